@@ -1,19 +1,18 @@
 """Schedules the all-to-alls of a placed model."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.alltoall.levelling import carriers
+from aurora.planner.alltoall.levelling import carriers, level_from
 from aurora.planner.alltoall.schedule import both_ways, hierarchical_order_s
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.schedule_time import steps_seconds
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
-from aurora.types import Cluster, Fabric, Hierarchy, ModelPlan, Network, Order, Placement, Profile, Schedule
+from aurora.types import Cluster, Fabric, Hierarchy, ModelPlan, Order, Placement, Profile, Schedule
 from aurora.types.arrays import IntArray
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
@@ -131,9 +130,8 @@ def fastest_hierarchy(
     best = min(plain, key=lambda each: seconds_of[each])
     if _most_levelled([rows_SGG(case, plain[0]) for case in some], cluster.fabric) <= LEVEL_GAIN:
         return best
-    levelled = [
-        replace(each, level_from=_level_from(each, profile.row_bytes(deduplicated=True), cluster.network)) for each in plain
-    ]
+    row_bytes = profile.row_bytes(deduplicated=True)
+    levelled = [replace(each, level_from=level_from(each.chunks, row_bytes, cluster.network)) for each in plain]
     told = [each for each in levelled if each.parts > 1 and each.pieces * len(cluster) ** 2 <= MOST_COUNTS]
     seconds_of.update((each, seconds(each) / (1 - LEVEL_GAIN)) for each in told)
     return min(seconds_of, key=lambda each: seconds_of[each])
@@ -150,11 +148,3 @@ def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
         busiest += float(nics_2G.max())
         even += max(float((np.bincount(server_G, nic_G) / np.bincount(server_G)).max()) for nic_G in nics_2G)
     return 1 - even / busiest if busiest else 0.0
-
-
-def _level_from(hierarchy: Hierarchy, row_bytes: int, network: Network) -> int | None:
-    """From how many rows on levelling saves a message's start-up in each chunk; None if ports are no faster than NICs."""
-    assert network.fabric is not None
-    assert network.fabric.nic_Bps is not None
-    row_s = row_bytes / network.fabric.nic_Bps - row_bytes / network.out_Bps_G.min()
-    return max(1, math.ceil(hierarchy.chunks * network.startup_s_G.max() / row_s)) if row_s > 0 else None

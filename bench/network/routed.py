@@ -77,7 +77,8 @@ class Method:
     def __str__(self) -> str:
         if self.hierarchy is not None:
             chunks = f"{self.hierarchy.chunks} chunk{'s' * (self.hierarchy.chunks > 1)}"
-            return f"{HIERARCHICAL}, {chunks}{f', {self.order}' * (self.order != HIERARCHICAL)}"
+            levelled = ", levelled" * (self.hierarchy.level_from is not None)
+            return f"{HIERARCHICAL}, {chunks}{levelled}{f', {self.order}' * (self.order != HIERARCHICAL)}"
         return f"{self.order}{', deduplicated' * self.deduplicated}"
 
     @property

@@ -7,7 +7,9 @@ other. NICs of 100 Mbit/s lead to other servers: one for each rank, or one for e
 TCP is reno. Tokens are recorded: DeepSeek-V2-Lite's middle layer, top-6 of 64 experts, hidden 2048 in bfloat16; each sequence
 goes to the rank that has the fewest tokens. They are read from AURORA_DATA (default ../shared/data) and left out where that is
 absent. Experts are placed in the sequence of their numbers, or planned over the servers from the other half of the sequences.
-Drawn tokens choose by a Zipf popularity, each on its own. As many tokens are sent as take --seconds by the bound.
+Drawn tokens choose by a Zipf popularity, each on its own. As many tokens are sent as take --seconds by the bound. Uneven ones
+are recorded, and every fourth rank has sixteen times as many as each other: a prompt beside decoding. NICs are levelled there
+too.
 
 The bound is `deduplicated_two_tier_bound` at the configured rates. A method's start-up is what it takes for a few tokens of 8
 elements. Predictions are the simulator's, of the network as measured before by `measured_network`. What arrives is the
@@ -39,6 +41,7 @@ from aurora.planner.placement.hierarchical_layers import place_hierarchical
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions
 from aurora.types import servers as fabric_of_servers
+from aurora.types.arrays import FloatArray
 
 from routed_tasks import RECORDED, Traffic, deepseek  # bench/  # isort: skip
 
@@ -49,6 +52,7 @@ WIDTH, EXPERTS, TOP_K, MIDDLE = 2048, 64, 6, 13
 FEW, NARROW = 8, 8  # tokens of each rank, and elements of each, whose exchange is nothing but start-ups
 CHUNKS = (1, 2, 4, 8)
 STARTUP = "start-up"
+UNEVEN, DECODING = "uneven", 1 / 16  # the tokens of a rank that decodes, beside those of one that reads a prompt
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ TRAFFICS: dict[str, Callable[[Setting], tuple[Traffic, Slots] | None]] = {
     "recorded": recorded,
     "planned": planned,
     "drawn": drawn,
+    UNEVEN: recorded,
 }
 
 
@@ -117,33 +122,42 @@ def _contiguous(setting: Setting) -> Slots:
     return tuple(tuple(map(int, part)) for part in np.array_split(np.arange(EXPERTS), len(setting.server_G)))
 
 
-def dealt(traffic: Traffic, slots_G: Slots, tokens: int, width: int) -> RoutedTokens:
+def parts(name: str, ranks: int) -> FloatArray:
+    """(G,) tokens of each rank, beside those of the rank with most."""
+    return np.where((np.arange(ranks) % 4 == 0) | (name != UNEVEN), 1.0, DECODING)
+
+
+def dealt(traffic: Traffic, slots_G: Slots, tokens: int, width: int, part_G: FloatArray) -> RoutedTokens:
     """The first tokens of each rank: a sequence goes to the rank with the fewest tokens."""
     source_U, held_G = np.empty(len(traffic), dtype=np.int64), np.zeros(len(slots_G), dtype=np.int64)
     for sequence in np.unique(traffic.sequence_U):
         own_U = traffic.sequence_U == sequence
         source_U[own_U] = held_G.argmin()
         held_G[held_G.argmin()] += own_U.sum()
-    kept = np.sort(np.concatenate([np.flatnonzero(source_U == rank)[:tokens] for rank in range(len(slots_G))]))
+    most_G = np.maximum(1, np.rint(tokens * part_G).astype(np.int64))
+    kept = np.sort(np.concatenate([np.flatnonzero(source_U == rank)[:most] for rank, most in enumerate(most_G)]))
     return RoutedTokens(traffic.experts_ULK[kept, 0].astype(np.int64), source_U[kept], slots_G, width)
 
 
-def sized(setting: Setting, traffic: Traffic, slots_G: Slots, seconds: float) -> RoutedTokens:
+def sized(setting: Setting, traffic: Traffic, slots_G: Slots, seconds: float, part_G: FloatArray) -> RoutedTokens:
     """As many tokens a rank as take so long by the bound of a dispatch, or all."""
-    ranks, most = len(slots_G), len(traffic)
+    most = len(traffic)
     for _ in range(4):
-        tokens = dealt(traffic, slots_G, most, WIDTH)
-        held = min(most, len(tokens.source_U) // ranks)
+        tokens = dealt(traffic, slots_G, most, WIDTH, part_G)
+        held = min(most, round(len(tokens.source_U) / part_G.sum()))
         most = max(FEW, round(held * min(1.0, seconds / tokens.bound_s(setting.cluster, "dispatch"))))
     return tokens
 
 
-def methods(setting: Setting, only: str) -> list[Method]:
-    """All methods whose names have `only` in them."""
+def methods(setting: Setting, only: str, name: str) -> list[Method]:
+    """All methods for tokens of this name whose own names have `only` in them."""
     server_G = np.array(setting.server_G)
     flat = [Method(order, once) for once in (False, True) for order in (TORCH, "all-at-once", "openshop")]
     over = [Method(HIERARCHICAL, True, Hierarchy(server_G, chunks)) for chunks in CHUNKS]
     over.append(Method("all-at-once", True, Hierarchy(server_G, 4)))
+    if name == UNEVEN:
+        over += [Method(HIERARCHICAL, True, Hierarchy(server_G, chunks, 1)) for chunks in CHUNKS]
+        over.append(Method("all-at-once", True, Hierarchy(server_G, 4, 1)))
     return [method for method in (*flat, *over) if only in str(method)]
 
 
@@ -152,8 +166,9 @@ def table(
 ) -> list[str]:
     """Measured on a network of its own."""
     began, load, ranks = time.perf_counter(), os.getloadavg()[0], len(setting.server_G)
-    tokens, few = sized(setting, traffic, slots_G, seconds), dealt(traffic, slots_G, FEW, NARROW)
-    compared = methods(setting, only)
+    part_G = parts(name, ranks)
+    tokens, few = sized(setting, traffic, slots_G, seconds, part_G), dealt(traffic, slots_G, FEW, NARROW, part_G)
+    compared = methods(setting, only, name)
     compile_kernels(few, compared, setting.cluster)
     with (
         servers(setting.server_G, setting.inside_bps, setting.nic_bps, setting.shared_nic, DEEP) as hosts,

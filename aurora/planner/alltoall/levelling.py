@@ -1,9 +1,11 @@
 """Levels NICs: which rank of a server carries which rows to another server, so that its NICs carry equally many. Compiled."""
 
+import math
+
 import numpy as np
 from numba import njit
 
-from aurora.types import Hierarchy
+from aurora.types import Hierarchy, Network
 from aurora.types.arrays import IntArray
 
 
@@ -31,6 +33,20 @@ def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
         sent_GN = np.ascontiguousarray(sent_GN)
         _hand_over(carrier_GNC, sent_GN, hierarchy.member_G, hierarchy.first_N, hierarchy.chunks, hierarchy.level_from)
     return carrier_GNC
+
+
+def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
+    """Returns from how many rows on levelling saves a message's start-up in each chunk; None if ports are no faster than NICs.
+
+    Args:
+        chunks: number of chunks of an all-to-all.
+        row_bytes: size of a row in bytes.
+        network: ports, start-ups, and a fabric of servers.
+    """
+    assert network.fabric is not None
+    assert network.fabric.nic_Bps is not None
+    row_s = row_bytes / network.fabric.nic_Bps - row_bytes / float(network.out_Bps_G.min())
+    return max(1, math.ceil(chunks * float(network.startup_s_G.max()) / row_s)) if row_s > 0 else None
 
 
 @njit(cache=True)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.levelling import carriers
-from aurora.types import Hierarchy
+from aurora.planner.alltoall.levelling import carriers, level_from
+from aurora.types import Hierarchy, Network, servers
 
 
 @st.composite
@@ -80,15 +80,15 @@ def carried_by(sent_GN, hierarchy):
 
 
 @pytest.mark.parametrize("chunks", [2, 4, 8])
-@pytest.mark.parametrize(("servers", "members"), [(2, 4), (4, 2), (3, 8)])
-def test_nics_of_a_server_carry_nearly_the_same(servers, members, chunks):
+@pytest.mark.parametrize(("nodes", "members"), [(2, 4), (4, 2), (3, 8)])
+def test_nics_of_a_server_carry_nearly_the_same(nodes, members, chunks):
     """Some ranks have prompts and the others decode; a part is an eighth of a prompt's rows, or less."""
-    hierarchy, rng = Hierarchy(np.arange(servers * members) // members, chunks, 1), np.random.default_rng(chunks)
-    sent_GN = np.where(rng.permutation(servers * members) % 4 == 0, 512, 32)[:, None] + rng.integers(0, 9, (1, servers))
-    for server in range(servers):
+    hierarchy, rng = Hierarchy(np.arange(nodes * members) // members, chunks, 1), np.random.default_rng(chunks)
+    sent_GN = np.where(rng.permutation(nodes * members) % 4 == 0, 512, 32)[:, None] + rng.integers(0, 9, (1, nodes))
+    for server in range(nodes):
         own_G = hierarchy.server_G == server
         mean_N, most_N = sent_GN[own_G].mean(axis=0), carried_by(sent_GN, hierarchy)[own_G].max(axis=0)
-        others_N = np.arange(servers) != server
+        others_N = np.arange(nodes) != server
         assert (most_N <= mean_N + -(-sent_GN[own_G].max(axis=0) // hierarchy.pieces))[others_N].all()
 
 
@@ -99,6 +99,16 @@ def test_equal_ranks_and_few_rows_are_left_as_they_are():
     few_GN = np.where(np.arange(12) % 4 == 0, 20, 0)[:, None].repeat(3, axis=1)  # fifteen more than the mean
     np.testing.assert_array_equal(carriers(few_GN, Hierarchy(server_G, 4, 16)), own_GNC)
     assert (carriers(few_GN, Hierarchy(server_G, 4, 15)) != own_GNC).any()
+
+
+def test_levelling_begins_where_rows_save_start_ups():
+    """A row takes a second by a NIC and half a second inside; a message starts in two seconds, in each of three chunks."""
+    ports_Bps = [20.0] * 4
+    fabric = servers([0, 0, 1, 1], ports_Bps, ports_Bps, 10.0)
+    assert level_from(3, 10, Network(ports_Bps, ports_Bps, [2.0] * 4, fabric)) == 12
+    assert level_from(3, 10, Network(ports_Bps, ports_Bps, fabric=fabric)) == 1
+    slow_Bps = [10.0] * 4
+    assert level_from(3, 10, Network(slow_Bps, slow_Bps, fabric=servers([0, 0, 1, 1], slow_Bps, slow_Bps, 10.0))) is None
 
 
 def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
