@@ -717,8 +717,8 @@ def follow(
         ...     aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(seed=seed)) for seed in (0, 1)
         ... )
         >>> plan = aurora.plan(aurora.load("demo-4"), one)
-        >>> [way.name for way in aurora.follow(plan, [one, other], "alternating", windows=30).ways][-2:]
-        ['controller', 'clairvoyant']
+        >>> [way.name for way in aurora.follow(plan, [one, other], "alternating", windows=30).ways][-3:]
+        ['controller', 'mean known', 'clairvoyant']
     """
     from aurora.simulator.changing_traffic import follow as followed
 

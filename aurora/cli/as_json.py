@@ -191,7 +191,7 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     ways = [
         {
             "name": each.name,
-            "slowest": each.slowest_W[followed.known_W].mean(),
+            "slowest": each.slowest_W[followed.traffic.known_W].mean(),
             "slowest_all": each.slowest_W.mean(),
             "worst": each.worst(),
             "bytes": each.bytes_W.sum(),
@@ -203,7 +203,7 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     ]
     return {
         "change": followed.change,
-        "windows": len(followed.known_W),
+        "windows": len(followed.traffic.known_W),
         "ways": ways,
         "pictures": [str(path) for path in pictures],
     }

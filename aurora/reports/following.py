@@ -9,12 +9,12 @@ from aurora.reports.pictures import canvas, save_picture
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
 
-COLOURS = ("#999999", "#8a8d1b", "#56b4e9", "#0072b2", "#7b6bb5", "#d55e00", "#009e73")
+COLOURS = ("#999999", "#8a8d1b", "#56b4e9", "#0072b2", "#7b6bb5", "#d55e00", "#e69f00", "#009e73")
 
 
 def followed_table(followed: FollowedTraffic) -> Table:
     """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
-    known_W = followed.known_W
+    known_W = followed.traffic.known_W
     best = float(followed.ways[-1].slowest_W[known_W].mean())
     table = Table(
         Column("", no_wrap=True),
@@ -22,7 +22,7 @@ def followed_table(followed: FollowedTraffic) -> Table:
         title=f"{followed.change}: {len(known_W)} windows",
         caption="slowest GPU: its load over the mean, all layers; "
         f"without the {int((~known_W).sum())} windows that begin other traffic; excess: over clairvoyant, which rebalances for "
-        "the window to come and is no bound",
+        "the window to come and is no bound; mean known does so for its mean, without its chance",
     )
     for each in followed.ways:
         slowest = float(each.slowest_W[known_W].mean())
@@ -44,7 +44,7 @@ def draw_followed(followed: FollowedTraffic, path: Path) -> list[Path]:
     for each, colour in zip(followed.ways, COLOURS, strict=False):
         loads.plot(each.slowest_W, color=colour, linewidth=1.2, label=each.name)
         moves.plot(each.bytes_W.cumsum() / 1e9, color=colour, linewidth=1.2)
-    domains.stackplot(range(len(followed.part_WD)), followed.part_WD.T, step="post")
+    domains.stackplot(range(len(followed.traffic.part_WD)), followed.traffic.part_WD.T, step="post")
     loads.set_ylabel("slowest GPU / mean")
     moves.set_ylabel("GB moved")
     moves.set_ylim(bottom=0)

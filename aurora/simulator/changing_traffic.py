@@ -67,14 +67,40 @@ CHANGES: dict[str, Mixture] = {
 RECORDED = "recorded"  # the profiles' own windows, in sequence
 
 
-def changing_loads(
+@dataclass(frozen=True, eq=False)
+class ChangingTraffic:
+    """Windows of traffic that changes between domains.
+
+    Attributes:
+        load_WLE: (W, L, E) float64, loads by window.
+        part_WD: (W, D) float64, the part of each domain in each window.
+        share_DLE: (D, L, E) float64, the mean share of each expert in each domain.
+    """
+
+    load_WLE: FloatArray
+    part_WD: FloatArray
+    share_DLE: FloatArray
+
+    @property
+    def mean_WLE(self) -> FloatArray:
+        """(W, L, E) float64, what the loads of each window would be without chance."""
+        return np.asarray(np.tensordot(self.part_WD, self.share_DLE, 1) * self.load_WLE.sum(axis=2, keepdims=True))
+
+    @property
+    def known_W(self) -> BoolArray:
+        """(W,) bool: all windows but those that begin with another domain, which only a clairvoyant can expect."""
+        largest_W = self.part_WD.argmax(axis=1)
+        return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
+
+
+def changing_traffic(
     profiles: Sequence[Profile],
     change: str,
     windows: int = 120,
     lasting: int = 10,
     tokens: int | None = None,
     seed: int = 0,
-) -> tuple[FloatArray, FloatArray]:
+) -> ChangingTraffic:
     """Draws the loads of windows of traffic that changes between domains.
 
     A window mixes domains. Its part of a domain is drawn from a recorded window of that domain, so that windows of one domain
@@ -88,19 +114,17 @@ def changing_loads(
         tokens: of each layer in a window, (token, expert) pairs; None: as in the largest recorded window.
         seed: for the draws.
 
-    Returns:
-        (load_WLE, part_WD): (W, L, E) float64 loads; (W, D) float64, the parts of the domains in each window.
-
     Raises:
         BadInput: if the change is unknown, a number is not above zero, or the profiles differ in layers or experts.
     """
     recorded_D = [profile.tokens_TLSE.sum(axis=2) for profile in profiles]
     if len({loads_TLE.shape[1:] for loads_TLE in recorded_D}) != 1:
         raise BadInput("`profile`: expected profiles of one model, found different layers or experts")
-    domain_D = np.arange(len(profiles))
+    share_DTLE = [loads_TLE / np.maximum(loads_TLE.sum(axis=2, keepdims=True), 1) for loads_TLE in recorded_D]
+    mean_DLE = np.stack([share_TLE.mean(axis=0) for share_TLE in share_DTLE])
     if change == RECORDED:
-        parts = np.repeat(domain_D, [len(loads_TLE) for loads_TLE in recorded_D])
-        return np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[parts]
+        domain_W = np.repeat(np.arange(len(profiles)), [len(loads_TLE) for loads_TLE in recorded_D])
+        return ChangingTraffic(np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[domain_W], mean_DLE)
     if change not in CHANGES:
         raise BadInput(f"`adapt`: expected one of {', '.join((*CHANGES, RECORDED))}, found {change!r}")
     for name, value in (("windows", windows), ("lasting", lasting), ("tokens", 1 if tokens is None else tokens)):
@@ -111,12 +135,10 @@ def changing_loads(
     total = tokens or int(max(loads_TLE.sum(axis=2).max() for loads_TLE in recorded_D))
     load_WLE = np.zeros((windows, *recorded_D[0].shape[1:]))
     for window, domain in np.argwhere(part_WD > 0).tolist():
-        drawn_LE = recorded_D[domain][rng.integers(len(recorded_D[domain]))]
-        pairs = round(total * part_WD[window, domain])
-        share_LE = drawn_LE / np.maximum(drawn_LE.sum(axis=1, keepdims=True), 1)
-        busy_L = drawn_LE.any(axis=1)
-        load_WLE[window][busy_L] += rng.multinomial(pairs, share_LE[busy_L])
-    return load_WLE, part_WD
+        share_LE = share_DTLE[domain][rng.integers(len(share_DTLE[domain]))]
+        busy_L = share_LE.any(axis=1)
+        load_WLE[window][busy_L] += rng.multinomial(round(total * part_WD[window, domain]), share_LE[busy_L])
+    return ChangingTraffic(load_WLE, part_WD, mean_DLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,19 +173,13 @@ class FollowedTraffic:
 
     Attributes:
         change: how it changes: a name in CHANGES, or "recorded".
-        part_WD: (W, D) float64, the part of each domain in each window.
+        traffic: its windows.
         ways: how each way to follow it did, the clairvoyant last.
     """
 
     change: str
-    part_WD: FloatArray
+    traffic: ChangingTraffic
     ways: tuple[Followed, ...]
-
-    @property
-    def known_W(self) -> BoolArray:
-        """(W,) bool: all windows but those that begin with another domain, which only a clairvoyant can expect."""
-        largest_W = self.part_WD.argmax(axis=1)
-        return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
 
 
 def follow(
@@ -179,19 +195,20 @@ def follow(
     """Replays traffic that changes under ways to follow it, from a plan's first model on; see `aurora.follow`."""
     model = plan.models[0]
     held_LGP = model.placement.held_LGP()
-    load_WLE, part_WD = changing_loads(profiles, change, windows, lasting, tokens, seed)
-    if load_WLE.shape[1:] != (len(held_LGP), model.placement.experts):
+    traffic = changing_traffic(profiles, change, windows, lasting, tokens, seed)
+    _, layers, experts = traffic.load_WLE.shape
+    if (layers, experts) != (len(held_LGP), model.placement.experts):
         raise BadInput(
             f"`profile`: expected {len(held_LGP)} layers of {model.placement.experts} experts as in the plan, "
-            f"found {load_WLE.shape[1]} of {load_WLE.shape[2]}"
+            f"found {layers} of {experts}"
         )
     slots, port_Bps = slots_in_use(model.placement, plan.cluster), slowest_port_Bps(plan.cluster)
-    ways = follow_loads(load_WLE, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
-    return FollowedTraffic(change, part_WD, tuple(ways))
+    ways = follow_traffic(traffic, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
+    return FollowedTraffic(change, traffic, tuple(ways))
 
 
-def follow_loads(
-    load_WLE: FloatArray,
+def follow_traffic(
+    traffic: ChangingTraffic,
     held_LGP: IntArray,
     slots: GpuSlots,
     expert_bytes: int,
@@ -199,14 +216,15 @@ def follow_loads(
     options: ControlOptions = ControlOptions(),
     every: Sequence[int] = (1, 3, 10),
 ) -> list[Followed]:
-    """Replays windows of loads under ways to follow them.
+    """Replays windows of traffic under ways to follow it.
 
     The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
-    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window; and
+    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window;
+    mean known, which rebalances for the mean of the traffic in the window to come, but does not know its chance; and
     clairvoyant, which rebalances for the loads of the window to come. EPLB takes GPUs for equal, with the most slots of any.
 
     Args:
-        load_WLE: (W, L, E) loads by window.
+        traffic: the windows.
         held_LGP: (L, G, P) int64, the placement in force before the first window.
         slots: of the GPUs.
         expert_bytes: bytes of an expert's weights.
@@ -214,19 +232,20 @@ def follow_loads(
         options: of the controller.
         every: after how many windows EPLB plans again.
     """
+    load_WLE, mean_WLE = traffic.load_WLE, traffic.mean_WLE
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
-    controller = Controller(held_LGP, expert_bytes, options, slots, port_Bps)
+    controller = Controller(held_LGP, expert_bytes, options, slots, port_Bps * slots.gpus)
 
     def once(window: int, held: IntArray) -> IntArray:
         return rebalance(load_WLE[0], held, slots).held_LGP if window == 1 else held
 
     def controlled(window: int, held: IntArray) -> IntArray:
-        if window and controller.window(load_WLE[window - 1]).action != "keep":
-            controller.moved()
+        if window and (decision := controller.window(load_WLE[window - 1])).action != "keep":
+            controller.moved(_seconds(*_moved_G(held, decision.held_LGP), expert_bytes, port_Bps))
         return controller.held_LGP
 
-    def clairvoyant(window: int, held: IntArray) -> IntArray:
-        return rebalance(load_WLE[window], held, slots).held_LGP
+    def knowing(known_WLE: FloatArray) -> _Way:
+        return lambda window, held: rebalance(known_WLE[window], held, slots).held_LGP
 
     def eplb(many: int) -> _Way:
         def planned(window: int, held: IntArray) -> Placement | IntArray:
@@ -241,7 +260,8 @@ def follow_loads(
         "planned once": (once, False),
         **{f"EPLB every {many}": (eplb(many), True) for many in every},
         "controller": (controlled, False),
-        "clairvoyant": (clairvoyant, False),
+        "mean known": (knowing(mean_WLE), False),
+        "clairvoyant": (knowing(load_WLE), False),
     }
     return [
         _followed(name, way, stops, load_WLE, held_LGP, slots, expert_bytes, port_Bps) for name, (way, stops) in ways.items()
@@ -273,7 +293,7 @@ def _followed(
         if next_LGP is not held_LGP:
             into_G, out_G = _moved_G(held_LGP, next_LGP)
             bytes_W[window] = into_G.sum() * expert_bytes
-            moving_s += max(into_G.max(), out_G.max()) * expert_bytes / port_Bps
+            moving_s += _seconds(into_G, out_G, expert_bytes, port_Bps)
             held_LGP = next_LGP
         if placement is None:
             gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
@@ -283,6 +303,11 @@ def _followed(
             slowest_W[window] = gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
     stall_s, beside_s = (moving_s, 0.0) if stops else (0.0, moving_s * LENGTHENED)
     return Followed(name, slowest_W, bytes_W, stall_s, beside_s, int(np.count_nonzero(bytes_W)))
+
+
+def _seconds(into_G: IntArray, out_G: IntArray, expert_bytes: int, port_Bps: float) -> float:
+    """Seconds that so many experts take into and out of the GPUs."""
+    return float(max(into_G.max(), out_G.max()) * expert_bytes / port_Bps)
 
 
 def _moved_G(held_LGP: IntArray, next_LGP: IntArray) -> tuple[IntArray, IntArray]:

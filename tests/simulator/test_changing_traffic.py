@@ -5,7 +5,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.simulator.changing_traffic import CHANGES, RECORDED, FollowedTraffic, changing_loads, follow_loads
+from aurora.simulator.changing_traffic import CHANGES, RECORDED, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, SyntheticOptions
 
 CONFIG = {
@@ -28,40 +28,41 @@ def start():
     return held_LGP
 
 
-def followed(load_WLE):
-    return {each.name: each for each in follow_loads(load_WLE, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6)}
+def followed(traffic):
+    return {each.name: each for each in follow_traffic(traffic, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_windows_are_full_and_the_same_for_a_seed(change, domains):
-    load_WLE, part_WD = changing_loads(domains, change, WINDOWS, 5, TOKENS, seed=3)
+    traffic = changing_traffic(domains, change, WINDOWS, 5, TOKENS, seed=3)
+    load_WLE, part_WD = traffic.load_WLE, traffic.part_WD
     assert abs(load_WLE.sum(axis=2) - TOKENS).max() <= 1  # rounded by domain
     np.testing.assert_allclose(part_WD.sum(axis=1), 1)
-    again_WLE, _ = changing_loads(domains, change, WINDOWS, 5, TOKENS, seed=3)
-    np.testing.assert_array_equal(load_WLE, again_WLE)
+    again = changing_traffic(domains, change, WINDOWS, 5, TOKENS, seed=3)
+    np.testing.assert_array_equal(load_WLE, again.load_WLE)
+    assert 0 < abs(load_WLE - traffic.mean_WLE).max() < 0.1 * TOKENS  # chance, and what recorded windows differ by
     assert {0, 1} == set(part_WD.argmax(axis=1).tolist())  # both domains come
 
 
 def test_domains_follow_each_other_as_said(domains):
-    _, part_WD = changing_loads(domains, "alternating", 25, 10)
-    assert part_WD.argmax(axis=1).tolist() == [0] * 10 + [1] * 10 + [0] * 5
-    assert np.flatnonzero(~FollowedTraffic("", part_WD, ()).known_W).tolist() == [0, 10, 20]
-    _, part_WD = changing_loads(domains, "drift", 11, 10)
-    np.testing.assert_allclose(part_WD[:, 1], np.arange(11) / 10)
-    _, part_WD = changing_loads(domains, "flash-crowd", 50, 10)
-    np.testing.assert_allclose(part_WD[:, 1], [0.0] * 40 + [0.9] * 10)
+    traffic = changing_traffic(domains, "alternating", 25, 10)
+    assert traffic.part_WD.argmax(axis=1).tolist() == [0] * 10 + [1] * 10 + [0] * 5
+    assert np.flatnonzero(~traffic.known_W).tolist() == [0, 10, 20]
+    np.testing.assert_allclose(changing_traffic(domains, "drift", 11, 10).part_WD[:, 1], np.arange(11) / 10)
+    crowd = changing_traffic(domains, "flash-crowd", 50, 10)
+    np.testing.assert_allclose(crowd.part_WD[:, 1], [0.0] * 40 + [0.9] * 10)
 
 
 def test_recorded_windows_come_in_sequence(domains):
-    load_WLE, part_WD = changing_loads(domains, RECORDED)
-    np.testing.assert_array_equal(load_WLE[5], domains[1].tokens_TLSE[1].sum(axis=1))
-    assert part_WD.argmax(axis=1).tolist() == [0] * 4 + [1] * 4
+    traffic = changing_traffic(domains, RECORDED)
+    np.testing.assert_array_equal(traffic.load_WLE[5], domains[1].tokens_TLSE[1].sum(axis=1))
+    assert traffic.part_WD.argmax(axis=1).tolist() == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("change", ["alternating", "steps"])
 def test_the_controller_is_near_clairvoyant_and_moves_a_fraction_of_what_eplb_moves(change, domains):
-    load_WLE, part_WD = changing_loads(domains, change, WINDOWS, 10, TOKENS, seed=1)
-    ways, known_W = followed(load_WLE), FollowedTraffic(change, part_WD, ()).known_W
+    traffic = changing_traffic(domains, change, WINDOWS, 10, TOKENS, seed=1)
+    ways, known_W = followed(traffic), traffic.known_W
     slowest = {name: each.slowest_W[known_W].mean() for name, each in ways.items()}
     assert slowest["controller"] <= 1.03 * slowest["clairvoyant"]
     assert slowest["controller"] < slowest["EPLB every 1"] + 0.02  # the loss up to which a placement is kept
@@ -78,7 +79,7 @@ def test_what_cannot_be_replayed_is_refused(domains):
         (("steps", 5, 0), "`lasting`: expected one or more, found 0"),
     ):
         with pytest.raises(BadInput, match=sentence):
-            changing_loads(domains, *arguments)
+            changing_traffic(domains, *arguments)
     other = synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
     with pytest.raises(BadInput, match="expected profiles of one model, found different layers or experts"):
-        changing_loads([domains[0], other], "steps")
+        changing_traffic([domains[0], other], "steps")

@@ -22,7 +22,7 @@ from aurora.types.arrays import FloatArray
 from aurora.types.replica_placement import expert_loads
 
 CHANGE = 5.0  # times what windows usually differ by, above which traffic has changed
-FIRST_EFFECT = 4.0  # times what single tokens would differ by; of windows, until FEW have been seen
+FIRST_EFFECT = 4.0  # times what single tokens would differ by, that windows differ by at least until FEW have been compared
 FEW = 4
 RECENT = 32  # windows that are kept one by one; older ones are summed
 HALF_LIFE = 64  # windows in which a sum of older windows loses half of its weight
@@ -129,7 +129,8 @@ class LoadTracker:
     @property
     def effect(self) -> float:
         """How many times more windows of the same traffic differ than single tokens drawn alike would."""
-        return max(1.0, float(np.median(self._differences))) if len(self._differences) >= FEW else FIRST_EFFECT
+        least = 1.0 if len(self._differences) >= FEW else FIRST_EFFECT
+        return max(least, float(np.median(self._differences))) if self._differences else least
 
     @property
     def expected_LE(self) -> FloatArray:

@@ -5,6 +5,9 @@ empty slot, gives an expert a further replica in an empty slot or in place of an
 place of a replica. No GPU that a step changes is then as slow as the slowest was. Of these steps it takes the one that relieves
 most for each move, an expert whose weights a GPU fetches because it did not hold them at the start.
 
+Such steps end early where few slots hold large replicas. Then it starts again: experts with large replicas first get further
+ones, in place of replicas that are needed least, whatever the GPUs' times. The better end counts.
+
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
@@ -24,6 +27,9 @@ from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
 LEAST_RELIEF = 1e-9  # relative: a smaller one is none
+LARGE = 0.5  # of the target time: experts with larger replicas may be divided further
+SMALLER = 0.9  # times a divided expert's replicas that those of the expert which gives a slot up are at most
+WORTH_DIVIDING = 0.01  # relative: dividing experts must lower the largest time by as much more
 STEPS = 8  # per slot: more steps than a layer ever took
 NO_STEP, SWAP, REPLACE = range(3)
 
@@ -153,9 +159,28 @@ def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target):
     It stops at the largest time `target`, after at most `most` moves, or if no step helps. The slots stay as they are if that
     lowers the largest time by less than the part `worth`.
     """
-    layer = _layer(load_E, cost_G, slots_G, held_GP)
-    before, moves = _largest_time(load_E, cost_G, held_GP), 0
-    for _ in range(STEPS * held_GP.size):
+    before, layer = _largest_time(load_E, cost_G, held_GP), _layer(load_E, cost_G, slots_G, held_GP)
+    _search(layer, most, target)
+    if layer.time_G.max() > target:
+        other = _layer(load_E, cost_G, slots_G, held_GP)
+        _divide(other, target)
+        _search(other, most, target)
+        if _moved(other) <= most and other.time_G.max() < layer.time_G.max() * (1 - WORTH_DIVIDING):
+            layer = other
+    moves = _moved(layer)
+    _keep_slots(held_GP, layer)
+    after = _largest_time(load_E, cost_G, layer.held_GP)
+    if moves == 0 or after >= before * (1 - max(worth, LEAST_RELIEF)):
+        return 0, before, before
+    held_GP[:] = layer.held_GP
+    return moves, before, after
+
+
+@njit(cache=True, nogil=True)
+def _search(layer, most, target):
+    """Takes steps until the largest time is `target`, or no step helps, with at most `most` moves in all."""
+    moves = _moved(layer)
+    for _ in range(STEPS * layer.held_GP.size):
         slowest = np.argmax(layer.time_G)
         if layer.time_G[slowest] <= target:
             break
@@ -167,12 +192,30 @@ def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target):
             _swap(layer, step)
         else:
             _replace(layer, step.to_gpu, step.to_slot, step.expert)
-    _keep_slots(held_GP, layer)
-    after = _largest_time(load_E, cost_G, layer.held_GP)
-    if moves == 0 or after >= before * (1 - max(worth, LEAST_RELIEF)):
-        return 0, before, before
-    held_GP[:] = layer.held_GP
-    return moves, before, after
+
+
+@njit(cache=True, nogil=True)
+def _moved(layer):
+    """How many experts GPUs hold that they did not hold at the start."""
+    return (layer.holds_GE & ~layer.was_GE).sum()
+
+
+@njit(cache=True, nogil=True)
+def _divide(layer, target):
+    """Gives experts with large replicas further ones, whatever the GPUs' times, in place of those that are needed least."""
+    for _ in range(layer.held_GP.size):
+        e, least, to, slot = np.argmax(layer.size_E), np.inf, EMPTY, EMPTY
+        size = layer.size_E[e]
+        for h in range(len(layer.held_GP) if size > LARGE * target else 0):
+            for q in range(layer.slots_G[h] if not layer.holds_GE[h, e] else 0):
+                x, after = layer.held_GP[h, q], 0.0  # the replicas of x, once it has given the slot up
+                if x != EMPTY:
+                    after = layer.load_E[x] / (layer.count_E[x] - 1) if layer.count_E[x] > 1 else np.inf
+                if after < size * SMALLER and (after < least or (after == least and layer.time_G[h] < layer.time_G[to])):
+                    least, to, slot = after, h, q
+        if to == EMPTY:
+            break
+        _replace(layer, to, slot, e)
 
 
 @njit(cache=True, nogil=True)

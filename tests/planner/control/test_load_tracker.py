@@ -87,3 +87,12 @@ def test_windows_without_tokens_tell_nothing():
 def test_loads_of_another_shape_are_refused():
     with pytest.raises(BadInput, match=r"loads: expected 2 layers of 3 experts, found shape \(1, 3\)"):
         LoadTracker(2, 3).add([[1, 2, 3]])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_windows_of_few_prompts_are_no_changes(seed):
+    (task_LE,) = tasks(1, seed)
+    tracker, rng = LoadTracker(LAYERS, EXPERTS), np.random.default_rng(seed)
+    for load_LE in windows(task_LE, 8, rng, prompts=3):
+        tracker.add(load_LE)
+    assert tracker.changes == 0

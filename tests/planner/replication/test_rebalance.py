@@ -143,3 +143,14 @@ def test_compiled_and_plain_code_find_the_same():
     )
     compiled, plain = printed(code)
     assert compiled == plain
+
+
+def test_few_slots_full_of_the_wrong_replicas_are_balanced_with_fewer_moves_than_anew():
+    shares_E = (1.0 + np.arange(64)) ** -0.8
+    load_LE = np.random.default_rng(0).permuted(np.tile(shares_E / shares_E.sum(), (4, 1)), axis=1)
+    slots = GpuSlots.equal(32, 3)
+    held = place(load_LE, slots).placement
+    now_LE = np.random.default_rng(1).permuted(load_LE, axis=1)
+    made = rebalance(now_LE, held)
+    assert made.max_load_L.mean() < 1.03 * made.mean_load_L.mean()  # single steps end at 1.2
+    assert made.moves_L.mean() < 0.7 * held.held_LGP()[0].size
