@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.planner.evaluate import layer_seconds
 from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
+from aurora.planner.network.nics import nics_of
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.placement_bound import placement_bound_s
@@ -24,7 +25,7 @@ class Traffic:
     Attributes:
         tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, in all of its steps; zero diagonals.
         row_bytes: bytes of one token's row.
-        port_s_BLG: (2, L, G) float64, seconds that each GPU's port needs for its transfers of the dispatch.
+        port_s_BLG: (2, L, G) float64, seconds that each GPU's port, or the NIC that it uses, needs for the dispatch.
         expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica takes its part of the load.
         expert_bound_s_L: (L,) float64, lower bound on the slowest GPU's seconds for its experts, for all placements.
     """
@@ -57,9 +58,7 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     tokens_BLGG = np.array(
         [[planned_rows(profile, layer, model, placed).sum(axis=0) for layer in range(profile.layers)] for placed in placements]
     )
-    port_s_BLG = np.array(
-        [[port_seconds(tokens_GG * row_bytes, cluster.network) for tokens_GG in side] for side in tokens_BLGG]
-    )
+    port_s_BLG = np.array([[_port_seconds(tokens_GG * row_bytes, cluster) for tokens_GG in side] for side in tokens_BLGG])
     cost_LGE = [layer_costs(cluster, profile, layer).expert_s_WGE[0] for layer in range(profile.layers)]
     expert_s_BLG = np.array(
         [
@@ -69,6 +68,12 @@ def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
     )
     below = spread if model.placement.split_LG is None else spread_split
     return Traffic(tokens_BLGG, row_bytes, port_s_BLG, expert_s_BLG, np.array([below(cost_GE) for cost_GE in cost_LGE]))
+
+
+def _port_seconds(bytes_GG: IntArray, cluster: Cluster) -> FloatArray:
+    """(G,) seconds of each GPU's port, or of the NIC that it uses if that takes longer."""
+    port_s_G, nics = port_seconds(bytes_GG, cluster.network), nics_of(cluster.network)
+    return port_s_G if nics is None else np.maximum(port_s_G, nics.seconds(bytes_GG))
 
 
 def _served_EG(profile: Profile, layer: int, model: ModelPlan, placement: Placement) -> FloatArray:

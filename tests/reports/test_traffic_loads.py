@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from aurora.planner.evaluate import evaluate
+from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.drift import balance_loss
+from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.traffic_loads import contiguous, objective_s, skew
+from aurora.types import Cluster, Gpu, PlanOptions, servers
 from tests.reports.conftest import profile
 
 
@@ -52,3 +55,18 @@ def test_drift_is_the_plans_own_where_it_was_made_from_the_profile_alone(alone, 
 def test_skew():
     assert skew(np.array([1.0, 1.0, 4.0])) == 1.0
     assert skew(np.zeros(2)) == 0.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_nics_of_servers_count_where_they_take_longer_than_ports(shared):
+    gpus = tuple(Gpu(f"g{i}", "x", i // 2, 1e9, 1e9, 10**12) for i in range(4))
+    machines, given = Cluster("servers", gpus, servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e6, shared)), profile(2)
+    plan = make_plan(machines, [given], PlanOptions("contiguous"))
+    (flows,) = ReportNumbers(ReportInputs(plan, profiles=(given,))).traffic_M
+    for layer in range(2):
+        far_GG = flows.tokens_BLGG[1, layer] * given.dispatch_bytes
+        far_GG[:2, :2] = far_GG[2:, 2:] = 0
+        sums = [far_GG.sum(axis=axis) for axis in (0, 1)]
+        if shared:
+            sums = [sum_G.reshape(2, 2).sum(axis=1).repeat(2) for sum_G in sums]
+        assert flows.port_s_BLG[1, layer] == pytest.approx(np.maximum(*sums) / 1e6)

@@ -53,6 +53,15 @@ class Nics:
         """Returns (X, G, G) int64, the rows from GPU to GPU that go between servers, zero elsewhere."""
         return np.where(self.server_G[:, None] != self.server_G, rows_XGG, 0)
 
+    def seconds(self, bytes_GG: IntArray) -> FloatArray:
+        """Returns (G,) float64, the longer of the seconds in which the NIC that each GPU uses sends, and receives, its bytes.
+
+        Args:
+            bytes_GG: (G, G) int64, bytes from each GPU to each other.
+        """
+        (far_GG,) = self.across(bytes_GG[None])
+        return np.asarray(np.maximum(self.carried(far_GG.sum(axis=1)), self.carried(far_GG.sum(axis=0))) / self.Bps_G)
+
     def carried(self, load_XG: IntArray | FloatArray) -> FloatArray:
         """Returns (X, G) float64, what the NIC that each GPU uses carries, from what each GPU sends (or receives) by NIC."""
         return np.asarray((load_XG @ self.members_NG.T)[..., self.server_G] if self.shared else load_XG)

@@ -20,7 +20,8 @@ from aurora.planner.placement.objective import exclusive, formula, objectives, s
 from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.server_bound import hierarchical_bound_s, least_rows, server_counts
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
 from tests.planner.alltoall.test_hierarchical import by_hand as steps_by_hand
 from tests.strategies import RATES, routed_profiles
 
@@ -30,15 +31,14 @@ CONFIG = {
 OWN = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=4)
 
 
-def two_servers(members=(2, 2), inside_Bps=100e9, nic_Bps=1e9, shared_nic=False, speeds=None):
-    """Servers of some GPUs each; their speeds, where they differ."""
+def two_servers(members=(2, 2), out_Bps=100e9, in_Bps=100e9, nic_Bps=1e9, shared_nic=False, speeds=1.0):
+    """Servers of some GPUs each, whose ports and speeds may differ."""
     node_G = np.repeat(np.arange(len(members)), members).tolist()
-    gpus = tuple(
-        Gpu(f"g{i}", "x", node, inside_Bps, inside_Bps, 10**12, speed)
-        for i, (node, speed) in enumerate(zip(node_G, speeds or [1.0] * len(node_G), strict=True))
-    )
-    ports = [inside_Bps] * len(gpus)
-    return Cluster("servers", gpus, servers(node_G, ports, ports, nic_Bps, shared_nic)), Hierarchy(np.array(node_G), 2)
+    out_Bps_G, in_Bps_G, speed_G = (np.broadcast_to(each, len(node_G)).tolist() for each in (out_Bps, in_Bps, speeds))
+    columns = zip(node_G, out_Bps_G, in_Bps_G, speed_G, strict=True)
+    gpus = tuple(Gpu(f"g{i}", "x", node, out, into, 10**12, speed) for i, (node, out, into, speed) in enumerate(columns))
+    fabric = servers(node_G, out_Bps_G, in_Bps_G, nic_Bps, shared_nic)
+    return Cluster("servers", gpus, fabric), Hierarchy(np.array(node_G), 2)
 
 
 def two_communities(ranks):
@@ -58,9 +58,10 @@ def two_communities(ranks):
 def cases(draw):
     """(cluster, hierarchy, profile) of two servers; GPUs and NICs of any rates."""
     members = draw(st.sampled_from([(1, 1), (2, 1), (2, 2)]))
-    inside_Bps, nic_Bps = draw(st.sampled_from(RATES)), draw(st.sampled_from(RATES))
+    rates = st.lists(st.sampled_from(RATES), min_size=sum(members), max_size=sum(members))
     speeds = [draw(st.sampled_from((1.0, 0.5))) for _ in range(sum(members))]
-    cluster, hierarchy = two_servers(members, inside_Bps, nic_Bps, draw(st.booleans()), speeds)
+    nic_Bps, shared_nic = draw(st.sampled_from(RATES)), draw(st.booleans())
+    cluster, hierarchy = two_servers(members, draw(rates), draw(rates), nic_Bps, shared_nic, speeds)
     hierarchy = replace(hierarchy, chunks=draw(st.integers(1, 3)))
     return cluster, hierarchy, draw(routed_profiles(sum(members), max_experts=5, max_layers=1))
 
@@ -339,3 +340,24 @@ def test_two_models_come_over_servers_together():
             ]
             assert rows[1] < 0.75 * rows[0]
     assert evaluate(over, profiles).served_s_L.sum() == pytest.approx(over.objective_s)
+
+
+@pytest.mark.parametrize("token_s", [1e-5, 0.0])
+def test_a_server_of_a100_beside_one_of_h20(token_s):
+    """A100s compute twice as fast as H20s, whose ports inside are faster: load follows compute where that decides.
+
+    Whatever decides, the plan is served no later than a flat one or than experts in index order, and not below its bounds.
+    """
+    speeds, inside_Bps = np.repeat([1.0, 0.474], 2), np.repeat([300e9, 450e9], 2)
+    cluster, _ = two_servers((2, 2), inside_Bps, inside_Bps, 25e9, speeds=speeds)
+    works = {phase: Curve([0.0, 1.0], [0.0, token_s * (phase == "expert")]) for phase in ("gate", "expert", "aggregate")}
+    profile = replace(two_communities(4), curves={"reference": works})
+    ways = PlanOptions(), PlanOptions("contiguous", all_to_all="hierarchical"), PlanOptions(all_to_all="hierarchical")
+    plans = [make_plan(cluster, [profile], options) for options in ways]
+    served_s, plan = [simulate_plan(each, [profile]).seconds for each in plans], plans[-1]
+    assert served_s[-1] <= min(served_s) * 1.001
+    assert plan.objective_s == pytest.approx(served_s[-1], rel=0.1)
+    assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s
+    load_G = sum(profile.load_LE[layer] @ plan.models[0].placement.split_EG(layer) for layer in range(profile.layers))
+    fast, slow = load_G[:2].sum(), load_G[2:].sum()
+    assert 1.8 * slow < fast < 3.2 * slow if token_s else 0.8 * slow < fast < 1.25 * slow
