@@ -205,9 +205,9 @@ def _replicated(
     from_NE = from_servers(expected.own_WGE.sum(axis=0), hierarchy.server_G)
     layer, found = Homes(*some_tokens(*tokens, rng), servers_only, hierarchy.server_G[gpu_E], from_NE), [begun]
     for part in SPARE:
-        holds_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
-        if holds_NE is not None:
-            placement = levelled(layer, holds_NE, make, rng)
+        share_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
+        if share_NE is not None:
+            placement = levelled(layer, share_NE, make, rng)
             if _served_seconds(expected, placement.split_EG(0), hierarchy).max() <= full_s:
                 found.append(placement)
     return found

@@ -1,8 +1,9 @@
 """Replicas over servers: experts in spare slots of servers whose tokens choose them, so that fewer rows cross.
 
-A server that holds an expert serves its own tokens of it (`planner/workload/serving_gpus`); all other servers' tokens go where
-they went before. So a replica saves rows of one server's tokens and costs none of another's, and servers fill their spare slots
-each for itself. Slots that are left take further replicas inside their server, which level its GPUs.
+A server that holds an expert serves its own tokens of it (`planner/workload/serving_gpus`), so a replica saves rows of one
+server's tokens, and servers fill their spare slots each for itself. What that does to their load is then levelled: the servers
+without an expert may have it served by any that holds it. Slots that are left take further replicas inside their server, which
+level its GPUs.
 """
 
 from typing import NamedTuple
@@ -14,8 +15,11 @@ from scipy.optimize import linear_sum_assignment
 
 from aurora.planner.placement.server_search import NONE, Limits
 from aurora.planner.replication.registry import ReplicaStrategy
+from aurora.planner.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray
+
+TINY = 1e-9  # of a server's limit, where a float sum must not count as above it
 
 
 class Homes(NamedTuple):
@@ -36,18 +40,39 @@ class Homes(NamedTuple):
     from_NE: FloatArray
 
     @property
+    def weight_N(self) -> FloatArray:
+        """(N,) the part of all ranks that each server has."""
+        return np.bincount(self.limits.server_G) / len(self.limits.server_G)
+
+    @property
     def spare_N(self) -> IntArray:
         """(N,) int64, how many slots of each server are left."""
         slots_N = np.bincount(self.limits.server_G, weights=self.limits.slots_G, minlength=len(self.from_NE)).astype(np.int64)
         return slots_N - np.bincount(self.server_E, minlength=len(slots_N))
 
+    def shares(self, serving_NE: IntArray) -> FloatArray:
+        """(N, E) the share of each expert by which `serving_servers` gives each server what serving_NE (N, E) says."""
+        share_NE = np.zeros(serving_NE.shape)
+        np.add.at(share_NE, (serving_NE, np.arange(len(self.server_E))), self.weight_N[:, None])
+        return share_NE
 
-def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> NDArray[np.bool_] | None:
-    """Chooses which servers hold replicas of which experts.
+    def seconds(self, serving_NE: IntArray) -> FloatArray:
+        """(N,) the seconds of each server, if it serves what serving_NE (N, E) says, divided over its GPUs."""
+        server_s_N = np.zeros(len(serving_NE))
+        np.add.at(server_s_N, serving_NE, self.from_NE * self.limits.server_s_NE[serving_NE, np.arange(len(self.server_E))])
+        return server_s_N
 
-    First, experts come to `least` servers each, so that this saves the most rows. Then, again and again, the server with the
-    least load takes the expert that saves most of its own rows. Where none fits into the limits, one is taken all the same, as
-    further ones may relieve that server. The last state within the limits counts; servers above them do not get longer.
+    def rows(self, serving_NE: IntArray, server: int) -> int:
+        """Rows of a server's tokens that cross."""
+        return int(_rows(self.experts_UK, self.server_U, serving_NE[server], server))
+
+
+def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArray | None:
+    """Chooses which servers hold replicas of which experts, and which share of an expert each takes.
+
+    First, experts come to `least` servers each, so that this saves the most rows. Then each server takes, one by one, the
+    experts that save most of its own rows. At last servers above the limit give work away: another server that holds an expert
+    serves one more of those without it, or a replica is given up; each time what costs the fewest rows for a second.
 
     Args:
         layer: the experts' homes.
@@ -55,12 +80,12 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> NDArray[n
         least: on how many servers each expert is at least.
 
     Returns:
-        (N, E) bool, the experts that each server holds; None if the slots do not allow `least`.
+        (N, E) float64, the share of each expert that each server takes, zero where it does not hold it; None if the slots do
+        not allow `least`.
     """
-    limits, from_NE, servers = layer.limits, layer.from_NE, len(layer.from_NE)
-    every_N, every_E = np.arange(servers), np.arange(len(layer.server_E))
-    serving_NE, spare_N = np.tile(layer.server_E, (servers, 1)), layer.spare_N
-    left_N = np.minimum(most_N, spare_N)
+    servers, every_E = len(layer.from_NE), np.arange(len(layer.server_E))
+    every_N1, spare_N = np.arange(servers)[:, None], layer.spare_N
+    serving_NE, left_N = np.tile(layer.server_E, (servers, 1)), np.minimum(most_N, spare_N)
 
     def saved(server: int) -> FloatArray:
         saved_E: FloatArray = _rows_saved(layer.experts_UK, layer.server_U, serving_NE[server], server)
@@ -68,8 +93,8 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> NDArray[n
 
     for _ in range(least - 1):
         saved_NE = np.stack([saved(server) for server in range(servers)])
-        saved_NE[serving_NE == every_N[:, None]] = -np.inf
-        at_X = np.repeat(every_N, spare_N)
+        saved_NE[serving_NE == every_N1] = -np.inf
+        at_X = np.repeat(np.arange(servers), spare_N)
         if len(at_X) < len(every_E):
             return None
         try:
@@ -79,54 +104,79 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> NDArray[n
         serving_NE[at_X[slot_X], expert_X] = at_X[slot_X]
         taken_N = np.bincount(at_X[slot_X], minlength=servers)
         spare_N, left_N = spare_N - taken_N, np.maximum(left_N - taken_N, 0)
-    server_s_N = np.zeros(servers)
-    np.add.at(server_s_N, serving_NE, from_NE * limits.server_s_NE[serving_NE, every_E])
-    saved_NE = np.stack([saved(server) * (left_N[server] > 0) for server in range(servers)])
-    kept_NE, most_s = serving_NE.copy(), max(limits.most_server_s, server_s_N.max())
-    while saved_NE.any():
-        server, expert = _next_replica(layer, saved_NE, server_s_N)
-        before = serving_NE[server, expert]
-        server_s_N[before] -= from_NE[server, expert] * limits.server_s_NE[before, expert]
-        server_s_N[server] += from_NE[server, expert] * limits.server_s_NE[server, expert]
-        serving_NE[server, expert] = server
-        left_N[server] -= 1
-        saved_NE[server] = saved(server) * (left_N[server] > 0)
-        if server_s_N.max() <= most_s:
-            kept_NE = serving_NE.copy()
-    return np.asarray(kept_NE == every_N[:, None])
+    least_NE = serving_NE == every_N1
+    for server in range(servers):
+        for _ in range(int(left_N[server])):
+            if (saved_E := saved(server)).any():
+                serving_NE[server, saved_E.argmax()] = server
+    return _within_limit(layer, serving_NE, least_NE)
 
 
-def _next_replica(layer: Homes, saved_NE: FloatArray, server_s_N: FloatArray) -> tuple[int, int]:
-    """The server with the least load (N,) and the expert that saves most of its rows (N, E), within the limits if any is."""
-    servers = [server for server in np.argsort(server_s_N, kind="stable").tolist() if saved_NE[server].any()]
-    for server in servers:
-        then_s_E = server_s_N[server] + layer.from_NE[server] * layer.limits.server_s_NE[server]
-        fitting_E = np.where(then_s_E <= layer.limits.most_server_s, saved_NE[server], 0.0)
-        if fitting_E.any():
-            return server, int(fitting_E.argmax())
-    return servers[0], int(saved_NE[servers[0]].argmax())
-
-
-def levelled(layer: Homes, holds_NE: NDArray[np.bool_], make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
-    """Returns the placement of a layer whose servers hold given experts, on GPUs by load.
-
-    A server's spare slots take further replicas of its experts. By their shares, the home serves all servers without an expert.
+def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: NDArray[np.bool_]) -> FloatArray:
+    """Shares (N, E) by which no server is above its limit, if that can be reached; kept_NE are held in any case.
 
     Args:
         layer: the experts' homes.
-        holds_NE: (N, E) bool, the experts of each server, as many as it has slots or fewer.
+        serving_NE: (N, E) int64, the server that serves each server's tokens of each expert.
+        kept_NE: (N, E) bool, experts that a server keeps.
+    """
+    share_NE, weight_N, limit_s = layer.shares(serving_NE), layer.weight_N, layer.limits.most_server_s * (1 - TINY)
+    while (server_s_N := layer.seconds(serving_NE)).max() > limit_s:
+        full = int(server_s_N.argmax())
+        best, least_cost = None, np.inf
+        for expert in np.flatnonzero((share_NE[full] > 0) & ((share_NE > 0).sum(axis=0) > 1)).tolist():
+            for then_N in _given_away(share_NE[:, expert], weight_N, full, server_s_N, bool(kept_NE[full, expert])):
+                then_NE = serving_NE.copy()
+                then_NE[:, expert] = serving_servers(then_N[None], weight_N)[:, 0]
+                then_s_N = layer.seconds(then_NE)
+                eased_s = np.maximum(server_s_N - limit_s, 0).sum() - np.maximum(then_s_N - limit_s, 0).sum()
+                if eased_s <= TINY * limit_s:
+                    continue
+                changed = np.flatnonzero(then_NE[:, expert] != serving_NE[:, expert]).tolist()
+                cost = sum(layer.rows(then_NE, server) - layer.rows(serving_NE, server) for server in changed) / eased_s
+                if cost < least_cost:
+                    best, least_cost = (expert, then_N, then_NE), cost
+        if best is None:
+            break
+        share_NE[:, best[0]], serving_NE = best[1], best[2]
+    return share_NE
+
+
+def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N: FloatArray, kept: bool) -> list[FloatArray]:
+    """Shares (N,) of an expert with less for a full server: it serves one server less or, unless kept, gives its replica up."""
+    others_N = np.where((share_N > 0) & (np.arange(len(share_N)) != full), server_s_N, np.inf)
+    to, found = int(others_N.argmin()), []
+    served = serving_servers(share_N[None], weight_N)[:, 0] == full
+    if len(foreign := np.flatnonzero(served & (share_N == 0))):
+        moved = share_N.copy()
+        moved[[full, to]] += [-weight_N[foreign[-1]], weight_N[foreign[-1]]]
+        found.append(moved)
+    if not kept:
+        moved = share_N.copy()
+        moved[to] += moved[full]
+        moved[full] = 0
+        found.append(moved)
+    return found
+
+
+def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
+    """Returns the placement of a layer whose servers take given shares of experts, on GPUs by load.
+
+    A server's spare slots take further replicas of its experts.
+
+    Args:
+        layer: the experts' homes.
+        share_NE: (N, E) float64, as `server_replicas` returns them, of as many experts as a server has slots or fewer.
         make: places the experts of a server on its GPUs.
         rng: for `make`.
     """
     limits, experts = layer.limits, len(layer.server_E)
-    every_E, weight_N = np.arange(experts), np.bincount(limits.server_G) / len(limits.server_G)
-    share_NE = holds_NE * weight_N[:, None]
-    share_NE[layer.server_E, every_E] += 1 - share_NE.sum(axis=0)
-    part_NE = np.where(holds_NE, layer.from_NE, 0.0)
-    part_NE[layer.server_E, every_E] += 1 - part_NE.sum(axis=0)
+    serving_NE = serving_servers(share_NE.T, layer.weight_N)
+    part_NE = np.zeros(serving_NE.shape)
+    np.add.at(part_NE, (serving_NE, np.arange(experts)), layer.from_NE)
     split_EG = np.zeros((experts, len(limits.server_G)))
-    for server, held_E in enumerate(holds_NE):
-        gpu_X, expert_X = np.flatnonzero((limits.server_G == server) & (limits.slots_G > 0)), np.flatnonzero(held_E)
+    for server, own_E in enumerate(share_NE):
+        gpu_X, expert_X = np.flatnonzero((limits.server_G == server) & (limits.slots_G > 0)), np.flatnonzero(own_E)
         if not len(expert_X):
             continue
         gpu_s_GE = limits.gpu_s_GE[gpu_X][:, expert_X]
@@ -136,7 +186,7 @@ def levelled(layer: Homes, holds_NE: NDArray[np.bool_], make: ReplicaStrategy, r
         held_GP, share_GP = make(load_X, GpuSlots(limits.slots_G[gpu_X], cost_G), None, rng)
         for gpu, held, share in zip(gpu_X, held_GP, share_GP, strict=True):
             own_X = expert_X[held[held >= 0]]
-            split_EG[own_X, gpu] = share[held >= 0] * share_NE[server, own_X]
+            split_EG[own_X, gpu] = share[held >= 0] * own_E[own_X]
     slots = tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T)
     if sum(map(len, slots)) == experts:
         return Placement((slots,))
@@ -167,3 +217,17 @@ def _rows_saved(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, s
                 together += serving_E[f] == serving_E[e]
             saved_E[e] += 1 / together
     return saved_E
+
+
+@njit(cache=True, nogil=True)
+def _rows(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, server: int) -> int:
+    """Rows of a server's tokens that cross; arguments as in `_rows_saved`."""
+    rows, visited_N = 0, np.full(serving_E.max() + 1, -1)
+    for u in range(len(experts_UK)):
+        if server_U[u] != NONE and server_U[u] != server:
+            continue
+        for e in experts_UK[u]:
+            if serving_E[e] != server and visited_N[serving_E[e]] != u:
+                visited_N[serving_E[e]] = u
+                rows += 1
+    return rows

@@ -14,9 +14,7 @@ DIGITS = 9  # of a server's share that are compared; sums of shares differ beyon
 def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
     """Returns the split of each expert's tokens over GPUs, for the tokens that start on each server.
 
-    A server that holds an expert serves its own tokens. The other servers go, in sequence, each to the one whose share of the
-    expert is largest beside what it serves so far, if all ranks have equally many tokens; of equal ones to the first. GPUs of
-    the serving server take parts in proportion to their shares. A replica without a share serves nothing.
+    GPUs of the server that serves them (`serving_servers`) take parts in proportion to their shares.
 
     Args:
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
@@ -26,8 +24,24 @@ def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
         (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes.
     """
     ranks_N = np.bincount(server_G)
-    servers, weight_N = len(ranks_N), ranks_N / len(server_G)
-    share_EN = split_EG @ (server_G[:, None] == np.arange(servers))
+    share_EN = split_EG @ (server_G[:, None] == np.arange(len(ranks_N)))
+    serving_NE = serving_servers(share_EN, ranks_N / len(server_G))
+    with np.errstate(invalid="ignore"):
+        inside_EG = split_EG / share_EN[:, server_G]
+    return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
+
+
+def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
+    """Returns (N, E) int64, the server that serves each server's tokens of each expert.
+
+    A server with a share of an expert serves its own tokens. The other servers go, in sequence, each to the one whose share of
+    the expert is largest beside what it serves so far, if all ranks have equally many tokens; of equal ones to the first.
+
+    Args:
+        share_EN: (E, N) float64, the share of each expert's tokens that each server takes.
+        weight_N: (N,) float64, the part of all ranks that each server has.
+    """
+    servers = len(weight_N)
     serving_NE = np.where(share_EN.T > 0, np.arange(servers)[:, None], -1)
     left_EN = np.where(share_EN > 0, share_EN - weight_N, -np.inf)
     for server in range(servers):
@@ -35,9 +49,7 @@ def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
         chosen_X = left_EN[away_X].round(DIGITS).argmax(axis=1)
         serving_NE[server, away_X] = chosen_X
         left_EN[away_X, chosen_X] -= weight_N[server]
-    with np.errstate(invalid="ignore"):
-        inside_EG = split_EG / share_EN[:, server_G]
-    return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
+    return serving_NE
 
 
 def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray) -> IntArray:
