@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aurora.errors import RankFailed
+from aurora.planner.control.plan_controller import compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
@@ -23,8 +24,9 @@ from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
 from aurora.runtime.order_watch import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.result import RankResult, Token
+from aurora.runtime.result import ControlReport, RankResult, Token
 from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, Order, Plan, Program, RunOptions, TraceRecorder
 
@@ -140,6 +142,10 @@ def serve_elastic_rank(
     names_M = tuple(model.model for model in plan.models)
     recorder = TraceRecorder("measured", names_M, rank_info.ranks)
     orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
+    reports: list[ControlReport] = []
+    if options.adapt is not None:
+        compile_decisions()
+        log_decisions()
     lost: str | None = None
     while True:
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
@@ -152,7 +158,7 @@ def serve_elastic_rank(
             break
         lost = None
         try:
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, reports)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
@@ -161,7 +167,8 @@ def serve_elastic_rank(
     name = "shaped" if options.transport == "shaped" else "gloo"
     calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
     answers_M = [worker.answers for worker in workers]
-    channel.send_result(RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, [], None))
+    found = RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, [], None, tuple(reports))
+    channel.send_result(found)
 
 
 def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:
@@ -178,8 +185,12 @@ def _serve_epoch(
     recorder: TraceRecorder,
     began_s: float,
     orders: EpochOrders | None,
+    reports: list[ControlReport],
 ) -> None:
-    """Serves until no member has requests left. Raises RankFailed if a peer is lost or the supervisor ends the epoch."""
+    """Serves until no member has requests left, and adds what was decided to `reports`.
+
+    Raises RankFailed if a peer is lost or the supervisor ends the epoch.
+    """
     work: EpochWork = epoch.assignment
     rank, ranks = epoch.members.index(rank_info.rank), len(epoch.members)
     store = (rank_info.host, rank_info.port)
@@ -193,6 +204,7 @@ def _serve_epoch(
 
     channel.on_stop(abort)
     contexts: list[LayerContext] = []
+    controls: list[PlacementControl] = []
     try:
         transports = tcp_transports(groups.groups, work.cluster, rank, options.transport == "shaped")
         _fetch_experts(workers, work, transports[0], channel)
@@ -206,12 +218,16 @@ def _serve_epoch(
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
             worker.perform(work.program, context)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
+        controls += controlled(workers, work.program, work.cluster, options, began_s)
         serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:
         channel.busy_since = lambda: None
         groups.abort()
         for context in contexts:
             context.leave()
+        for control in controls:
+            control.close()
+            reports.append(control.report())
 
 
 def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel) -> None:

@@ -84,7 +84,7 @@ class PlacementControl:
 def controlled(
     workers: Sequence[ModelWorker], program: Program, cluster: Cluster, options: RunOptions, began_s: float
 ) -> list[PlacementControl]:
-    """Makes each model's placement follow its traffic, if `options.adapt`. A collective call.
+    """Makes each model's placement follow its traffic, if `options.adapt`. All ranks make the call.
 
     Args:
         workers: the models' workers, which perform `program`.

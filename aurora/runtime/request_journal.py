@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.survivors import expert_transfers, program_among, restored, transfer_bytes
+from aurora.planner.migration.survivors import expert_transfers, program_among, program_in_force, restored, transfer_bytes
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.elastic_rank import EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.runtime.result import Answers, MembershipChange
@@ -20,16 +20,20 @@ class RequestJournal:
     """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
 
     Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
-    `load_MLE`: for each model, (L, E) tokens of each expert.
+    `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
+    one joins.
 
     Attributes:
         answers_M: the answers so far, by model.
         changes: the changes of membership so far.
     """
 
-    def __init__(self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray]) -> None:
+    def __init__(
+        self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray], adapts: bool = False
+    ) -> None:
         self.answers_M = [Answers() for _ in prompts_M]
         self.changes: list[MembershipChange] = []
+        self._adapts = adapts
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
         self._open_M = [set(range(len(prompts))) for prompts in prompts_M]
         self._began_s = time.perf_counter()
@@ -78,7 +82,9 @@ class RequestJournal:
         if restored_program is not None and restored_program[0] == before == members:
             program = restored_program[1]
         else:
-            program = program_among(self._program, members, self._load_MLE, held_R)
+            stays = self._adapts and bool(before) and set(members) <= set(before)
+            program = program_in_force(self._program, members, held_R) if stays else self._program
+            program = program_among(program, members, self._load_MLE, held_R)
             self._restore_replicas(program, members)
         transfers = expert_transfers(program, held_R, held[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))

@@ -100,7 +100,8 @@ def run_elastic(
     if rank_info_from_environment(options.timeout_s) is not None:
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
-    journal = RequestJournal(plan, prompts, load_MLE or [np.ones(shape) for shape in layers_M])
+    loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
+    journal = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None)
     args = (plan, [str(path) for path in models], prompts, options, time.perf_counter())
     supervisor = Supervisor(
         serve_elastic_rank, len(plan.cluster), journal, args,
@@ -124,7 +125,8 @@ def run_elastic(
     # Who has served longest tells of the orders.
     longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
     calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, changes=changes, failure=failure)
+    control_M = tuple(report for result in results for report in result.control_M)
+    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, control_M)
 
 
 def verify(

@@ -273,8 +273,8 @@ class RunOptions:
             raise BadInput("`survive`: expected gloo or the shaped transport, and no `compare`")
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
-        if self.adapt is not None and (self.survive or self.predictable):
-            raise BadInput("`adapt`: moves experts between all ranks of the plan, expected no `survive` and no `compare`")
+        if self.adapt is not None and self.predictable:
+            raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
         if self.dry_run and self.adapt is None:
             raise BadInput("`dry_run`: expected with `adapt`")
         _zero_or_more(self, "respawn")

@@ -39,6 +39,31 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
     return Program(len(alive), program.names_M, tuple(placements), tuple(ops), program.deduplicated_M)
 
 
+def program_in_force(program: Program, alive: Sequence[int], held_R: Sequence[HeldML]) -> Program:
+    """Returns the program of all ranks with the placement that its surviving ranks have come to hold since it was made.
+
+    Layers that they hold as in the program stay as they are; in others, replicas take even parts. Experts that no surviving
+    rank holds count as a lost rank's.
+
+    Args:
+        program, alive, held_R: as of `program_among`.
+    """
+    lost = min(set(range(program.ranks)) - set(alive), default=0)
+    placements = []
+    for model, placement in enumerate(program.placements_M):
+        layers = []
+        for number, slots_G in enumerate(placement.slots_LG):
+            held_of = {rank: held_ML[model][number] for rank, held_ML in zip(alive, held_R, strict=True)}
+            if all(set(held) == set(slots_G[rank]) for rank, held in held_of.items()):
+                layers.append(placement.layer(number))
+                continue
+            missing = set(range(placement.experts)).difference(*held_of.values())
+            held_of[lost] = (*held_of.get(lost, ()), *sorted(missing))
+            layers.append(Placement.evenly((tuple(tuple(held_of.get(rank, ())) for rank in range(program.ranks)),)))
+        placements.append(Placement.stack(layers))
+    return replace(program, placements_M=tuple(placements))
+
+
 def restored(
     program: Program,
     cluster: Cluster,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.survivors import expert_transfers, program_among, restored, transfer_bytes
+from aurora.planner.migration.survivors import expert_transfers, program_among, program_in_force, restored, transfer_bytes
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
@@ -35,6 +35,24 @@ def programs(draw):
 
 
 @given(programs())
+def test_who_is_left_keeps_what_it_has_come_to_hold(drawn):
+    """Whatever that is: an expert that nobody holds is a lost rank's, or if none is lost the first rank's."""
+    program, alive, rng = drawn
+    (planned,), layers = program.placements_M, len(program.placements_M[0].slots_LG)
+    held_R = [(tuple(tuple(np.flatnonzero(rng.random(planned.experts) < 0.4).tolist()) for _ in range(layers)),) for _ in alive]
+    left = program_among(
+        program_in_force(program, alive, held_R), alive, [np.ones((layers, planned.experts))], held_R
+    ).placements_M[0]
+    for layer in range(layers):
+        missing = set(range(planned.experts))
+        for rank, held_ML in enumerate(held_R):
+            assert set(held_ML[0][layer]) <= set(left.slots_LG[layer][rank])
+            missing -= set(held_ML[0][layer])
+        added = [e for rank, held_ML in enumerate(held_R) for e in set(left.slots_LG[layer][rank]) - set(held_ML[0][layer])]
+        assert sorted(added) == sorted(missing)
+
+
+@given(programs())
 def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
     program, alive, rng = drawn
     (planned,), layers = program.placements_M, len(program.placements_M[0].slots_LG)
@@ -57,6 +75,7 @@ def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
             assert op.order.pairs_X2.tolist() == [list(pair) for pair in pairs]
         elif isinstance(op, Compute):
             assert op == before
+    assert program_in_force(program, alive, held_R) == program
     found = expert_transfers(left, held_R, [100])
     for layer in range(layers):
         for rank in range(len(alive)):
