@@ -346,6 +346,22 @@ def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkp
     assert "aurora_control_heartbeat_timestamp_seconds" in (tmp_path / "map1.prom").read_text()
 
 
+KEEP_ROUNDS = """
+import vllm.distributed.eplb.rebalance_execute as execute
+perform, execute.rounds = execute._execute_migration_batch, []
+def kept(**named):
+    execute.rounds.append([(flow.src_rank, flow.dst_rank) for flow in named["batch"]])
+    perform(**named)
+execute._execute_migration_batch = kept
+"""
+CHECK_ROUNDS = """
+import vllm.distributed.eplb.rebalance_execute as execute
+ends = [tuple(zip(*flows)) for flows in execute.rounds]
+assert all(len(set(ranks)) == len(ranks) for pair in ends for ranks in pair), execute.rounds
+assert any(set(senders) & set(receivers) for senders, receivers in ends), "vLLM's own rounds have one partner both ways"
+"""
+
+
 @slow
 @pytest.mark.parametrize("in_background", [False, True], ids=["serving-waits", "in-background"])
 def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_path, checkpoints):
@@ -356,7 +372,7 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     run = Ranks(
         tmp_path / "run", 4, model=checkpoint, prompts=prompts, rounds=rounds, dp=4,
         additional_config={"aurora": {"adapt": True}}, llm=eplb(4, use_async=in_background),
-        before=KEEP_STATE, after=SAVE_MAP, environ={"MAP": str(tmp_path / "map")},
+        before=KEEP_STATE + KEEP_ROUNDS, after=SAVE_MAP + CHECK_ROUNDS, environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
     check_same(run.answers(), alone)
     assert not run.warnings()
