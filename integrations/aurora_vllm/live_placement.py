@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from aurora.planner.control.controller import Controller, Decision
-from aurora.planner.control.plan_controller import slowest_port_Bps
+from aurora.planner.control.plan_controller import compile_decisions, slowest_port_Bps
 from aurora.types import Cluster, ControlOptions, GpuSlots
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY
@@ -87,8 +87,8 @@ class LivePlacement:
         self._broadcast, self._metrics, self._clock = broadcast, metrics, clock
         self.heartbeat, self.passes = HeartbeatThread(metrics.beat, alive), PassTimes(clock)
         self._controller: Controller | None = None
-        if facts.rank == 0:  # compiles what planning needs now rather than while serving
-            Controller([[[0, 1], [2, 3]]], expert_bytes=1).window([[4, 3, 2, 1]])
+        if facts.rank == 0:
+            compile_decisions()
         self._wanted: Decision | None = None  # whose moves are under way
         self._move_s, self._began_s = 0.0, clock()
         self._tokens: float | None = None  # of a pass in the windows whose step times are compared
