@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     first = task.sequence_U < (int(task.sequence_U[-1]) + 1) // 2
     profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
-    start = place_exclusive(cluster, profile, (), options)
+    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
     placed = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(setting.server_G)))
     gpu_E = placed.placements_M[0].gpu_E(0)
     return task.at(~first), tuple(tuple(np.flatnonzero(gpu_E == rank).tolist()) for rank in range(ranks))

@@ -11,6 +11,8 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
+from aurora.reports.formatting import percent, seconds
+from aurora.reports.tables import bounds_line, gap_text
 from aurora.reports.traffic_loads import planned_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
@@ -145,6 +147,17 @@ def test_several_models_take_at_least_what_their_nics_take(all_to_all):
     given = aurora.price(slow_nics(), sources, placements, PlanOptions(all_to_all=all_to_all))
     assert given.objective_s == pytest.approx(plan.objective_s, rel=0.05)  # it may take other chunks
     assert given.bound_s == pytest.approx(plan.bound_s)
+
+
+def test_a_bound_that_tells_nothing_is_not_printed_as_a_gap():
+    """Where each server may hold every expert, no token needs to leave it; only placements without replicas have a bound then."""
+    ample, tight = (make_plan(slow_nics(), [traffic()], replace(HIERARCHICAL, slots_per_gpu=slots)) for slots in (None, 4))
+    known = f"no placement that holds every expert once below {seconds(ample.assignment_bound_s)}"
+    assert bounds_line(ample).endswith(f", no useful bound on placements with replicas within memory, {known}")
+    assert gap_text(ample) == f"{percent(ample.objective_s / ample.assignment_bound_s - 1)} without replicas"
+    assert f"no placement within 4 slots per GPU below {seconds(tight.bound_s)}, no placement that holds" in bounds_line(tight)
+    assert gap_text(tight) == percent(tight.gap)
+    assert tight.gap < 1 < ample.gap
 
 
 def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
