@@ -15,6 +15,7 @@ out where that folder is absent.
 """
 
 import argparse
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -24,6 +25,7 @@ from machine import machine
 from routed_tasks import OLMOE, Source, counted, deepseek
 from tables import Table, today, write
 
+from aurora.planner.control.controller import Controller
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.changing_traffic import WHOLE, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Profile, SyntheticOptions
@@ -41,6 +43,7 @@ DRAWN = {"model_type": "drawn", "num_hidden_layers": 4, "num_experts": 256, "num
          "intermediate_size": 64}  # fmt: skip
 COUNTED = {"model": "olmoe-1b-7b-0924", "selection": "topk"}
 EVERY = (1, 3, 10)
+MODEL = (58, 256, 32, 9)  # layers, experts, GPUs, slots of each, for the time that a decision takes
 NEAR, PART = 0.03, 0.25  # targets: load over clairvoyant's, bytes of EPLB's
 ALIKE = 1.005  # times the controller's load, up to which EPLB is as balanced
 
@@ -69,8 +72,7 @@ def measure(domains: Domains, gpus: int, slots: int, lasting: int) -> dict[str, 
     pairs = TOKENS * gpus * domains[0].top_k
     traffic = changing_traffic(domains, "alternating", TURNS[lasting] * lasting, lasting, pairs, seed=lasting)
     layers, experts = traffic.load_WLE.shape[1:]
-    held_LGP = np.full((layers, gpus, slots), EMPTY)
-    held_LGP[:, :, : experts // gpus] = np.arange(experts).reshape(gpus, -1)
+    held_LGP = contiguous(layers, experts, gpus, slots)
     ways = follow_traffic(traffic, held_LGP, GpuSlots.equal(gpus, slots), BYTES, PORT_BPS, every=EVERY)
     whole = np.full(WHOLE, 1 / WHOLE)
     contiguous_W = np.convolve(ways[0].slowest_W, whole, mode="valid")
@@ -82,6 +84,34 @@ def measure(domains: Domains, gpus: int, slots: int, lasting: int) -> dict[str, 
         )
         for each in ways
     }
+
+
+def contiguous(layers: int, experts: int, gpus: int, slots: int) -> np.ndarray:
+    """(L, G, P) the expert in each slot; spare slots are empty."""
+    held_LGP = np.full((layers, gpus, slots), EMPTY)
+    held_LGP[:, :, : experts // gpus] = np.arange(experts).reshape(gpus, -1)
+    return held_LGP
+
+
+def decisions(table: Table) -> None:
+    """Adds what the processor works for a decision, the least of three."""
+    layers, experts, *_ = MODEL
+    rng = np.random.default_rng(0)
+    ranked_E = (1.0 + np.arange(experts)) ** -0.8
+    tasks = [rng.permuted(np.tile(ranked_E / ranked_E.sum(), (layers, 1)), axis=1) for _ in range(2)]
+    found: dict[str, list[tuple[float, int]]] = {}
+    for _ in range(3):
+        controller = Controller(contiguous(*MODEL), BYTES)
+        for what, task in (("from contiguous", 0), ("the same traffic", 0), ("another task", 1), ("the first task again", 0)):
+            load_LE = rng.multinomial(2_000_000, tasks[task])
+            worked_s = time.process_time()
+            decision = controller.window(load_LE)
+            found.setdefault(what, []).append((time.process_time() - worked_s, len(decision.moves)))
+            if decision.action != "keep":
+                controller.moved()
+    for what, each in found.items():
+        seconds, moves = min(each)
+        table.add(what, moves, f"{seconds * 1e3:.0f}")
 
 
 def main() -> None:
@@ -100,6 +130,8 @@ def main() -> None:
                 for lasting in args.lasting if gpus in args.gpus else ():
                     cases.append((f"{name}, {differ}", f"{gpus} x {slots}", lasting))
                     jobs.append((profiles, gpus, slots, lasting))
+    planning = Table(f"A decision, {MODEL[0]} layers of {MODEL[1]} experts on {MODEL[2]} GPUs of {MODEL[3]} slots", PLANNING)
+    decisions(planning)
     loads = Table("Load of the slowest GPU over the mean", LOADS)
     moved = Table("Experts moved", MOVED)
     met: dict[str, list[list[bool]]] = {}
@@ -126,9 +158,10 @@ def main() -> None:
         goals.add(name, *(f"{sum(column)} of {len(good)}" for column in zip(*good, strict=True)))
     assert __doc__ is not None
     heading = [f"# Following tasks that take turns, {today()}", "", f"`python bench/control.py` on {machine()}."]
-    write("control", heading, [__doc__.split("\n\n", 1)[1].strip()], goals.lines, loads.lines, moved.lines)
+    write("control", heading, [__doc__.split("\n\n", 1)[1].strip()], goals.lines, planning.lines, loads.lines, moved.lines)
 
 
+PLANNING = "window | moves | ms of the processor"
 LOADS = (
     "traffic | GPUs x slots | windows a task | contiguous | EPLB every 1 | 3 | 10 | controller | mean known | clairvoyant | "
     "controller over clairvoyant | controller over mean known | mean known over clairvoyant"

@@ -219,9 +219,10 @@ def follow_traffic(
     """Replays windows of traffic under ways to follow it.
 
     The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
-    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are done before the next window;
-    mean known, which rebalances for the mean of the traffic in the window to come, but does not know its chance; and
-    clairvoyant, which rebalances for the loads of the window to come. EPLB takes GPUs for equal, with the most slots of any.
+    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are in force after as many whole
+    windows as they take at the ports' rate; mean known, which rebalances for the mean of the traffic in the window to come, but
+    does not know its chance; and clairvoyant, which rebalances for the loads of the window to come. EPLB takes GPUs for equal,
+    with the most slots of any.
 
     Args:
         traffic: the windows.
@@ -236,12 +237,17 @@ def follow_traffic(
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
     controller = Controller(held_LGP, expert_bytes, options, slots, port_Bps * slots.gpus)
 
+    under_way: list[tuple[float, float]] = []  # the window from which moves are done, and their seconds
+
     def once(window: int, held: IntArray) -> IntArray:
         return rebalance(load_WLE[0], held, slots).held_LGP if window == 1 else held
 
     def controlled(window: int, held: IntArray) -> IntArray:
         if window and (decision := controller.window(load_WLE[window - 1])).action != "keep":
-            controller.moved(_seconds(*_moved_G(held, decision.held_LGP), expert_bytes, port_Bps))
+            seconds = _seconds(*_moved_G(held, decision.held_LGP), expert_bytes, port_Bps)
+            under_way.append((window + seconds // options.period_s, seconds))
+        if under_way and under_way[0][0] <= window:
+            controller.moved(under_way.pop()[1])
         return controller.held_LGP
 
     def knowing(known_WLE: FloatArray) -> _Way:

@@ -150,7 +150,7 @@ class LivePlacement:
             if cluster is not None:
                 width_G = np.full(self._facts.ranks, held_LGP.shape[2])
                 slots = GpuSlots(width_G, np.array([1 / gpu.speed for gpu in cluster.gpus]))
-                move_Bps = slowest_port_Bps(cluster)
+                move_Bps = slowest_port_Bps(cluster) * len(cluster)
             made_of = (held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock)
             self._controller = Controller(*made_of, stalls=self._stalls)
         controller, wanted, self._wanted = self._controller, self._wanted, None

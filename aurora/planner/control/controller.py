@@ -99,7 +99,8 @@ class Controller:
         expert_bytes: bytes of an expert's weights.
         options: what users may set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
-        move_Bps: bytes of weights that move in a second, until that is measured; None: moves cost nothing until then.
+        move_Bps: bytes of weights that move in a second, over all ports, until that is measured; None: moves cost nothing until
+            then.
         clock: returns seconds.
         seed: for the draws.
         stalls: whether serving waits while experts move; else moves run beside it.
@@ -235,11 +236,21 @@ class Controller:
         return self._decide("move", "gain", reason, held_LGP, now, loss)
 
     def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
-        """(L,) bool: layers whose moves cost less than they save while traffic lasts; saved_L are parts of a step's time."""
+        """(L,) bool: layers whose moves cost less than they save from their end on; saved_L are parts of a step's time.
+
+        Layers that save most for their bytes go first. All are in force when the last has moved: one more delays the others.
+        """
         windows_s = self.options.period_s * self.tracker.remaining
         move_Bps, budget_Bps = self._move_Bps or math.inf, self.options.bytes_per_s or math.inf
-        cost_s_L = bytes_L / move_Bps if self._stalls else bytes_L / min(move_Bps, budget_Bps) * LENGTHENED
-        return np.asarray((saved_L > 0) & (saved_L * windows_s > PAY_BACK * cost_s_L))
+        best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")
+        best_L = best_L[saved_L[best_L] > 0]
+        bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
+        cost_s_K = bytes_K / move_Bps if self._stalls else bytes_K / min(move_Bps, budget_Bps) * LENGTHENED
+        gain_s_K = saved_K * np.maximum(windows_s - bytes_K / move_Bps, 0.0) - PAY_BACK * cost_s_K
+        pays_L = np.zeros(len(saved_L), dtype=np.bool_)
+        if gain_s_K.max() > 0:
+            pays_L[best_L[: gain_s_K.argmax() + 1]] = True
+        return pays_L
 
     def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: the layers that save most for their bytes, as many as a period's budget allows."""

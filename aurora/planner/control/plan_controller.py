@@ -50,4 +50,5 @@ def plan_controller(
         options: what users may set.
         clock: returns seconds.
     """
-    return Controller(placement, expert_bytes, options, slots_in_use(placement, cluster), slowest_port_Bps(cluster), clock)
+    move_Bps = slowest_port_Bps(cluster) * len(cluster)
+    return Controller(placement, expert_bytes, options, slots_in_use(placement, cluster), move_Bps, clock)

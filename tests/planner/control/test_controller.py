@@ -74,10 +74,17 @@ def test_equal_traffic_moves_nothing():
 
 def test_moves_wait_until_traffic_lasts_long_enough_to_pay_for_them():
     rng = np.random.default_rng(0)
-    control = Controller(start(), 10**9, ControlOptions(period_s=1.0), move_Bps=1e8)
+    control = Controller(start(), 10**9, ControlOptions(period_s=1.0), move_Bps=1e9)
     actions = [each.action for each in served(control, [skewed(0)] * 40, rng)]
     assert actions[0] == "keep"
     assert "move" in actions
+
+
+def test_moves_that_would_end_after_the_traffic_are_not_made():
+    rng, tasks = np.random.default_rng(0), ([skewed(0)] * 3 + [skewed(8)] * 3) * 4
+    control = Controller(start(), 1000, ControlOptions(period_s=10.0), move_Bps=250.0)  # four seconds an expert
+    actions = [each.action for each in served(control, tasks, rng)]
+    assert actions[6:] == ["keep"] * 18  # it knows by then how long tasks last
 
 
 def test_bytes_stay_within_the_budget_and_all_layers_move_in_the_end():
