@@ -106,7 +106,7 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
             figures[method, "rows"].append(crossing(served, layer, gpu_E) / balanced)
             figures[method, OWN_ROWS].append(crossing(planned, layer, gpu_E) / crossing(planned, layer, balanced_E))
             true_GN = needed(served, layer, gpu_E)
-            found = server_tokens(tokens_LSE[layer], server_G[gpu_E], experts_UK.shape[1])
+            found = server_tokens(tokens_LSE[layer], server_G[gpu_E], SERVERS, experts_UK.shape[1])
             within_GN = (found.least_SN <= true_GN) & (true_GN <= found.most_SN)
             figures[method, "within"].append(within_GN.mean())
             figures[method, "sum"].append(found.expected_SN.sum() / true_GN.sum())

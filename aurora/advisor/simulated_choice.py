@@ -3,19 +3,22 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from aurora.errors import BadInput
+from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
+from aurora.planner.plan_seconds import seconds_between
 from aurora.planner.resolve_options import flat_reason
-from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
+from aurora.simulator.interpreter import simulate, simulate_plan
+from aurora.types import TIME_SLICES, Cluster, Placement, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
-TRANSFERS = 1_000_000  # simulated at most to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
-UNTRIED = "all-to-alls are flat: too many transfers to simulate; `all_to_all` hierarchical makes them hierarchical"
+TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
@@ -66,9 +69,9 @@ def faster_all_to_all(
     """Makes plans with flat and with hierarchical all-to-alls, and returns that which serves the profiles soonest.
 
     Flat all-to-alls are tried with a row for each choice of a token and, of one model, with a row for each GPU that it needs
-    (`coactivation`). The simulation covers the profiles' first windows, as in `with_time_slice`. All-to-alls are flat where
-    they cannot be hierarchical, or no server has several GPUs, or the simulation would take too long. On servers of several
-    GPUs a note on the plan says what was chosen and why.
+    (`coactivation`). They are compared by `simulated_seconds`; of seconds that are estimated from counts, the most that counts
+    allow are compared. All-to-alls are flat where they cannot be hierarchical, or no server has several GPUs. On servers of
+    several GPUs a note on the plan says what was chosen and why.
 
     Args:
         make: makes a plan by options.
@@ -81,26 +84,57 @@ def faster_all_to_all(
     server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
     if len(set(server_G)) in (len(server_G), 1):
         return flat
-    if reason := flat_reason(flat.options, cluster, profiles, domains):
+    if reason := flat_reason(flat.options, cluster, domains):
         return replace(flat, notes=(*flat.notes, f"all-to-alls are flat; for hierarchical ones: {reason}"))
-    first = _first_windows(cluster, profiles)
-    if not first:
-        return replace(flat, notes=(*flat.notes, UNTRIED))
     plans = {"flat": flat, "hierarchical": make(replace(options, all_to_all="hierarchical"))}
     if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
         plans["flat with `coactivation`"] = make(replace(options, all_to_all="flat", coactivation=True))
-    seconds = {name: simulate_plan(each, first).seconds for name, each in plans.items()}
-    best, *others = sorted(seconds, key=seconds.__getitem__)
-    slower = ", ".join(f"{name} {seconds[name]:.4g} s" for name in others)
-    note = f"all-to-alls are {best}: {seconds[best]:.4g} s in the simulator, {slower}"
+    seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
+    over = plans["hierarchical"]
+    between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
+    worst = seconds if between_s is None else {**seconds, "hierarchical": between_s[1]}
+    best, *others = sorted(worst, key=worst.__getitem__)
+    said = {name: f"{seconds[name]:.4g} s" for name in plans}
+    if between_s is not None:
+        said["hierarchical"] += f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
+    slower = ", ".join(f"{name} {said[name]}" for name in others)
+    note = f"all-to-alls are {best}: {said[best]} in the simulator, {slower}"
     return replace(plans[best], notes=(*plans[best].notes, note))
+
+
+def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
+    """Returns the simulated seconds of the profiles' first windows, as many as TRANSFERS allow.
+
+    If TRANSFERS do not allow one window, some layers of it are simulated, evenly spaced.
+
+    Args:
+        plan: the plan.
+        profiles: one profile per model.
+    """
+    if first := _first_windows(plan.cluster, profiles):
+        return simulate_plan(plan, first).seconds
+    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles)))
+    some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
+    program = compile_plan(plan)
+    placements = zip(program.placements_M, some_M, strict=True)
+    part = replace(
+        program,
+        placements_M=tuple(Placement.stack([each.layer(layer) for layer in some]) for each, some in placements),
+        ops_ML=tuple(tuple(ops_L[layer] for layer in some) for ops_L, some in zip(program.ops_ML, some_M, strict=True)),
+    )
+    windows = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
+    return simulate(part, plan.cluster, windows).seconds
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile]) -> list[Profile]:
     """The profiles' first windows, as many as TRANSFERS allow to simulate; nothing if not even one."""
-    pairs = max(1, len(cluster) * (len(cluster) - 1))
-    windows = TRANSFERS // (2 * pairs * sum(profile.layers for profile in profiles))
+    windows = TRANSFERS // (2 * _pairs(cluster) * sum(profile.layers for profile in profiles))
     return [profile.first_windows(windows) for profile in profiles] if windows else []
+
+
+def _pairs(cluster: Cluster) -> int:
+    """How many ordered pairs of GPUs there are, at least one."""
+    return max(1, len(cluster) * (len(cluster) - 1))
 
 
 def _candidates(options: PlanOptions, models: int) -> Iterator[PlanOptions]:

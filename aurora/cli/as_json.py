@@ -55,8 +55,8 @@ def plan_json(plan: Plan) -> Found:
         }
         for model in plan.models
     ]
-    names = ("scenario", "epoch", "objective", "objective_s", "bound_s", "gap", "assignment_bound_s", "unseen_s", "slot_gain")
-    head = {name: getattr(plan, name) for name in names}
+    times = ("objective_s", "between_s", "bound_s", "gap", "assignment_bound_s", "unseen_s", "slot_gain")
+    head = {name: getattr(plan, name) for name in ("scenario", "epoch", "objective", *times)}
     return {**head, "strategies": dict(plan.strategies), "notes": list(plan.notes), "models": models}
 
 
@@ -101,7 +101,13 @@ def evaluation_json(plan: Plan, found: Evaluation) -> Found:
         for model, own, dispatch_s_L in zip(plan.models, found.own.models, found.dispatch_s_ML, strict=True)
     ]
     served_s = float(found.served_s_L.sum())
-    times = {"objective_s": served_s, "own_objective_s": found.own.objective_s, "loss": found.loss}
+    times = {
+        "objective_s": served_s,
+        "between_s": found.between_s,
+        "own_objective_s": found.own.objective_s,
+        "loss": found.loss,
+        "loss_between": found.loss_between,
+    }
     return {"objective": plan.objective, **times, "layers_s": found.served_s_L, "models": models}
 
 
@@ -109,7 +115,7 @@ def drift_json(found: Drift) -> Found:
     """Returns how much two profiles differ, by layer, and whether to plan again."""
     layers = zip(found.variation_L.tolist(), found.noise_L.tolist(), found.overlap_L.tolist(), strict=True)
     rows = [{"variation": a, "by_chance": b, "hot_overlap": c} for a, b, c in layers]
-    head = {name: getattr(found, name) for name in ("replan", "reason", "loss", "threshold", "moved", "hot")}
+    head = {name: getattr(found, name) for name in ("replan", "reason", "loss", "loss_between", "threshold", "moved", "hot")}
     return {**head, "layers": rows}
 
 

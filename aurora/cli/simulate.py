@@ -72,6 +72,7 @@ def simulate(
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.traffic import without_proof
+    from aurora.planner.plan_seconds import seconds_between
     from aurora.reports.tables import summary_table
     from aurora.reports.trace_times import summarise
 
@@ -79,13 +80,15 @@ def simulate(
     check_output(trace=target)
     loaded = load_plan(plan)
     traffic = profiles_of(loaded, plan, profile)
-    predicted = api.simulate(loaded, traffic, barriers=barriers, orders=orders, interleave=interleave, staged=staged)
+    given = {"barriers": barriers, "orders": orders, "interleave": interleave}
+    predicted = api.simulate(loaded, traffic, **given, staged=staged)
+    between_s = seconds_between(loaded, traffic, lambda each: api.simulate(loaded, each, **given, staged=staged).seconds)
     save(predicted, target)
     found = summarise(predicted, loaded.cluster)
     show(
         as_json,
-        {"output": target, **summary_json(found)},
-        summary_table(found, most=None if layers else WORST),
+        {"output": target, "between_s": between_s, **summary_json(found)},
+        summary_table(found, most=None if layers else WORST, between_s=between_s),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )

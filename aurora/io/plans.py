@@ -81,6 +81,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "assignment_bound_s": plan.assignment_bound_s,
         "unseen_s": plan.unseen_s,
         "slot_gain": plan.slot_gain,
+        **({} if plan.between_s is None else {"between_s": list(plan.between_s)}),
         "gap": plan.gap if plan.gap < float("inf") else None,
         "cluster": {
             "name": plan.cluster.name,
@@ -164,11 +165,17 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         _number_or_none(found, "unseen_s"),
         _number_or_none(found, "slot_gain"),
         tuple(str(note) for note in found["notes"]),
+        _between(found["between_s"]) if "between_s" in found else None,
     )
 
 
 def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
     return None if found[name] is None else float(found[name])
+
+
+def _between(found: Sequence[Any]) -> tuple[float, float]:
+    low_s, high_s = map(float, found)
+    return low_s, high_s
 
 
 def _options_from_json(found: Mapping[str, Any]) -> PlanOptions:

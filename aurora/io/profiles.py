@@ -24,6 +24,8 @@ def save_profile(profile: Profile, path: Path) -> None:
     about = {name: getattr(profile, name) for name in _SCALARS}
     about |= {"provenance": dict(profile.provenance), "kinds": list(profile.curves)}
     about["dense_layers"] = list(profile.dense_layers)
+    if profile.expert_groups != (1, 1):
+        about["expert_groups"] = list(profile.expert_groups)
     if profile.stage_T is not None:
         about["stage_T"] = list(profile.stage_T)
     arrays: dict[str, Any] = {"tokens_TLSE": profile.tokens_TLSE}

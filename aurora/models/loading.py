@@ -16,7 +16,7 @@ from torch import nn
 from aurora.errors import BadInput, MissingDependency
 from aurora.models.conventions import NOT_PLACED, call_by_index, find_experts
 from aurora.models.hub import model_folder
-from aurora.planner.workload.model_config import top_k
+from aurora.planner.workload.model_config import expert_groups, top_k
 from aurora.types.model_identity import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
@@ -81,6 +81,11 @@ class MoeModel:
     def dense_layers(self) -> tuple[int, ...]:
         """The numbers of the decoder layers without experts."""
         return tuple(sorted(set(range(self.config.num_hidden_layers)) - {layer.number for layer in self.layers}))
+
+    @property
+    def expert_groups(self) -> tuple[int, int]:
+        """The groups of experts that its router chooses among, and how many of them a token's experts are in at most."""
+        return expert_groups(self.config.to_dict())
 
     @property
     def hidden(self) -> int:

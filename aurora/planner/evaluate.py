@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.errors import BadInput, BrokenPlan
+from aurora.errors import BrokenPlan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed_steps
-from aurora.planner.placement.cost_model import aimed_costs, layer_costs
-from aurora.planner.placement.objective import seconds
+from aurora.planner.plan_seconds import layer_seconds, objective_between
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
-from aurora.types import ModelPlan, Placement, Plan, Profile
+from aurora.types import ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, gap
 
 
@@ -25,56 +24,26 @@ class Evaluation:
         served_s_L: (L,) seconds of each layer by the plan's objective and aim.
         own: a plan made for this traffic with the options of the evaluated plan.
         dispatch_s_ML: one array (L,) per model, seconds of each layer's whole dispatch in the plan's order.
+        between_s: the seconds between which the sum of served_s_L lies, where it is estimated; None where it is exact.
     """
 
     served_s_L: FloatArray
     own: Plan
     dispatch_s_ML: tuple[FloatArray, ...]
+    between_s: tuple[float, float] | None = None
 
     @property
     def loss(self) -> float:
         """How much longer the plan takes than `own`, as a share: 0.1 means 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
-
-def layer_seconds(
-    plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
-) -> FloatArray:
-    """Returns the seconds of each layer by the plan's objective and aim under given placements.
-
-    Args:
-        plan: gives the cluster, the objective, the aim, and whether tokens are deduplicated.
-        placements: one Placement per model.
-        profiles: one profile per model.
-        domains: further profiles that the placement of a single model must serve.
-
-    Returns:
-        (L,) float64; L is the number of layers, of several models the largest one.
-
-    Raises:
-        BadInput: with deduplicated tokens, if the profile holds no token-level routing or, where all-to-alls are flat, the
-            placement has replicas.
-    """
-    first = plan.models[0]
-    if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
-        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
-    found, objective = [], plan.options.objective
-    for layer in range(max(profile.layers for profile in profiles)):
-        if len(profiles) == 1 and not first.deduplicated:
-            aimed = aimed_costs(plan.cluster, profiles[0], domains, layer, plan.options.aim)
-            found.append(aimed.value_s(placements[0].split_EG(layer)))
-            continue
-        at_M = [layer % profile.layers for profile in profiles]
-        costs_M = [
-            layer_costs(plan.cluster, profile, at, model.deduplicated)
-            for profile, model, at in zip(profiles, plan.models, at_M, strict=True)
-        ]
-        times_M = [
-            costs.phase_times(placement.split_EG(at), model.hierarchy)
-            for costs, placement, model, at in zip(costs_M, placements, plan.models, at_M, strict=True)
-        ]
-        found.append(seconds(objective, times_M, costs_M[0].nics is not None))
-    return np.array(found)
+    @property
+    def loss_between(self) -> tuple[float, float] | None:
+        """The losses at the fewest rows and at the most, the smaller first; None where the seconds are exact."""
+        if self.between_s is None or self.own.between_s is None:
+            return None
+        low, high = sorted(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))
+        return low, high
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
@@ -88,7 +57,7 @@ def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
     served_s_L = layer_seconds(plan, placements, profiles)
     _check_own_price(plan, profiles, float(served_s_L.sum()))
     own = make_plan(plan.cluster, profiles, remade(plan.options))
-    return Evaluation(served_s_L, own, dispatch_s_ML)
+    return Evaluation(served_s_L, own, dispatch_s_ML, objective_between(plan, profiles))
 
 
 def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:

@@ -19,6 +19,7 @@ from aurora.planner.placement.hierarchical_layers import (
     price_hierarchical,
 )
 from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
+from aurora.planner.plan_seconds import objective_between
 from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
@@ -63,7 +64,8 @@ def make_plan(
         for profile, placement in zip(profiles, placed.placements_M, strict=True)
     ]
     if chosen_M := [each for each in hierarchy_M if each is not None]:
-        if not _searches_servers(cluster, options, colocated):
+        known = all(profile.routing is not None for profile in profiles)  # counts alone tell loads, and nothing else
+        if not known or not _searches_servers(cluster, options, colocated):
             placed = price_hierarchical(cluster, profiles, placed.placements_M, options, chosen_M, progress)
         elif colocated:
             placed = place_colocated_over_servers(cluster, profiles, placed, options, chosen_M, progress)
@@ -87,6 +89,7 @@ def make_plan(
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
     )
+    plan = replace(plan, between_s=objective_between(plan, profiles, domains))
     check_plan(plan)
     return plan
 

@@ -8,11 +8,11 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_profile
-from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.exclusive_layers import unseen_seconds
 from aurora.planner.placement.hierarchical_layers import price_hierarchical
 from aurora.planner.placement.placement_bound import placement_bound_s
+from aurora.planner.plan_seconds import layer_seconds, objective_between
 from aurora.planner.resolve_options import GIVEN, remade, resolve
 from aurora.planner.schedule_model import fastest_hierarchy, schedule_model
 from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
@@ -53,6 +53,7 @@ def price_plan(
     if len(profiles) == 1 and not hierarchical:
         unseen_s = unseen_seconds(cluster, profiles[0], (), placements[0], options.aim)
     plan = replace(unpriced, objective_s=took_s, bound_s=bound_s, unseen_s=unseen_s)
+    plan = replace(plan, between_s=objective_between(plan, profiles))
     check_plan(plan)
     return plan
 

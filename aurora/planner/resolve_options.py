@@ -94,20 +94,17 @@ def resolve(
         order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
-    if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(resolved, cluster, profiles, domains)):
+    if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(resolved, cluster, domains)):
         raise BadInput(f"`all_to_all` {resolved.all_to_all}: {reason}")
     return resolved
 
 
-def flat_reason(
-    options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
-) -> str | None:
+def flat_reason(options: PlanOptions, cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None:
     """Returns why all-to-alls cannot be hierarchical, as an error says it; None if they can.
 
     Args:
         options: resolved options.
         cluster: the GPUs.
-        profiles: one profile per model.
         domains: further profiles of a single model.
     """
     if len(servers := _servers(cluster)) < 2:
@@ -115,11 +112,6 @@ def flat_reason(
         return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
     if domains:
         return "expected no `domain`, as servers are chosen for one profile"
-    for profile in profiles:
-        if profile.routing is None:
-            return (
-                f"expected token-level routing of {profile.model!r}, found counts alone; `aurora profile --tokens` keeps tokens"
-            )
     return None
 
 

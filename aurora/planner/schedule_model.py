@@ -49,7 +49,7 @@ def schedule_model(
         The placed model with its orders, their times and bounds.
 
     Raises:
-        BadInput: with `deduplicated`, if a profile holds no token-level routing.
+        BadInput: with `deduplicated` and no hierarchy, if a profile holds no token-level routing.
     """
     profile = profiles[0]
     rngs = rng.spawn(profile.layers)
@@ -58,8 +58,8 @@ def schedule_model(
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
         for each in profiles:
             own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
-            if hierarchy is not None:
-                experts_UK, source_U = each.required_routing.layer(layer)
+            if hierarchy is not None and each.routing is not None:  # rows that are estimated are of no single token
+                experts_UK, source_U = each.routing.layer(layer)
                 rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy, carriers)
@@ -102,7 +102,7 @@ def fastest_hierarchy(
 
     Args:
         cluster: a cluster with a fabric of servers.
-        profile: the model's traffic, with token-level routing.
+        profile: the model's traffic.
         placement: the GPUs of the model's experts.
         order: "auto" or a name of ORDER.
         rng: for orders that draw.

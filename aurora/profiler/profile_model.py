@@ -122,6 +122,7 @@ class _Builder:
             stage_T=counts.stages,
             coactivation=counts.coactivation,
             dense_layers=self.model.dense_layers,
+            expert_groups=self.model.expert_groups,
         )
 
 

@@ -43,7 +43,7 @@ def bounds_line(plan: Plan) -> str:
     within = "memory" if slots is None else f"{slots} slots per GPU"
     counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
     over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows or domains)"
-    took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}"
+    took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}{estimated(plan.between_s)}"
     below = f"no placement within {within} below {seconds(plan.bound_s)}"
     if hierarchical(plan) and plan.gap > USELESS:
         below = f"no useful bound on placements with replicas within {within}"
@@ -52,6 +52,11 @@ def bounds_line(plan: Plan) -> str:
         return f"{took}, {below}"
     kind = "placement that holds every expert once" if hierarchical(plan) else "other assignment of these groups of experts"
     return f"{took}, {below}, no {kind} below {seconds(known_s)}"
+
+
+def estimated(between_s: tuple[float, float] | None) -> str:
+    """Returns what follows seconds that are estimated from counts alone: between which they lie. Empty for exact ones."""
+    return "" if between_s is None else f" (estimated, between {seconds(between_s[0])} and {seconds(between_s[1])})"
 
 
 def gap_text(plan: Plan) -> str:
@@ -163,12 +168,12 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         evaluation: the evaluation of `plan` on the other traffic.
         most: number of layers to show, with the largest losses in dispatch; None: all.
     """
-    own = evaluation.own
+    own, served_s = evaluation.own, float(evaluation.served_s_L.sum())
     table = Table(
         "model",
         *right("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"),
-        title=f"{plan.objective} objective {seconds(float(evaluation.served_s_L.sum()))}; a plan of its own takes "
-        f"{seconds(own.objective_s)}: loss {percent(evaluation.loss)}",
+        title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
+        f"{seconds(own.objective_s)}{estimated(own.between_s)}: loss {percent(evaluation.loss)}",
     )
     rows: list[Row] = []
     for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
@@ -195,13 +200,16 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
     return add_worst(table, rows, most)
 
 
-def summary_table(summary: Summary, bounded: bool = True, most: int | None = None) -> Table:
+def summary_table(
+    summary: Summary, bounded: bool = True, most: int | None = None, between_s: tuple[float, float] | None = None
+) -> Table:
     """Returns a table of the time of each layer, of the busiest port in its exchanges, and that a rank waits, the mean.
 
     Args:
         summary: the summary of a trace.
         bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
+        between_s: the seconds between which those of the trace lie, where they are estimated from counts alone.
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
@@ -210,7 +218,7 @@ def summary_table(summary: Summary, bounded: bool = True, most: int | None = Non
     table = Table(
         "model",
         *right("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())),
-        title=f"{summary.kind}: {seconds(summary.seconds)}",
+        title=f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}",
         caption=caption,
     )
     rows: list[Row] = []

@@ -22,7 +22,7 @@ from aurora.types.options import (
 )
 from aurora.types.placement import Placement
 from aurora.types.plan import ModelPlan, Plan
-from aurora.types.profile import PHASES, STAGES, Curve, Profile
+from aurora.types.profile import PHASES, STAGES, TOKEN_SPREADS, Curve, Profile
 from aurora.types.program import (
     BARRIERS,
     PREEMPTION_INTERVAL_S,
@@ -45,6 +45,7 @@ __all__ = [
     "PREEMPTION_INTERVAL_S",
     "STAGES",
     "TIME_SLICES",
+    "TOKEN_SPREADS",
     "TRACE_PHASES",
     "AggregationResult",
     "Barrier",

@@ -135,6 +135,8 @@ class Plan(Value):
         slot_gain: by what share `unseen_s` would fall with one more slot on each GPU, which its memory has; None where memory
             has none, or not estimated.
         notes: remarks on how the plan came about.
+        between_s: the seconds between which objective_s lies, where it is estimated from counts alone, as rows of hierarchical
+            all-to-alls are then; None where it is exact.
 
     Raises:
         BadInput: if the models do not fit the cluster or each other.
@@ -151,6 +153,7 @@ class Plan(Value):
     unseen_s: float | None = None
     slot_gain: float | None = None
     notes: tuple[str, ...] = ()
+    between_s: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -18,6 +18,7 @@ from aurora.types.value import Value
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
+TOKEN_SPREADS = ("least", "expected", "most")
 ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
 
@@ -77,6 +78,10 @@ class Profile(Value):
         coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
         dense_layers: the model's numbers of its decoder layers without experts, ascending from 0; its other layers are the L
             layers of tokens_TLSE.
+        expert_groups: groups of equally many consecutive experts, and how many of them a token's experts are in at most; (1, 1)
+            for a router without groups, or if unknown.
+        token_spread: one of TOKEN_SPREADS: over how many servers and GPUs the experts of a token are taken to lie, where counts
+            leave that open. No file keeps it.
 
     Raises:
         BadInput: if a field is out of range, or fields contradict each other.
@@ -96,6 +101,8 @@ class Profile(Value):
     stage_T: tuple[str, ...] | None = None
     coactivation: CoActivation | None = None
     dense_layers: tuple[int, ...] = ()
+    expert_groups: tuple[int, int] = (1, 1)
+    token_spread: str = "expected"
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
@@ -114,6 +121,7 @@ class Profile(Value):
         if most >= 2**62:
             raise BadInput(f"{what}: {most:.3g} bytes travel in all, more than 64 bits hold")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
+        self._check_groups(what)
         if not self.curves:
             raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
         for kind, phases in self.curves.items():
@@ -132,6 +140,21 @@ class Profile(Value):
     def __repr__(self) -> str:
         shape = f"{self.windows} windows x {self.layers} layers x {self.sources} sources x {self.experts} experts"
         return f"Profile({self.model!r}, {shape}, top-{self.top_k})"
+
+    def _check_groups(self, what: str) -> None:
+        """Raises BadInput unless the groups divide the experts and a token's groups hold as many as it chooses."""
+        if self.token_spread not in TOKEN_SPREADS:
+            raise BadInput(f"{what}: expected token_spread as one of {', '.join(TOKEN_SPREADS)}, found {self.token_spread!r}")
+        pair = tuple(self.expert_groups)
+        if len(pair) != 2 or any(type(each) is not int for each in pair) or not 1 <= pair[1] <= pair[0]:
+            raise BadInput(
+                f"{what}: expected expert_groups as two whole numbers, the larger first, found {self.expert_groups!r}"
+            )
+        object.__setattr__(self, "expert_groups", pair)
+        if self.experts % pair[0] or self.experts // pair[0] * pair[1] < self.top_k:
+            raise BadInput(
+                f"{what}: expected groups that divide {self.experts} experts and hold {self.top_k} of a token's, found {pair}"
+            )
 
     def _check_routing(self, what: str, routing: TokenRouting) -> None:
         """Raises BadInput unless the token-level routing gives exactly tokens_TLSE."""
@@ -168,6 +191,12 @@ class Profile(Value):
         routing = None if self.routing is None else self.routing.first_windows(windows)
         stage_T = None if self.stage_T is None else self.stage_T[:windows]
         return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing, coactivation=None)
+
+    def at_layers(self, layers: Sequence[int] | IntArray) -> Self:
+        """Returns the profile of some MoE layers, given by their indices, with their token-level routing."""
+        some = np.asarray(layers)
+        routing = None if self.routing is None else replace(self.routing, experts_ULK=self.routing.experts_ULK[:, some])
+        return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
 
     @property
     def layers(self) -> int:
@@ -227,6 +256,8 @@ class Profile(Value):
             for phase in PHASES:
                 sha.update(f"{kind} {phase}".encode())
                 sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
+        if self.expert_groups != (1, 1):
+            sha.update(repr(self.expert_groups).encode())
         if self.routing is not None:
             for array in (self.routing.experts_ULK, self.routing.source_U, self.routing.window_U):
                 sha.update(array.tobytes())

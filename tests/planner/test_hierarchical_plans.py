@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import aurora
+from aurora.advisor.simulated_choice import simulated_seconds
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
@@ -16,6 +17,7 @@ from aurora.reports.tables import bounds_line, gap_text
 from aurora.reports.traffic_loads import planned_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
+from aurora.types.options import ALL_TO_ALLS
 from tests.conftest import cluster
 from tests.simulator.test_hierarchical import machines, routed
 
@@ -83,7 +85,6 @@ def test_equal_networks_are_left_flat():
     [
         (cluster(1e6, 1e6, 1e6, 1e6), traffic(), {}, r"whose \[fabric\] has two servers or more, found no servers in 'test'"),
         (slow_nics(server_G=[0] * 4), traffic(), {}, "two servers or more, found 1 servers in 'servers'"),
-        (slow_nics(), traffic(routed=False), {}, "token-level routing of .*, found counts alone; `aurora profile --tokens`"),
     ],
 )
 def test_what_hierarchical_all_to_alls_need(on, by, options, message):
@@ -97,11 +98,63 @@ def test_an_unknown_all_to_all_is_named():
         aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="deep"))
 
 
-def test_what_is_too_large_to_simulate_stays_flat_and_says_so(monkeypatch):
-    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 12 * 2 - 1)
-    plan = aurora.plan(slow_nics(), traffic())
-    assert plan.models[0].hierarchy is None
-    assert plan.notes[0].startswith("all-to-alls are flat: too many transfers to simulate; `all_to_all` hierarchical")
+@pytest.mark.parametrize("routed", [True, False])
+def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, routed):
+    """One layer of one window, of two each, is about a quarter of the time."""
+    by = traffic(routed=routed)
+    plan = aurora.plan(slow_nics(), by)
+    whole_s = simulated_seconds(plan, [by])
+    assert whole_s == simulate_plan(plan, [by]).seconds
+    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 1)
+    assert simulated_seconds(plan, [by]) == pytest.approx(whole_s / 4, rel=0.2)
+    assert aurora.plan(slow_nics(), by).models[0].hierarchy is not None
+    assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by).models[0].hierarchy is None
+
+
+def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
+    """What counts do not tell is taken between the fewest and the most rows that they allow; the tokens themselves lie between."""
+    known, counted, later = traffic(), traffic(routed=False), traffic(1, routed=False)
+    plan = aurora.plan(slow_nics(), counted)
+    assert plan.models[0].hierarchy is not None
+    (low_s, high_s), exact = plan.between_s, aurora.price(slow_nics(), known, plan.models[0].placement, HIERARCHICAL)
+    assert low_s < exact.objective_s <= high_s
+    assert low_s <= plan.objective_s <= high_s
+    assert exact.between_s is None
+    assert plan.bound_s <= exact.bound_s
+    assert "(estimated, between 0.02" in plan.notes[0]
+    aurora.save(plan, tmp_path / "plan.json")
+    assert aurora.load(tmp_path / "plan.json") == plan
+    found = evaluate(plan, [later])
+    assert found.between_s[0] <= found.served_s_L.sum() <= found.between_s[1]
+    assert found.loss_between[0] <= found.loss_between[1]
+    drifted = aurora.drift(counted, later, plan, aurora.DriftOptions(threshold=0.0))
+    assert drifted.loss_between == found.loss_between
+    assert "(estimated, between " in replace(drifted, noise=-1.0).reason
+    assert "(estimated, between " in bounds_line(plan)
+    assert aurora.simulate(plan, counted).kind == "predicted"
+    moved, _ = move(found.own, plan, [later])
+    assert moved.between_s[0] <= moved.objective_s <= moved.between_s[1]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "nic_Bps", "faster", "taken"), [(2, 1e6, True, False), (3, 1e6, True, True), (2, 1e9, False, False)]
+)
+def test_hierarchical_is_chosen_from_counts_if_it_is_faster_even_with_the_most_rows(top_k, nic_Bps, faster, taken):
+    one = aurora.synthetic_profile("zipf:0.5", {**CONFIG, "num_experts_per_tok": top_k}, SyntheticOptions(window_tokens=100))
+    on = slow_nics(nic_Bps=nic_Bps)
+    flat, over = (aurora.plan(on, one, PlanOptions(all_to_all=name)) for name in ALL_TO_ALLS)
+    assert (simulate_plan(over, [one]).seconds < simulate_plan(flat, [one]).seconds) == faster
+    chosen = aurora.plan(on, one)
+    assert (chosen.models[0].hierarchy is not None) == taken
+    assert "hierarchical" in chosen.notes[0]
+
+
+def test_replicas_and_two_models_are_planned_from_counts():
+    replicated = aurora.plan(slow_nics(), traffic(routed=False), replace(HIERARCHICAL, slots_per_gpu=5))
+    assert replicated.between_s[0] <= replicated.objective_s <= replicated.between_s[1]
+    mixed = [traffic(), traffic(1, routed=False)]
+    plan = aurora.plan(slow_nics(), mixed, HIERARCHICAL)
+    assert plan.between_s[0] <= plan.objective_s <= plan.between_s[1]
 
 
 def test_a_server_of_one_gpu_each_is_not_tried():

@@ -34,14 +34,14 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
     Raises:
         BadInput: if the number of profiles is not that of the models; or if a profile is of another model, has another number
-            of ranks, has no tokens, or has counts alone although the plan sends tokens deduplicated.
+            of ranks, has no tokens, or has counts alone although the plan's flat all-to-alls are deduplicated.
     """
     if len(profiles) != len(plan.models):
         raise BadInput(f"expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
     for model, profile in zip(plan.models, profiles, strict=True):
         check_profile(plan.cluster, profile)
         profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
-        if model.deduplicated:
+        if model.deduplicated and model.hierarchy is None:
             _ = profile.required_routing
 
 

@@ -10,13 +10,13 @@ from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
-from aurora.planner.evaluate import layer_seconds
 from aurora.planner.make_plan import surviving
 from aurora.planner.migration.byte_budget import worth_moving
 from aurora.planner.migration.pricing import migration_schedule, moved_bytes
 from aurora.planner.migration.relabelling import fewest_moves, holds
 from aurora.planner.placement.exclusive_layers import unseen_seconds
 from aurora.planner.placement.placement_bound import placement_bound_s
+from aurora.planner.plan_seconds import layer_seconds, objective_between
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -232,6 +232,7 @@ def _next_plan(
         unseen_s=_unseen_s(new, final, joint.profiles, domains),
         slot_gain=None,
     )
+    plan = replace(plan, between_s=objective_between(plan, joint.profiles, domains))
     if plan.options.min_replicas is not None:
         plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
     check_plan(plan)

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.network.nics import Nics, nics_of
 from aurora.planner.placement.objective import PhaseTimes, exclusive_XG
-from aurora.planner.workload.serving_gpus import served_split, serving_gpus
+from aurora.planner.workload.estimated_rows import CountedTokens, KnownTokens, hierarchical_steps, known_or_counted
+from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import deduplicated_tokens
 from aurora.types import Cluster, Gpu, Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -127,7 +127,7 @@ class LayerCosts(PortCosts):
         aggregate_s_WG: (W, G) seconds of the aggregation.
         worst: how many scenarios count, the longest first: all for the mean, some for the conditional value at risk, one for
             the worst case.
-        routing: the experts (U, K) and source ranks (U,) of tokens that are deduplicated; None if tokens are not.
+        routing: the tokens, if they are deduplicated; None if they are not.
         nics: the NICs of the servers; None if ports alone limit.
     """
 
@@ -136,7 +136,7 @@ class LayerCosts(PortCosts):
     gate_s_WG: FloatArray
     aggregate_s_WG: FloatArray
     worst: int = 1
-    routing: tuple[IntArray, IntArray] | None = None
+    routing: KnownTokens | CountedTokens | None = None
     nics: Nics | None = None
 
     @cached_property
@@ -205,6 +205,7 @@ class LayerCosts(PortCosts):
             group_E: (E,) int64, the group of each expert, one group for each GPU.
         """
         (own_GE,), (expert_s_GE,), n = self.own_WGE, self.expert_s_WGE, len(self.out_Bps)
+        assert not isinstance(self.routing, CountedTokens), "groups of flat all-to-alls are deduplicated by known tokens alone"
         tokens_SJ = deduplicated_tokens(*self.routing, group_E, n) if self.routing else group_tokens(own_GE, group_E, n)
         return GroupCosts(
             load_J=tokens_SJ.sum(axis=0),
@@ -247,15 +248,16 @@ class LayerCosts(PortCosts):
         return PhaseTimes(*(getattr(times, each.name)[0] for each in fields(times)))
 
     def _deduplicated_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None) -> PhaseTimes:
-        """The phase times of deduplicated tokens, whose rows are counted one by one in each step."""
+        """The phase times of deduplicated tokens, whose rows are counted one by one in each step, or estimated."""
         assert self.routing is not None
-        (experts_UK, source_U), served_EG, gpus = self.routing, split_EG, split_EG.shape[1]
+        served_EG, gpus = split_EG, split_EG.shape[1]
         if hierarchy is None:
+            assert not isinstance(self.routing, CountedTokens), "flat all-to-alls are deduplicated by known tokens alone"
+            experts_UK, source_U = self.routing
             rows_SGG = deduplicated_tokens(experts_UK, source_U, split_EG.argmax(axis=1), gpus)[None]
             rows_SGG[:, np.arange(gpus), np.arange(gpus)] = 0
         else:
-            rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-            rows_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
+            rows_SGG = hierarchical_steps(self.routing, split_EG, hierarchy)
             served_EG = served_split(self.own_WGE[0], split_EG, hierarchy.server_G)
         each = [_both_ways(rows_SGG.sum(axis=2), rows_SGG.sum(axis=1), self.port_s_XG)]
         if self.nics is not None:
@@ -345,14 +347,11 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
         profile: the model's traffic.
         layer: index of the MoE layer.
         deduplicated: whether a token is counted once for a group that holds several of its experts.
-
-    Raises:
-        BadInput: with `deduplicated`, if the profile holds no token-level routing.
     """
     costs = _scenario_costs(cluster, [(profile, slice(None))], layer)
     if not deduplicated:
         return costs
-    return replace(costs, dispatch_bytes=profile.row_bytes(True), routing=profile.required_routing.layer(layer))
+    return replace(costs, dispatch_bytes=profile.row_bytes(True), routing=known_or_counted(profile, layer))
 
 
 def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> LayerCosts:

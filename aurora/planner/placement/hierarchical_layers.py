@@ -14,6 +14,7 @@ from aurora.planner.placement.server_replicas import Homes, levelled, server_rep
 from aurora.planner.placement.server_search import NONE, Limits, server_search, some_tokens
 from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit, slots_G
 from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
+from aurora.planner.workload.estimated_rows import CountedTokens
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.planner.workload.serving_gpus import from_servers, served_split
 from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
@@ -56,6 +57,7 @@ def place_hierarchical(
         BadInput: if the profile holds no token-level routing.
         InfeasiblePlan: if the experts do not fit.
     """
+    profile.required_routing  # noqa: B018
     capacity_G = slots_G(cluster, profile, options)
     replicated = "equal-split" if options.min_replicas is not None else options.place
     make = REPLICAS[replicated].make if replicated in REPLICAS else None
@@ -252,6 +254,7 @@ def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:
 def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> tuple[IntArray, IntArray]:
     """(U, K) the experts of tokens and (U,) the server that each starts on, which counts if sources' preferences come again."""
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    assert not isinstance(costs.routing, CountedTokens), "counts alone do not tell which experts tokens chose together"
     experts_UK, source_U = costs.routing
     lasting = bool((forecast.affinity_SE != 1).any())
     return experts_UK, hierarchy.server_G[source_U] if lasting else np.full(len(source_U), NONE)

@@ -10,6 +10,7 @@ from aurora.planner.placement.coactivation import coactivation_counts, distinct_
 from aurora.planner.placement.colocated_bound import least_compute_s
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.objective import PhaseTimes, exclusive, formula
+from aurora.planner.workload.estimated_rows import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 
 FEW = 8  # servers that hold an expert, up to which its rows are bounded; one that more of them hold is taken to need none
@@ -33,11 +34,16 @@ class LeastRows(NamedTuple):
 def server_counts(costs: LayerCosts) -> IntArray:
     """Returns (N, E, E) int64: tokens that start on each server and choose both experts, as `coactivation_counts`.
 
+    Of counted tokens as many may choose both as choose the rarer one; more pairs make the bounds lower.
+
     Args:
         costs: one layer with deduplicated tokens, on servers with NICs.
     """
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
     assert costs.nics is not None, "hierarchical all-to-alls go between servers"
+    if isinstance(costs.routing, CountedTokens):
+        counts_NE = (costs.nics.members_NG @ costs.own_WGE[0]).astype(np.int64)
+        return np.asarray(np.minimum(counts_NE[:, :, None], counts_NE[:, None, :]))
     (experts_UK, source_U), server_G = costs.routing, costs.nics.server_G
     tokens = distinct_tokens(experts_UK, server_G[source_U])
     return coactivation_counts(*tokens, costs.own_WGE.shape[2], len(costs.nics.size_N))

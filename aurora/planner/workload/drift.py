@@ -25,6 +25,7 @@ class Drift:
         hot: how many most loaded experts `overlap_L` compares.
         loss: how much longer a placement made for the first profile takes on the second than one made for it; 0.1 is 10 %.
         threshold: the loss above which planning again pays, as a share.
+        loss_between: the losses between which `loss` lies, where it is estimated from counts; None where it is exact.
     """
 
     variation_L: FloatArray
@@ -34,6 +35,7 @@ class Drift:
     hot: int
     loss: float
     threshold: float
+    loss_between: tuple[float, float] | None = None
 
     @property
     def moved(self) -> bool:
@@ -54,8 +56,15 @@ class Drift:
                 f"keep the plan: shares differ by {apart}, two samples as small as these of the same traffic by up to {chance}"
             )
         if not self.replan:
-            return f"keep the plan: traffic has moved, but it loses {self.loss:.1%}, not more than {self.threshold:.1%}"
-        return f"plan again: traffic has moved, and the plan loses {self.loss:.1%}, more than {self.threshold:.1%}"
+            return f"keep the plan: traffic has moved, but it loses {self._lost}, not more than {self.threshold:.1%}"
+        return f"plan again: traffic has moved, and the plan loses {self._lost}, more than {self.threshold:.1%}"
+
+    @property
+    def _lost(self) -> str:
+        """The loss, and between which it lies."""
+        if self.loss_between is None:
+            return f"{self.loss:.1%}"
+        return f"{self.loss:.1%} (estimated, between {self.loss_between[0]:.1%} and {self.loss_between[1]:.1%})"
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
@@ -68,6 +77,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         raise BadInput(f"drift: expected a plan for the first profile, {before.model!r} alone, found one made from others")
     hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
     loads = before.load_LE, after.load_LE
+    evaluation = None if plan is None else evaluate(plan, [after])
     noise_BL = _by_chance(before, after, np.random.default_rng(options.seed))
     return Drift(
         variation(*loads),
@@ -75,8 +85,9 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         float(np.quantile(noise_BL.mean(axis=1), LEVEL)),
         overlap(loads[0], loads[1], hot),
         hot,
-        balance_loss(loads[0], loads[1], before.sources) if plan is None else evaluate(plan, [after]).loss,
+        balance_loss(loads[0], loads[1], before.sources) if evaluation is None else evaluation.loss,
         options.threshold,
+        None if evaluation is None else evaluation.loss_between,
     )
 
 

@@ -126,6 +126,7 @@ class Shape:
             routing=routing,
             coactivation=pairs,
             dense_layers=self.dense_layers if recorded is None else _others(recorded, self.decoder_layers),
+            expert_groups=(self.groups, self.token_groups),
         )
 
 

@@ -105,6 +105,28 @@ def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_
     return np.asarray(np.einsum("ne,neg->eg", from_servers(tokens_SE, server_G), server_split(split_EG, server_G)))
 
 
+def replica_tokens(tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Returns the tokens of each replica in a hierarchical all-to-all, as `serving_gpus` divides them.
+
+    Args:
+        tokens_SE: (S, E) int64, tokens of each expert from each rank.
+        split_EG: (E, G) float64, as in `server_split`.
+        server_G: (G,) int64, the server of each GPU.
+
+    Returns:
+        (S, P) int64, tokens of each replica from each rank; (P,) int64, the expert of each replica, rising; and (P,) its GPU.
+    """
+    if is_unreplicated(split_EG):
+        return tokens_SE, np.arange(len(split_EG)), split_EG.argmax(axis=1)
+    split_NEG = server_split(split_EG, server_G)
+    expert_P, gpu_P = np.nonzero((split_NEG > 0).any(axis=0))
+    tokens_SP = np.empty((len(tokens_SE), len(gpu_P)), dtype=np.int64)
+    for source, tokens_E in enumerate(tokens_SE):
+        rounding_E = np.full(len(tokens_E), (source + 0.5) / len(tokens_SE))
+        tokens_SP[source] = _cut(tokens_E, split_NEG[server_G[source]], rounding_E)[expert_P, gpu_P]
+    return tokens_SP, expert_P, gpu_P
+
+
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
     """Returns (N, E) float64, the part of each expert's tokens (S, E) that starts on each server; by ranks if it has none."""
     ranks_N = np.bincount(server_G)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.workload.serving_gpus import serving_gpus, split_by_share
+from aurora.planner.workload.estimated_rows import hierarchical_steps, known_or_counted
+from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -25,7 +25,8 @@ def exchange_rows(
     """Returns the rows of one layer's dispatch in each of its steps; a flat all-to-all has one step.
 
     Args:
-        profile: the recorded routing. Source rank g sits on GPU g.
+        profile: the recorded routing. Source rank g sits on GPU g. Where it holds counts alone, the rows of hierarchical
+            all-to-alls are estimated, at its `token_spread`.
         layer: which MoE layer.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
         deduplicated: whether a token is sent once to a GPU that holds several of its experts; in flat all-to-alls replicas are
@@ -37,16 +38,15 @@ def exchange_rows(
         (S, G, G) int64 rows from each rank to each other in each of S steps, with zero diagonals.
 
     Raises:
-        BadInput: with `deduplicated`, if the profile holds no token-level routing.
+        BadInput: with `deduplicated` and no hierarchy, if the profile holds no token-level routing.
     """
     gpus = split_EG.shape[1]
     if deduplicated:
-        experts_UK, source_U = profile.required_routing.layer(layer, window)
         if hierarchy is None:
+            experts_UK, source_U = profile.required_routing.layer(layer, window)
             rows_SGG = deduplicated_tokens(experts_UK, source_U, split_EG.argmax(axis=1), gpus)[None]
         else:
-            rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-            rows_SGG = step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
+            rows_SGG = hierarchical_steps(known_or_counted(profile, layer, window), split_EG, hierarchy)
     else:
         windows = slice(None) if window is None else slice(window, window + 1)
         rows_SGG = tokens_to_gpus(profile.tokens_TLSE[windows, layer].sum(axis=0), split_EG)[None]
