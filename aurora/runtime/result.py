@@ -176,7 +176,8 @@ class RunResult:
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
-        control_M: what was decided for each model; empty unless `options.adapt`.
+        control_M: what was decided for each model, with `options.survive` in each epoch whose rank 0 is there at the end; empty
+            unless `options.adapt`.
     """
 
     answers_M: tuple[Answers, ...]
