@@ -16,13 +16,15 @@ from routed_tasks import ROOT, Source, Traffic, deepseek
 from tables import Table, write
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows
+from aurora.planner.network.routes import route
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.hierarchical_layers import place_hierarchical
 from aurora.planner.replication.registry import place
 from aurora.planner.workload.server_tokens import server_tokens
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.types import Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
 
 SERVERS = 4
 GPUS = (1, 2, 4, 8)  # of a server
@@ -96,7 +98,14 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
         sent_GN = needed(traffic, layer, gpu_E)
         return int(sent_GN.sum() - sent_GN[np.arange(ranks), server_G].sum())
 
-    tokens_LSE = source.routed(served, ranks).tokens_TLSE[0]
+    known, routes = source.routed(served, ranks), route(cluster.network)
+    counted = {spread: replace(known, routing=None, token_spread=spread) for spread in TOKEN_SPREADS}
+    tokens_LSE = known.tokens_TLSE[0]
+
+    def dispatch_s(traffic: Profile, layer: int, gpu_E: np.ndarray) -> float:
+        rows_SGG = exchange_rows(traffic, layer, np.eye(ranks)[gpu_E], deduplicated=True, hierarchy=hierarchy)
+        return sum(map(routes.seconds, exchange_bytes(rows_SGG, traffic, "dispatch", True)))
+
     for layer in served.layers:
         experts_UK = served.experts_ULK[:, layer]
         balanced_E = PLACE["balanced"](load_LE[layer], even_J, rng) * gpus
@@ -113,6 +122,9 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
             figures[method, "least"].append(found.least_SN.sum() / true_GN.sum())
             figures[method, "most"].append(found.most_SN.sum() / true_GN.sum())
             figures[method, "error"].append(np.median(np.abs(found.expected_SN / true_GN - 1)))
+            for spread, traffic in counted.items():
+                took_s = dispatch_s(traffic, layer, gpu_E)
+                figures[method, f"dispatch {spread}"].append(took_s / dispatch_s(known, layer, gpu_E))
             every = (server_G[gpu_E[experts_UK]] != server_G[served.sequence_U % ranks][:, None]).sum()
             figures[method, "without deduplication"].append(every / balanced)
             for name, load_E in (("planned", load_LE[layer]), ("served", served_LE[layer])):
@@ -159,7 +171,7 @@ def main() -> None:
     loads = Table(
         "Load", "servers x GPUs | method | server, planned | served | GPU, planned | served | GPU beside flat plan", LOADS
     )
-    counts = Table("From counts alone", "servers x GPUs | method | within bounds | lower | estimate | upper | error", COUNTS)
+    counts = Table("From counts alone", COUNTS_COLUMNS, COUNTS)
     spare = Table("With spare slots", f"{SPARE_COLUMNS} | GPU beside flat plan", SPARE)
     goals = Table("Targets", "servers x GPUs | rows | server | GPU beside flat plan, worst layer | met")
     for (gpus, task, direction), found in results:
@@ -176,7 +188,9 @@ def main() -> None:
         for method in METHODS:
             cells = [over(method, what).mean() for what in ("least", "sum", "most")]
             within, error = over(method, "within").mean(), over(method, "error").mean()
-            counts.add(f"{SERVERS} x {gpus}", method, f"{within:.0%}", *(f"{cell:.3f}" for cell in cells), f"{error:.1%}")
+            seconds = [f"{over(method, f'dispatch {spread}').mean():.3f}" for spread in TOKEN_SPREADS]
+            cells = [f"{within:.0%}", *(f"{cell:.3f}" for cell in cells), f"{error:.1%}", *seconds]
+            counts.add(f"{SERVERS} x {gpus}", method, *cells)
             beside = over(method, "GPU planned") / over("flat plan", "GPU planned")
             cells = [over(method, f"{what} {half}").mean() for what in ("server", "GPU") for half in ("planned", "served")]
             loads.add(f"{SERVERS} x {gpus}", method, *(f"{cell:.3f}" for cell in cells), f"{beside.mean():.3f}")
@@ -216,7 +230,11 @@ ROWS = """Beside a load-balanced placement (heaviest expert first, onto the ligh
 hierarchical mode, every expert a group of its own. The last column is of placements over servers, counted on the half that
 they are made from."""
 COUNTS = """Tokens that need each server, from the counts of experts on each source rank: how often the true number is within
-the bounds; the sums of bounds and estimate beside the true one; and the estimate's median error for a rank and a server."""
+the bounds; the sums of bounds and estimate beside the true one; the estimate's median error for a rank and a server; and the
+seconds of a dispatch, from the fewest rows to the most, beside those of the tokens."""
+COUNTS_COLUMNS = (
+    "servers x GPUs | method | within bounds | lower | estimate | upper | error | dispatch: lower | estimate | upper"
+)
 SPARE_COLUMNS = "servers x GPUs | method | rows, planned | served | server, planned | served | GPU, planned | served"
 SPARE = f"""With {SPARE_SLOTS} times the slots that experts need once. Rows are beside the load-balanced placement without
 replicas, loads over the mean, each on the half that the plan was made from and on the half that it serves; means over layers,

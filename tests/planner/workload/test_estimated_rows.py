@@ -54,13 +54,15 @@ def test_replicas_get_the_tokens_that_are_served_there(case):
     assert (np.diff(expert_P) >= 0).all()
 
 
-def test_independent_tokens_are_estimated_within_a_tenth_and_groups_are_known():
+def test_independent_tokens_are_estimated_within_a_tenth_and_groups_are_known(tmp_path):
     config = {
         "model_type": "deepseek_v3", "n_routed_experts": 32, "num_hidden_layers": 1, "num_experts_per_tok": 4, "hidden_size": 64,
         "moe_intermediate_size": 8, "n_group": 8, "topk_group": 2,
     }  # fmt: skip
     profile = aurora.synthetic_profile("zipf:0.3", config, SyntheticOptions(4, window_tokens=500, token_level=True))
     assert profile.expert_groups == (8, 2)
+    aurora.save(profile, tmp_path / "profile.npz")
+    assert aurora.load(tmp_path / "profile.npz") == profile
     hierarchy, split_EG = Hierarchy(np.array([0, 0, 1, 1])), np.repeat(np.eye(4), 8, axis=0)
     experts_UK, source_U = profile.routing.layer(0)
     true = hierarchical_rows(serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G), source_U, hierarchy)
