@@ -479,21 +479,21 @@ WorkerStartup.start = start_and_count
 @slow
 @pytest.mark.parametrize("eplb_too", [False, True])
 def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpoints, alone):
-    """All-to-alls in two hops: planned so, and asked for by a setting for a plan with replicas, which EPLB places."""
+    """All-to-alls in two hops: planned so and levelled, and asked for by a setting for a plan with replicas, which EPLB places."""
     checkpoint, server_G = checkpoints("qwen3moe"), (0, 1, 0, 1)
+    hierarchy = Hierarchy(np.array(server_G), 4) if eplb_too else Hierarchy(np.array(server_G), 3, 1)
     fabric = servers(server_G, [1e9] * 4, [1e9] * 4, 1e8)
     plan = scattered(checkpoint, 4, most=3, replicas=2, fabric=fabric) if eplb_too else scattered(checkpoint, 4)
     settings = {"plan": str(tmp_path / "plan.json")}
     if eplb_too:
         settings["all_to_all"] = "hierarchical"
     else:
-        made = replace(plan.models[0], deduplicated=True, hierarchy=Hierarchy(np.array(server_G), 3))
+        made = replace(plan.models[0], deduplicated=True, hierarchy=hierarchy)
         plan = replace(plan, models=(made,))
     save(plan, tmp_path / "plan.json")
-    chunks = 4 if eplb_too else 3
     run = Ranks(
         tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config={"aurora": settings}, before=IN_TWO_HOPS,
-        after=f"from aurora_vllm.layer_alltoall import RowPerServer as R; assert set(R.exchanges) == {{{chunks + 1}}}",
+        after=f"from aurora_vllm.layer_alltoall import RowPerServer as R; assert set(R.exchanges) == {{{hierarchy.steps}}}",
         llm=eplb(0) if eplb_too else {},
     )  # fmt: skip
     check_same(run.answers(), alone("qwen3moe"))
