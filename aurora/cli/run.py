@@ -122,8 +122,11 @@ def run(
     from aurora import api
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
+    from aurora.runtime.placement_control import log_decisions
     from aurora.runtime.run import verify as differing
 
+    if adapt:
+        log_decisions()
     tokenizers = [load_tokenizer(path) for path in model]
     files = prompts * len(model) if len(prompts) == 1 else prompts
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
@@ -276,7 +279,8 @@ def _decided(report: ControlReport) -> Iterator[str]:
     """A line with what was decided for a model, and one for each change."""
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
     dry = "dry run, " if report.dry_run else ""
-    yield f"{report.model}: {dry}{report.windows} windows; decisions: {counts or 'none'}"
+    failures = f"; {report.failures} failures" if report.failures else ""
+    yield f"{report.model}: {dry}{report.windows} windows; decisions: {counts or 'none'}{failures}"
     yield from (f"{report.model}, {change}" for change in report.changes)
 
 

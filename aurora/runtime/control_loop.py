@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
@@ -31,6 +32,10 @@ class MovesFailed(Exception):
     def __init__(self, message: str, held_LGP: IntArray | None = None) -> None:
         super().__init__(message)
         self.held_LGP = held_LGP
+
+
+class ServingEnded(MovesFailed):
+    """Moves are given up because serving has ended, which is no failure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +74,14 @@ class ControlStatus:
         return self.heartbeat_s >= STALE_S
 
 
+class _LoadWindow(NamedTuple):
+    """What `ControlLoop.add` is given."""
+
+    load_LE: ArrayLike
+    step_s: float | None
+    tokens: float | None
+
+
 class ControlLoop:
     """Runs a Controller in a daemon thread beside serving.
 
@@ -92,7 +105,7 @@ class ControlLoop:
         self._controller, self._perform, self._dry_run, self._clock = controller, perform, dry_run, clock
         self._say = say or logging.getLogger("aurora.control").info
         self._changed = threading.Condition()
-        self._waiting: tuple[ArrayLike, float | None] | None = None
+        self._waiting: _LoadWindow | None = None
         self._busy = self._closed = False
         self._seen_s = self._in_force_s = clock()
         self._balancedness = self._expected = math.nan
@@ -103,19 +116,20 @@ class ControlLoop:
         self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
         self._thread.start()
 
-    def add(self, load_LE: ArrayLike, step_s: float | None = None) -> None:
+    def add(self, load_LE: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> None:
         """Hands over a window; never blocks, never raises. A window that still waits is replaced.
 
         Args:
             load_LE: (L, E) tokens of each expert in the window, which nobody changes from now on.
             step_s: seconds that a step took in it; None: not measured.
+            tokens: of a step in it, as of `Controller.window`.
         """
         with self._changed:
             if self._waiting is None and not self._busy:
                 self._seen_s = self._clock()
             self._windows += 1
             self._skipped += self._waiting is not None
-            self._waiting = load_LE, step_s
+            self._waiting = _LoadWindow(load_LE, step_s, tokens)
             self._changed.notify()
 
     def beat(self) -> None:
@@ -153,13 +167,15 @@ class ControlLoop:
         """The thread: follows window after window."""
         while (window := self._next()) is not None:
             try:
-                self._follow(*window)
+                self._follow(window)
+            except ServingEnded as ended:
+                self._tell(f"given up: {ended}")
             except Exception as error:
                 with self._changed:
                     self._failures += 1
                 self._tell(f"failed: {type(error).__name__}: {error}")
 
-    def _next(self) -> tuple[ArrayLike, float | None] | None:
+    def _next(self) -> _LoadWindow | None:
         """The window that waits, when there is one; None when the loop is closed."""
         with self._changed:
             self._busy = False
@@ -170,9 +186,11 @@ class ControlLoop:
             self._busy, self._seen_s = True, self._clock()
             return window
 
-    def _follow(self, load_LE: ArrayLike, step_s: float | None) -> None:
+    def _follow(self, window: _LoadWindow) -> None:
         """Decides after a window, and performs the decision."""
-        decision = self._controller.window(load_LE, None if self._dry_run else step_s)
+        if self._dry_run:
+            window = window._replace(step_s=None)
+        decision = self._controller.window(*window)
         with self._changed:
             self._last = decision
             self._decisions[decision.action, decision.kind] += 1
@@ -197,6 +215,8 @@ class ControlLoop:
             self._bytes += decision.bytes
             self._move_s += ended_s - began_s
             self._in_force_s = ended_s
+            if self._waiting is not None:  # its steps were those before
+                self._waiting = self._waiting._replace(step_s=None)
 
     def _tell(self, line: str) -> None:
         """Says a line, if that is possible."""

@@ -8,6 +8,7 @@ between two steps, so small that a step is not LENGTHENED by more. When a round'
 change over before the same step. What a round needs, expert maps and orders, is made in a thread meanwhile.
 """
 
+import logging
 import statistics
 import threading
 import time
@@ -15,6 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from aurora.planner.control.controller import LENGTHENED, Decision
 from aurora.planner.control.move_sequence import Move
 from aurora.planner.migration.survivors import ExpertTransfer
 from aurora.planner.workload.traffic import tokens_to_gpus
-from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.expert_moves import WeightMessages, Weights
@@ -39,6 +42,8 @@ MARGIN = 0.7  # of what a slice may take that it is meant to take
 FIRST_BYTES = 16 * 1024  # of a decision's first slice, and of the smallest
 GROWTH = 2  # times the last slice that the next one is at most
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
+
+LOG = logging.getLogger("aurora.control")
 
 SlotsG = tuple[tuple[int, ...], ...]
 
@@ -73,6 +78,7 @@ class LivePlacement:
         placement: the placement in force at first.
         ops_L: the operations of each layer at first.
         context: the layers' context; it counts the tokens of each expert from now on.
+        row_bytes: bytes of a row of an exchange, by which orders are made.
         network: the network that orders are made for; those that are in use only for servers stay.
         local_first: as of `DistributedExperts.perform`.
         period_s: seconds between two windows.
@@ -87,13 +93,14 @@ class LivePlacement:
         placement: Placement,
         ops_L: Sequence[tuple[Op, ...]],
         context: LayerContext,
+        row_bytes: int,
         network: Network,
         local_first: bool,
         period_s: float,
     ) -> None:
         self.control: ControlLoop | None = None
         self._layers, self._ops_L, self._context, self._network = layers, list(ops_L), context, network
-        self._local_first, self._period_s = local_first, period_s
+        self._row_bytes, self._local_first, self._period_s = row_bytes, local_first, period_s
         self._held_LGP = placement.held_LGP()
         self._device = next(layers[0].local.parameters()).device
         context.tokens_LE = torch.zeros(len(layers), placement.experts, dtype=torch.int64, device=self._device)
@@ -108,7 +115,8 @@ class LivePlacement:
         self._moves: _MovesUnderWay | None = None
         self._slice_bytes, self._slice_s, self._rate_Bps = FIRST_BYTES, 0.0, 0.0  # of the last slice
         self._recent_s: deque[float] = deque(maxlen=RECENT)
-        self._steps_s: list[float] = []  # of this window
+        self._steps = 0  # of this window
+        self._steps_s: list[float] = []  # of these, by the placement in force
         self._began_s = 0.0  # this window
         self._left_s: float | None = None
 
@@ -121,7 +129,7 @@ class LivePlacement:
         done: Future[None] = Future()
         with self._lock:
             if self._closed:
-                raise MovesFailed("serving has ended")
+                raise ServingEnded("serving has ended")
             self._request = decision, done
         done.result()
 
@@ -156,7 +164,7 @@ class LivePlacement:
         """Gives up what is under way, and asks for no more moves."""
         with self._lock:
             self._closed = True
-        self._give_up("serving has ended")
+        self._end_moves(ServingEnded("serving has ended", self._held_LGP.copy()))
         self._context.tokens_LE = None
         self._pool.shutdown(wait=False)
 
@@ -178,6 +186,7 @@ class LivePlacement:
     def _learn(self, step_s: float, slice_s: float) -> None:
         """Takes the time of the slowest rank's last step and slice into account."""
         if step_s:
+            self._steps += 1
             self._recent_s.append(step_s)
             self._steps_s.append(step_s)
         if slice_s:
@@ -190,7 +199,9 @@ class LivePlacement:
         self._tokens_SLE = self._context.gather_between_steps(tokens_LE.cpu()).numpy()
         tokens_LE.zero_()
         if self.control is not None:
-            self.control.add(self._tokens_SLE.sum(axis=0), statistics.median(self._steps_s) if self._steps_s else None)
+            load_LE, step_s = self._tokens_SLE.sum(axis=0), statistics.median(self._steps_s) if self._steps_s else None
+            self.control.add(load_LE, step_s, load_LE.sum() / self._steps if self._steps else None)
+        self._steps = 0
         self._steps_s.clear()
         self._began_s = time.perf_counter()
 
@@ -198,8 +209,9 @@ class LivePlacement:
         """Begins the moves that rank 0 has announced."""
         mine = self._announced if self._context.transport.rank == 0 else torch.zeros(count, 6, dtype=torch.int64)
         moves = [Move(*row) for row in self._context.gather_between_steps(mine)[0].tolist()]
-        rounds = [[move for move in moves if move.round == number] for number in range(1 + max(move.round for move in moves))]
+        rounds = [list(each) for _, each in groupby(moves, attrgetter("round"))]
         prepared = self._pool.submit(self._prepare, rounds, self._held_LGP.copy(), self._tokens_SLE)
+        prepared.add_done_callback(_tell_failure)
         self._moves = _MovesUnderWay(rounds, prepared, self._messages(rounds[0]), time.perf_counter())
         self._send_slice(self._moves)
 
@@ -224,10 +236,10 @@ class LivePlacement:
         method = next(op.order.method for op in ops if isinstance(op, Exchange))
         if method not in ORDER:
             return ops
-        rows_GG = tokens_to_gpus(tokens_SE, _split_EG(slots_G))
-        np.fill_diagonal(rows_GG, 0)
-        back_GG = np.ascontiguousarray(rows_GG.T)
-        made = both_ways(rows_GG[None], back_GG[None], None, self._network, method, rng=np.random.default_rng(layer))
+        bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(slots_G)) * self._row_bytes
+        np.fill_diagonal(bytes_GG, 0)
+        back_GG = np.ascontiguousarray(bytes_GG.T)
+        made = both_ways(bytes_GG[None], back_GG[None], None, self._network, method, rng=np.random.default_rng(layer))
         orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
         return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
 
@@ -239,7 +251,7 @@ class LivePlacement:
     def _go_on(self, moves: _MovesUnderWay, prepared_R: IntArray) -> None:
         """Sends the next slice, after the end of a round when all ranks are ready for it."""
         if (prepared_R < 0).any():
-            self._give_up("a rank cannot change over")
+            self._end_moves(MovesFailed("a rank cannot change over", self._held_LGP.copy()))
         elif moves.sent < moves.messages.bytes:
             self._send_slice(moves)
         elif prepared_R.all():
@@ -272,13 +284,10 @@ class LivePlacement:
             self._layers[layer].ops = self._ops_L[layer] = ops
         self._end_moves(None)
 
-    def _give_up(self, reason: str) -> None:
-        """Stays with the placement that is in force, between two rounds."""
-        self._end_moves(MovesFailed(reason, self._held_LGP.copy()))
-
     def _end_moves(self, failure: MovesFailed | None) -> None:
-        """Tells the control loop, if it waits, that its decision is in force, or why it is not."""
+        """Tells the control loop, if it waits, that its decision is in force, or what is, between two rounds, and why."""
         self._moves = None
+        self._steps_s.clear()
         with self._lock:
             request, self._request = self._request, None
         if request is None:
@@ -287,6 +296,12 @@ class LivePlacement:
             request[1].set_result(None)
         else:
             request[1].set_exception(failure)
+
+
+def _tell_failure(prepared: Future[_Prepared]) -> None:
+    """Logs why this rank cannot change over, if it cannot."""
+    if (error := prepared.exception()) is not None:
+        LOG.warning("a rank cannot change over: %s: %s", type(error).__name__, error)
 
 
 def _encoded(decision: Decision, held_LGP: IntArray) -> torch.Tensor:

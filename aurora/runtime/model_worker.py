@@ -52,6 +52,7 @@ class ModelWorker:
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
+        row_bytes: bytes of a row of an exchange, a (token, expert) pair.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ModelWorker:
     ) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
-        self.expert_bytes = model.expert_bytes
+        self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
         self._model, self._options, self._on_tokens = model, options, on_tokens
         self._batch: GreedyBatch | None = None

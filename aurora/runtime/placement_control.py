@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.plan_controller import plan_controller
-from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.control_loop import ControlLoop, ServingEnded
 from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker
 from aurora.runtime.result import ControlReport, PlacementChange
@@ -67,7 +67,7 @@ class PlacementControl:
     def _perform(self, decision: Decision) -> None:
         """Performs a decision, and keeps how long that took."""
         if self._live.closed:
-            raise MovesFailed("serving has ended")
+            raise ServingEnded("serving has ended")
         start_s = time.perf_counter()
         self._decided.append((decision, None))
         self._live.perform(decision)
@@ -102,7 +102,7 @@ def controlled(
     for index, worker in enumerate(workers):
         context, placement = worker.context, program.placements_M[index]
         rules = cluster.network, options.local_first, options.adapt.period_s
-        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, *rules)
+        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *rules)
         worker.between_steps = live.next_step
         if context.transport.rank == 0:
             controller = plan_controller(placement, cluster, worker.expert_bytes, options.adapt, time.perf_counter)

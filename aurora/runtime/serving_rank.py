@@ -113,7 +113,8 @@ def serve_rank(
         if options.order == "auto":
             calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
             planned_M = [FLAT if model.hierarchy is None else OVER_SERVERS for model in plan.models]
-            plan = with_servers(plan, options.deduplicate)
+            if options.adapt is None:  # experts move between ranks with flat all-to-alls
+                plan = with_servers(plan, options.deduplicate)
             servers_M = [
                 None if model.hierarchy is None else calibrate_servers(transports[0], plan.cluster, model, planned, device)
                 for model, planned in zip(plan.models, planned_M, strict=True)

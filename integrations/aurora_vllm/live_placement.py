@@ -22,7 +22,6 @@ from aurora_vllm.traffic_recorder import EngineFacts
 
 LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
-AS_MANY = 0.1  # relative: passes whose tokens differ by more take other times for that reason
 
 
 class PassTimes:
@@ -91,7 +90,6 @@ class LivePlacement:
             compile_decisions()
         self._wanted: Decision | None = None  # whose moves are under way
         self._move_s, self._began_s = 0.0, clock()
-        self._tokens: float | None = None  # of a pass in the windows whose step times are compared
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns (L, P) int64, the expert in each physical expert from now on, the same on all ranks. A collective call.
@@ -127,7 +125,7 @@ class LivePlacement:
             ended_s = self._clock()
             controller.options = replace(controller.options, period_s=max(ended_s - self._began_s, 1e-3))
             self._began_s = ended_s
-            decision = controller.window(load_LE, self._step_s(controller))
+            decision = controller.window(load_LE, *(self.passes.take() or (None, None)))
             wanted_LGP = held_LGP
             if decision.action != "keep" and self._settings.dry_run:
                 controller.failed()
@@ -164,16 +162,6 @@ class LivePlacement:
             self._metrics.moved(wanted.bytes, self._move_s)
         self._move_s = 0.0
         return controller
-
-    def _step_s(self, controller: Controller) -> float | None:
-        """Seconds of a forward pass in the window; None: unknown."""
-        if (taken := self.passes.take()) is None:
-            return None
-        seconds, tokens = taken
-        if self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens:
-            controller.forget_steps()
-            self._tokens = tokens
-        return seconds
 
     def _failed(self, error: Exception) -> None:
         """Says that experts stay where they are."""

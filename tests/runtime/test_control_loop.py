@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aurora.planner.control.controller import Controller
-from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 
 SKEWED = np.array([[900.0, 800.0, 100.0, 200.0]])
 HELD = np.array([[[0, 1], [2, 3]]])
@@ -128,6 +128,27 @@ def test_moves_that_are_given_up_are_tried_again_from_what_is_in_force(serving, 
     assert serve.window().startswith("move")
     status = serve.ended()
     assert (status.failures, status.bytes) == (1, serve.performed[1].bytes)
+
+
+def test_moves_that_end_with_serving_are_no_failure(serving):
+    def ends(_):
+        raise ServingEnded("serving has ended")
+
+    serve = serving(ends)
+    assert serve.window().startswith("move")
+    assert serve.lines.get(timeout=WAIT_S) == "given up: serving has ended"
+    status = serve.ended()
+    assert (status.failures, status.bytes) == (0, 0)
+
+
+def test_steps_before_a_change_do_not_tell_against_it(serving):
+    """A window that ended while experts moved has steps by the placement before."""
+    serve = serving(lambda _: serve.loop.add(SKEWED, 9.0, 8))
+    serve.loop.add(SKEWED, 1.0, 8)
+    assert [serve.lines.get(timeout=WAIT_S)[:4] for _ in range(2)] == ["move", "keep"]
+    for _ in range(2):
+        serve.loop.add(SKEWED, 1.0, 8)
+        assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")
 
 
 def test_a_dry_run_moves_nothing_and_goes_on_as_if_it_had(serving):

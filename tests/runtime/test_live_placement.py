@@ -17,6 +17,7 @@ import aurora
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import LENGTHENED, Controller
 from aurora.runtime import run as running
 from aurora.runtime.control_loop import ControlLoop, MovesFailed
@@ -28,6 +29,7 @@ from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
 from aurora.types import ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
+from aurora.types.fabric import Cut, servers
 from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for
 
 EAGER = ControlOptions(loss=0.0, period_s=0.005)
@@ -43,9 +45,9 @@ def placed(plan, slots_G):
 def patient(add):
     """ControlLoop.add that returns when its window is decided on, so that few steps have many decisions."""
 
-    def add_and_wait(loop, load_LE, step_s=None):
+    def add_and_wait(loop, load_LE, *more):
         last, until_s = loop.status().last, time.monotonic() + 10
-        add(loop, load_LE, step_s)
+        add(loop, load_LE, *more)
         while (last is None or last.action == "keep") and loop.status().last is last and time.monotonic() < until_s:
             time.sleep(0.001)
 
@@ -124,6 +126,19 @@ def test_what_cannot_be_followed_is_refused(mixtral):
         RunOptions(dry_run=True)
 
 
+def test_all_to_alls_stay_flat_where_experts_move(monkeypatch, mixtral):
+    """Although such tokens may go over servers in a run whose experts stay."""
+    monkeypatch.setattr("aurora.runtime.order_calibration.SIZES", (1 << 10,))
+    plan = plan_for([mixtral], 4)
+    machines = replace(plan.cluster, fabric=servers([0, 0, 1, 1], [50e6] * 4, [50e6] * 4, 50e6))
+    model = replace(plan.models[0], cut_L=(Cut(0.0, 0, ()),) * len(plan.models[0].dispatch_L))
+    plan = replace(plan, cluster=machines, models=(model,))
+    options = RunOptions(max_new_tokens=2, transport="memory", order="auto", deduplicate=True, adapt=EAGER)
+    (used,) = aurora.run(plan, [mixtral], [prompts_for(mixtral, 4)], options).orders_M
+    assert used.servers == ""
+    assert not any("over servers" in method for method in used.exchanges)
+
+
 class Numbered(nn.Module):
     """Experts whose weights tell their numbers."""
 
@@ -151,7 +166,9 @@ class Ranks:
             context.gather_between_steps = partial(self.gather, rank)
             context.exchange_between_steps = partial(self.exchange, rank)
             ops = (Exchange("dispatch", order), Exchange("combine", order.reversed))
-            live = LivePlacement(layers, placement, [ops] * len(layers), context, Network.equal(self.ranks), False, 10**9)
+            live = LivePlacement(
+                layers, placement, [ops] * len(layers), context, 2, Network.equal(self.ranks, startup_s=1.0), False, 10**9
+            )
             self.live_R.append(live)
             self.layers_R.append(layers)
             for number, layer in enumerate(layers):
@@ -235,13 +252,25 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
     assert sum(size for size, _ in ranks.slices_s) >= 120_000
     assert max(size for size, _ in ranks.slices_s) > 2 * FIRST_BYTES  # they have grown to what fits
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
+    assert len(ranks.live_R[0]._steps_s) < 60 - len(ranks.slices_s)  # steps before the change are not timed for it
     for live, layers in zip(ranks.live_R, ranks.layers_R, strict=True):
         assert np.array_equal(live._held_LGP, decision.held_LGP)
         assert all(layer.ops[1].order == layer.ops[0].order.reversed for layer in layers)
 
 
+def test_orders_are_made_for_bytes(monkeypatch):
+    """A row counts by its size beside the start-up of a transfer."""
+    ranks, asked = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch), []
+    monkeypatch.setattr(
+        "aurora.runtime.live_placement.both_ways",
+        lambda there, *rest, **more: asked.append(there) or both_ways(there, *rest, **more),
+    )
+    ranks.live_R[0]._ordered(0, CONTIGUOUS.slots_LG[0], np.full((4, 8), 5))
+    assert asked[0][0].tolist() == (20 * (1 - np.eye(4, dtype=int))).tolist()  # two experts, five tokens, rows of two bytes
+
+
 @pytest.mark.parametrize("fault", ["the run ends", "a rank cannot prepare"])
-def test_moves_that_are_given_up_lose_no_expert(monkeypatch, fault):
+def test_moves_that_are_given_up_lose_no_expert(monkeypatch, caplog, fault):
     """The placement is then one between two rounds, the same on all ranks."""
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
     if fault != "the run ends":
@@ -256,6 +285,7 @@ def test_moves_that_are_given_up_lose_no_expert(monkeypatch, fault):
     ranks.serve(6, perform)
     held_LGP = failures[0].held_LGP
     assert str(failures[0]) == ("serving has ended" if fault == "the run ends" else "a rank cannot change over")
+    assert ("ZeroDivisionError" in caplog.text) == (fault != "the run ends")  # the rank says why
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in held_LGP.tolist()]
     assert all(np.array_equal(live._held_LGP, held_LGP) for live in ranks.live_R)
     assert all(set(np.unique(layer)) >= set(range(8)) for layer in held_LGP)

@@ -34,6 +34,7 @@ LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 BEFORE, AFTER = 4, 2  # windows of the same traffic whose step times are compared, at most and at least
 SLOWER = 0.1  # relative: a step that takes this much longer after a change has become slower
 MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before the change
+AS_MANY = 0.1  # relative: steps whose tokens differ by more take other times for that reason
 HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
 
 Action = Literal["keep", "move", "undo"]
@@ -136,16 +137,18 @@ class Controller:
         self._expert_bytes, self._move_Bps, self._stalls, self._clock = expert_bytes, move_Bps, stalls, clock
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
+        self._tokens: float | None = None  # of a step in these windows
         self._wanted: Decision | None = None  # whose moves are under way
         self._previous: _Previous | None = None
         self._hold_off, self._free_at = HOLD_OFF, 0  # windows; the window from which changes are allowed
 
-    def window(self, loads: ArrayLike, step_s: float | None = None) -> Decision:
+    def window(self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> Decision:
         """Decides after a window.
 
         Args:
             loads: (L, E) tokens of each expert in the window.
-            step_s: seconds that a step, or a token, took in it; None: not measured.
+            step_s: seconds that a step took in it; None: not measured.
+            tokens: of a step in it, in any unit; None: as many as before. Only times of steps with about as many are compared.
 
         Returns:
             The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
@@ -159,6 +162,9 @@ class Controller:
             return self._keep("no-tokens", "the window has no tokens")
         if self.tracker.changes > changes:
             self._step_s.clear()  # steps of other traffic tell nothing of this
+        if tokens is not None and (self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens):
+            self._tokens, self._previous = tokens, None
+            self._step_s.clear()
         if step_s is not None and 0 < step_s < math.inf:
             self._step_s.append(step_s)
         now = self._balancedness(load_LE, self.held_LGP)
@@ -194,11 +200,6 @@ class Controller:
         if held is not None:
             self.held_LGP = locked(np.array(held, dtype=np.int64))
             self._previous = None
-
-    def forget_steps(self) -> None:
-        """Says that steps do other work from now on, so that their times tell nothing of the last change."""
-        self._previous = None
-        self._step_s.clear()
 
     def _undo(self, now: float) -> Decision | None:
         """The decision to undo the last change, if steps take longer since then and traffic is the same."""

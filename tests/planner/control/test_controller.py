@@ -123,6 +123,15 @@ def test_traffic_whose_steps_take_longer_is_no_reason_to_undo_a_change():
     assert "undo" not in {each.action for each in decisions}
 
 
+@pytest.mark.parametrize(("tokens", "action"), [(8, "undo"), (64, "keep")])
+def test_steps_with_more_tokens_are_no_reason_to_undo_a_change(tokens, action):
+    """A batch begins with more requests than the one before it ended with."""
+    control = controller()
+    assert control.window(skewed(0), 1.0, 8).action == "move"
+    control.moved()
+    assert [control.window(skewed(0), 2.0, tokens).action for _ in range(2)] == ["keep", action]
+
+
 def test_moves_that_failed_leave_the_placement_in_force():
     control = controller()
     held_LGP = control.held_LGP.copy()
