@@ -29,7 +29,7 @@ from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
-    from aurora_vllm.live_placement import LivePlacement
+    from aurora_vllm.eplb_placement import EplbPlacement
 
 LOG = logging.getLogger("vllm.aurora")
 Slots = tuple[tuple[int, ...], ...]
@@ -78,7 +78,7 @@ class WorkerIntegration:
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
-        self.live: LivePlacement | None = None  # of EPLB's physical experts, if they follow the traffic
+        self.live: EplbPlacement | None = None  # of EPLB's physical experts, if they follow the traffic
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}

@@ -299,7 +299,7 @@ def follow_with_a_fault(worker, balancer, *args):
     model, = balancer.model_states.values()
     np.save(os.environ["MAP"] + os.environ["RANK"] + "-first", model.physical_to_logical_map.numpy())
     follow(worker, balancer, *args)
-    from aurora_vllm.live_placement import Controller
+    from aurora_vllm.eplb_placement import Controller
     window, calls = Controller.window, []
     def fails_once(self, *args):
         calls.append(0)
@@ -379,7 +379,7 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(4)]
     assert all((each == maps[0]).all() for each in maps)
     said = run.said()[0]
-    windows = [line for line in said.splitlines() if "live_placement.py" in line]
+    windows = [line for line in said.splitlines() if "eplb_placement.py" in line]
     half = len(windows) // 2
     for part in (windows[:half], windows[half:]):
         assert any("aurora: move (gain)" in line for line in part)

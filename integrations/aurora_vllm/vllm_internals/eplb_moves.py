@@ -37,10 +37,10 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
         served_name: the name under which vLLM serves the model.
     """
     from aurora_vllm.control_metrics import ControlMetrics
-    from aurora_vllm.live_placement import LivePlacement
+    from aurora_vllm.eplb_placement import EplbPlacement
 
     assert worker.integration is not None
-    worker.live = worker.integration.live = LivePlacement(
+    worker.live = worker.integration.live = EplbPlacement(
         worker.integration.settings,
         facts,
         worker.integration.served.cluster,

@@ -17,7 +17,7 @@ from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
 
 if TYPE_CHECKING:
-    from aurora_vllm.live_placement import LivePlacement
+    from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.worker_integration import Slots, WorkerIntegration
 
 
@@ -53,7 +53,7 @@ class PatchedWorker:
         self.integration: WorkerIntegration | None = None
         self.group: Any = None
         self.layers: list[Any] = []
-        self.live: LivePlacement | None = None
+        self.live: EplbPlacement | None = None
 
     def slots(self, layer: int) -> Slots:
         """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.

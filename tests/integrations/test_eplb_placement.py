@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from aurora_vllm import eplb_placement
 from aurora_vllm import heartbeat as heartbeat_module
-from aurora_vllm import live_placement
 from aurora_vllm.control_metrics import ControlMetrics
+from aurora_vllm.eplb_placement import EplbPlacement, PassTimes
 from aurora_vllm.heartbeat import HeartbeatThread
-from aurora_vllm.live_placement import LivePlacement, PassTimes
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from prometheus_client import CollectorRegistry
@@ -38,10 +38,10 @@ class Ranks:
 
     def __init__(self, monkeypatch, **settings):
         self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.clone(), None
-        monkeypatch.setattr(live_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
+        monkeypatch.setattr(eplb_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
         self.registries = [CollectorRegistry() for _ in range(RANKS)]
         self.ranks = [
-            LivePlacement(
+            EplbPlacement(
                 Settings(adapt=True, **settings),
                 EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS, EXPERTS, 1, 1, 1000, 0),
                 CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
@@ -124,15 +124,15 @@ def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
 
     with monkeypatch.context() as patch:
         if fault == "planning":
-            patch.setattr(live_placement.Controller, "window", fails)
+            patch.setattr(eplb_placement.Controller, "window", fails)
         elif fault == "broadcast":
             for rank in ranks.ranks:
                 patch.setattr(rank, "_broadcast", fails)
         else:
             patch.setattr(
-                live_placement, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP
+                eplb_placement, "_filled", lambda _, held_LGP: np.zeros_like(held_LGP) if held_LGP.any() else held_LGP
             )
-            patch.setattr(LivePlacement, "_settled", unsettled)
+            patch.setattr(EplbPlacement, "_settled", unsettled)
         assert [ranks.window(ONE_LE) for _ in range(2)] == [0, 0]
     assert ranks.value("failures_total") == 2
     assert len([line for line in caplog.messages if line.startswith("aurora: experts stay where they are: ")]) >= 2
@@ -141,7 +141,7 @@ def test_an_error_leaves_experts_where_they_are(fault, monkeypatch, caplog):
 
 def unsettled(self, held_LGP):
     if self._controller is None:
-        self._controller = live_placement.Controller(held_LGP, 1000, clock=self._clock)
+        self._controller = eplb_placement.Controller(held_LGP, 1000, clock=self._clock)
     return self._controller
 
 

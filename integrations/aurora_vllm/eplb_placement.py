@@ -48,7 +48,7 @@ class PassTimes:
         return float(np.median(np.diff(began_s_P))), float(np.median(tokens_P))
 
 
-class LivePlacement:
+class EplbPlacement:
     """What EPLB's physical experts hold, on one rank.
 
     Rank 0 has the controller; what it decides goes to all ranks as a map, so that their clocks and step times may differ. No
