@@ -119,6 +119,8 @@ class LivePlacement:
         self._steps_s: list[float] = []  # of these, by the placement in force
         self._began_s = 0.0  # this window
         self._left_s: float | None = None
+        # Compiles what makes orders, which would take seconds beside serving.
+        self._ordered(0, _slots_G(self._held_LGP, 0), self._tokens_SLE[:, 0])
 
     def perform(self, decision: Decision) -> None:
         """Moves the experts of a decision, and returns when the new placement is in force. Called on rank 0, in any thread.

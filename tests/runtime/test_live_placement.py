@@ -259,14 +259,16 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
 
 
 def test_orders_are_made_for_bytes(monkeypatch):
-    """A row counts by its size beside the start-up of a transfer."""
-    ranks, asked = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch), []
+    """A row counts by its size beside the start-up of a transfer. The first order is made, and compiled, before serving."""
+    asked = []
     monkeypatch.setattr(
         "aurora.runtime.live_placement.both_ways",
-        lambda there, *rest, **more: asked.append(there) or both_ways(there, *rest, **more),
+        lambda there, *rest, **more: asked.append(there[0].tolist()) or both_ways(there, *rest, **more),
     )
+    ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
+    assert asked == [[[0] * 4] * 4] * 4  # by each rank
     ranks.live_R[0]._ordered(0, CONTIGUOUS.slots_LG[0], np.full((4, 8), 5))
-    assert asked[0][0].tolist() == (20 * (1 - np.eye(4, dtype=int))).tolist()  # two experts, five tokens, rows of two bytes
+    assert asked[4] == (20 * (1 - np.eye(4, dtype=int))).tolist()  # two experts, five tokens, rows of two bytes
 
 
 @pytest.mark.parametrize("fault", ["the run ends", "a rank cannot prepare"])
