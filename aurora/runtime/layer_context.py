@@ -12,6 +12,7 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
+from aurora.runtime.watched_exchanges import WatchedExchanges
 from aurora.types import Exchange, Order
 from aurora.types.arrays import IntArray
 
@@ -48,10 +49,8 @@ class LayerContext:
         self.preemptive = False
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
-        self._arbiter, self._watch = arbiter, watch
-        # For the watch:
-        self._gathered: object = None  # mark after the last gather
-        self._exchanged: list[tuple[object, object, int, int]] = []  # since then: start and end marks, bytes sent and received
+        self._arbiter = arbiter
+        self._watched = None if watch is None else WatchedExchanges(watch, recorder)
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:
@@ -128,21 +127,9 @@ class LayerContext:
         """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call."""
         start = self.recorder.mark()
         with self._waiting(f"layer {layer}, counts"):
-            gathered = self.transport.gather(counts) if self._watch is None else self._gather_watched(counts, self._watch)
+            gathered = self.transport.gather(counts) if self._watched is None else self._watched.gather(self.transport, counts)
         self.recorder.phase("counts", layer, start)
         return gathered
-
-    def _gather_watched(self, counts: torch.Tensor, watch: OrderWatch) -> torch.Tensor:
-        """Gathers counts, and behind them what the watch asks of all ranks."""
-        counts = counts.cpu()  # from here on no mark has to be waited for
-        for start, end, out_bytes, in_bytes in self._exchanged:
-            start_s, end_s, gathered_s = map(self.recorder.seconds, (start, end, self._gathered))
-            watch.took(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
-        self._exchanged.clear()
-        rows = self.transport.gather(torch.cat([counts.flatten(), watch.report()]))
-        self._gathered = self.recorder.mark()
-        watch.gathered(rows[:, counts.numel() :].numpy())
-        return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns whether the next dispatch and combine go over servers, where they may, or are flat.
@@ -151,9 +138,7 @@ class LayerContext:
             flat_RR: (R, R) rows from each rank (row) to each rank (column) if they are flat.
             row_bytes: size of a row in bytes.
         """
-        if self._watch is None:
-            return True
-        return self._watch.over_servers(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
+        return self._watched is None or self._watched.over_servers(flat_RR, row_bytes)
 
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
@@ -168,17 +153,14 @@ class LayerContext:
         Raises:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
-        observe, watch = self.recorder.observer(op.phase, layer), self._watch
+        observe = self.recorder.observer(op.phase, layer)
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
-            if watch is None:
+            if self._watched is None:
                 yield lambda sends, recvs: self.transport.exchange(op.order, sends, recvs, observe)
             else:
-                bytes_RR, rank = rows_SRR.sum(axis=0) * row_bytes, self.transport.rank
-                order = watch.order(op.order, op.phase, bytes_RR.sum() / self.transport.ranks)
-                start = self.recorder.mark()
-                yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
-                out_bytes, in_bytes = (int(each.sum() - each[rank]) for each in (bytes_RR[rank], bytes_RR[:, rank]))
-                self._exchanged.append((start, self.recorder.mark(), out_bytes, in_bytes))
+                bytes_RR = rows_SRR.sum(axis=0) * row_bytes
+                with self._watched.exchanging(op.order, op.phase, self.transport.rank, bytes_RR) as order:
+                    yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
 
     def leave(self) -> None:
         """Gives up the port and completes the trace; call when the model has finished on this rank."""

@@ -1,5 +1,5 @@
-"""A MoE layer's all-to-all: a token travels once to each rank, or to each server, that needs it, in the planned order or one
-made per batch."""
+"""A MoE layer's all-to-all: a token travels once to each rank, or to each server, that needs it, in the planned order, the one
+that is measured to be fastest, or one made per batch."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.hierarchical_layout import RowPerServer
+from aurora.runtime.watched_exchanges import WatchedExchanges
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 from aurora_vllm.time_slices import TimeSlices
@@ -47,10 +48,13 @@ class LayerAllToAll:
         slots_G: for each rank, the experts it holds, in the sequence of its weights.
         planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` makes one for every batch, the
             same on all ranks.
-        hierarchy: the servers and chunks of the all-to-all, which then has two hops; None: it is flat.
+        hierarchy: the servers and chunks of the all-to-all, which then has two hops, unless `watched` has it flat; None: it is
+            flat.
         network: the ranks' network, for orders made per batch; None: equal ports.
         report: called with (phase, layer, seconds, bytes_GG (G, G)) of each all-to-all.
         device: device of the tokens.
+        watched: chooses in place of the planned orders, and whether an all-to-all has two hops; one for all layers. None: as
+            planned.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class LayerAllToAll:
         network: Network | None,
         report: ReportPhase,
         device: torch.device,
+        watched: WatchedExchanges | None = None,
     ) -> None:
         self._layer, self._transport, self._time_slices, self._report = layer, transport, time_slices, report
-        self._hierarchy = hierarchy
+        self._hierarchy, self._watched = hierarchy, watched
         self._expert_map = ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device)
         local = slots_G[transport.rank]
         remote = next((expert for experts in slots_G for expert in experts if expert not in local), 0)
@@ -95,15 +100,16 @@ class LayerAllToAll:
         tokens = (self._expert_map, hidden, index.long(), weights, None)
         layout: RowPerRank = RowPerRank(*tokens) if self._hierarchy is None else RowPerServer(*tokens)
         tokens_R = torch.bincount(layout.rank_NK[own_rows].flatten(), minlength=self._transport.ranks)
-        gathered = self._transport.gather(torch.cat([tokens_R, layout.counts]))
+        mine = torch.cat([tokens_R, layout.counts])
+        gathered = self._transport.gather(mine) if self._watched is None else self._watched.gather(self._transport, mine)
         tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
         row_bytes = layout.rows.shape[1]
-        if isinstance(layout, RowPerServer) and _is_small((flat_RR := layout.flat_counts(counts)).numpy() * row_bytes):
+        if isinstance(layout, RowPerServer) and not self._over_servers(flat_RR := layout.flat_counts(counts), row_bytes):
             layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
         bytes_GG = layout.sizes_SRR.sum(axis=0) * row_bytes
         dispatch_order, combine_order = self._orders(bytes_GG)
-        with self._exchanging(dispatch_order) as exchange:
+        with self._exchanging("dispatch", dispatch_order, bytes_GG) as exchange:
             rows = layout.dispatch(exchange)
         received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
@@ -124,14 +130,19 @@ class LayerAllToAll:
         """
         assert len(answers) == batch.received
         began_s = time.perf_counter()
-        with self._exchanging(batch.combine_order) as exchange:
-            returned = batch.layout.combine(answers.contiguous(), exchange)
         bytes_GG = batch.layout.sizes_SRR.sum(axis=0).T * (answers.shape[1] * answers.element_size())
+        with self._exchanging("combine", batch.combine_order, bytes_GG) as exchange:
+            returned = batch.layout.combine(answers.contiguous(), exchange)
         returned_s = time.perf_counter()
         self._report("combine", self._layer, returned_s - began_s, bytes_GG)
         summed = batch.layout.aggregate(returned)
         batch.aggregate_s = time.perf_counter() - returned_s
         return summed
+
+    def _over_servers(self, flat_RR: torch.Tensor, row_bytes: int) -> bool:
+        """Whether a batch that may have two hops has them."""
+        rows_RR = flat_RR.numpy()
+        return not _is_small(rows_RR * row_bytes) and (self._watched is None or self._watched.over_servers(rows_RR, row_bytes))
 
     def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
         """The orders of dispatch and combine for a batch."""
@@ -143,10 +154,15 @@ class LayerAllToAll:
         return order, order.reversed
 
     @contextmanager
-    def _exchanging(self, order: Order) -> Iterator[ExchangeStep]:
-        """Context manager that grants the port for an all-to-all; it gives what performs an exchange in `order`."""
+    def _exchanging(self, phase: str, order: Order, bytes_GG: IntArray) -> Iterator[ExchangeStep]:
+        """Context manager that grants the port for an all-to-all; it gives what performs an exchange, planned in `order`."""
+        exchange = self._transport.exchange
         with self._time_slices.exchanging(self._transport):
-            yield lambda sends, recvs: self._transport.exchange(order, sends, recvs, lambda *_event: None)
+            if self._watched is None or any(order is each for each in self._at_once):
+                yield lambda sends, recvs: exchange(order, sends, recvs, lambda *_event: None)
+            else:
+                with self._watched.exchanging(order, phase, self._transport.rank, bytes_GG) as chosen:
+                    yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:

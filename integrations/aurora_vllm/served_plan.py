@@ -19,12 +19,16 @@ from aurora.models.hub import model_folder
 from aurora.models.loading import ROUTER, router_fingerprint
 from aurora.planner.check.engines import check_engine
 from aurora.planner.workload.model_config import decoder_layers, expert_count
+from aurora.runtime.order_calibration import with_servers
 from aurora.types import Cluster, Hierarchy, Order, Plan
 from aurora.types.arrays import IntArray
 from aurora.types.model_identity import other_weights
 from aurora_vllm.settings import Settings
 
-ALLTOALLS = {"plan": "in the plan's order", "online": "in an order made for each batch", "stock": "by vLLM"}
+ALLTOALLS = {
+    "auto": "in the order that is measured to be fastest", "plan": "in the plan's order",
+    "online": "in an order made for each batch", "stock": "by vLLM",
+}  # fmt: skip
 # Parts of names that stand beside the decoder layers or inside their experts.
 _BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|experts)\.")
 
@@ -144,7 +148,7 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
 
 
 def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
-    """Returns the hierarchy by which vLLM's all-to-alls are performed; None if they are flat or vLLM's own.
+    """Returns the hierarchy by which vLLM's all-to-alls are performed, or may be; None if they are flat or vLLM's own.
 
     Raises:
         BadInput: if the settings ask for one, and the plan knows of no servers.
@@ -152,6 +156,8 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
     if settings.order == "stock" or settings.all_to_all == "flat":
         return None
     planned, fabric = plan.models[0].hierarchy, plan.cluster.fabric
+    if planned is None and settings.all_to_all == settings.order == "auto":
+        return with_servers(plan, True).models[0].hierarchy
     if planned is not None or settings.all_to_all == "auto":
         return planned
     if fabric is None or len(set(fabric.server_G)) < 2:
@@ -173,7 +179,7 @@ class ServedPlan:
         physical_LP: (L, P) int64, the expert in each physical expert, rank by rank; None if EPLB does not place them.
         hierarchy: the servers and chunks of the all-to-alls; None if they are flat.
         order: what orders all-to-alls, as in Settings; "online" if the plan's order is for flat all-to-alls and these are
-            hierarchical, or the other way round.
+            hierarchical by the settings, or the other way round.
         checkpoint: as given.
     """
 
@@ -199,7 +205,8 @@ class ServedPlan:
                 )
             check_fit(plan, self.checkpoint, self._experts, self._ranks)
             self.hierarchy = served_hierarchy(plan, self._settings)
-            if self.order == "plan" and (self.hierarchy is None) != (plan.models[0].hierarchy is None):
+            other_way = (self.hierarchy is None) != (plan.models[0].hierarchy is None)
+            if other_way and self.order in ("auto", "plan") and not self.measures_hops:
                 self.order = "online"  # the planned order is for another way over the network
         except AuroraError as error:
             return str(error)
@@ -253,7 +260,13 @@ class ServedPlan:
         if settings.record is not None:
             record = f"a record in {settings.record} every {settings.record_every_s:g} s"
         hops = "" if self.hierarchy is None else f" and in two hops over {self.hierarchy.servers} servers"
+        hops += " or flat" if self.measures_hops else ""
         return f"{experts}, all-to-alls {ALLTOALLS[self.order]}{hops}, {record}"
+
+    @property
+    def measures_hops(self) -> bool:
+        """Whether each batch's all-to-alls have two hops or are flat, as is measured to be faster."""
+        return self.order == self._settings.all_to_all == "auto" and self.hierarchy is not None
 
     @property
     def cluster(self) -> Cluster | None:
@@ -279,7 +292,7 @@ class ServedPlan:
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
         """Returns the planned (dispatch, combine) orders of a MoE layer; None if orders are made for every batch."""
-        if self.plan is None or self.order != "plan":
+        if self.plan is None or self.order not in ("auto", "plan"):
             return None
         model = self.plan.models[0]
         return model.dispatch_L[layer], model.combine_L[layer]

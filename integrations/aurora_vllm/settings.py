@@ -27,10 +27,10 @@ class Settings:
     Args:
         plan: file of the plan that placement and orders come from; None: vLLM's own placement.
         order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
-            reduce-scatter) or "auto" ("plan" if there is a plan and vLLM uses no CUDA graphs, which an order turns off; else
-            "stock").
+            reduce-scatter) or "auto" (the plan's order or another one, as measured before and while serving, if there is a plan
+            and vLLM uses no CUDA graphs, which an order turns off; else "stock").
         all_to_all: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its
-            ranks) or "auto" (as planned).
+            ranks) or "auto" (as planned; with the order "auto" by measurement, where the plan's cluster has servers).
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.

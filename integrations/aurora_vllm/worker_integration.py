@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,11 @@ import torch
 
 from aurora.io.engine_records import EngineRecord
 from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method, with_servers
+from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.timers import HostTimer, StreamTimer
+from aurora.runtime.watched_exchanges import WatchedExchanges
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora_vllm.choice_counter import ChoiceCounter
@@ -84,6 +89,7 @@ class WorkerIntegration:
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
         self._first_layer, self._clock = 0, PhaseClock(False)
         self._choices: ChoiceCounter | None = None
+        self._watched: WatchedExchanges | None = None  # of all layers, if their orders are measured
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._thread = _Thread()
@@ -95,7 +101,9 @@ class WorkerIntegration:
     def begin_serving(
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None
     ) -> None:
-        """Begins records and metrics, and compiles what serving needs. Called once the model is loaded.
+        """Begins records and metrics, and compiles and measures what serving needs. Called once the model is loaded.
+
+        A collective call if the order of all-to-alls is measured.
 
         Args:
             facts: facts about the model and this rank.
@@ -106,6 +114,7 @@ class WorkerIntegration:
         self._first_layer, self._clock = min(decoder_layers), PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
             order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
+        self._watched = self._measured(served_name)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
             try:
@@ -259,8 +268,28 @@ class WorkerIntegration:
         orders, hierarchy = served.planned_orders(layer), served.hierarchy
         network = None if served.cluster is None else served.cluster.network
         return LayerAllToAll(
-            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, device
+            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, device, self._watched
         )  # fmt: skip
+
+    def _measured(self, served_name: str) -> WatchedExchanges | None:
+        """What chooses the order of each all-to-all, after the ways have been timed; None if it is not measured."""
+        plan = self.served.plan
+        if self.served.order != "auto" or plan is None:
+            return None
+        assert self._make_transport is not None
+        transport, on_gpu, (model,), servers = self._make_transport(), torch.cuda.is_available(), plan.models, None
+        device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
+        calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
+        if self.served.measures_hops:
+            planned = FLAT if model.hierarchy is None else OVER_SERVERS
+            (model,) = with_servers(plan, True).models
+            servers = calibrate_servers(transport, plan.cluster, model, planned, device)
+        if self.rank == 0:
+            for each in [calibration] + ([] if servers is None else [servers]):
+                LOG.info("aurora: all-to-alls measured before serving: %s", each)
+        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], self.rank == 0, servers)
+        began_s = time.perf_counter()
+        return WatchedExchanges(watch, StreamTimer(began_s) if on_gpu else HostTimer(began_s))
 
     # Records
 

@@ -477,6 +477,22 @@ WorkerStartup.start = start_and_count
 
 
 @slow
+def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
+    """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay."""
+    checkpoint = checkpoints("qwen3moe")
+    save(scattered(checkpoint, 4, fabric=servers((0, 1, 0, 1), [1e9] * 4, [1e9] * 4, 1e8)), tmp_path / "plan.json")
+    settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
+    run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS)
+    check_same(run.answers(), alone("qwen3moe"))
+    assert not run.warnings()
+    lines = [line for log in run.said() for line in log.splitlines()]
+    said = "in the order that is measured to be fastest and in two hops over 2 servers or flat, no record"
+    assert sum(said in line for line in lines) == 1
+    measured = [line for line in lines if "aurora: all-to-alls measured before serving: " in line]
+    assert ["over servers" in line for line in measured] == [False, True]
+
+
+@slow
 @pytest.mark.parametrize("eplb_too", [False, True])
 def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpoints, alone):
     """All-to-alls in two hops: planned so and levelled, and asked for by a setting for a plan with replicas, which EPLB places."""
@@ -484,7 +500,7 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
     hierarchy = Hierarchy(np.array(server_G), 4) if eplb_too else Hierarchy(np.array(server_G), 3, 1)
     fabric = servers(server_G, [1e9] * 4, [1e9] * 4, 1e8)
     plan = scattered(checkpoint, 4, most=3, replicas=2, fabric=fabric) if eplb_too else scattered(checkpoint, 4)
-    settings = {"plan": str(tmp_path / "plan.json")}
+    settings = {"plan": str(tmp_path / "plan.json"), "order": "plan"}
     if eplb_too:
         settings["all_to_all"] = "hierarchical"
     else:
@@ -667,7 +683,7 @@ def test_served_over_http(tmp_path, checkpoints, alone):
     (line,) = [
         line
         for line in server.log.read_text().splitlines()
-        if " places the experts by expert maps, all-to-alls in the plan's order" in line
+        if " places the experts by expert maps, all-to-alls in the order that is measured to be fastest" in line
     ]
     assert "INFO" in line
     assert "plan.json, written 0.0 days ago" in line

@@ -252,7 +252,7 @@ def _effective_order(settings: Settings, config: Any) -> str:
         return settings.order
     graphs = config.compilation_config.cudagraph_mode.name != "NONE"
     keeps_graphs = graphs and settings.colocate is None and settings.all_to_all != "hierarchical"
-    return "stock" if settings.plan is None or keeps_graphs else "plan"
+    return "stock" if settings.plan is None or keeps_graphs else "auto"
 
 
 def _transport(group: Any, cluster: Cluster | None) -> Transport:
