@@ -178,7 +178,7 @@ def cluster_json(cluster: Cluster) -> Found:
     """Returns a cluster's fabric, and its GPUs by rank."""
     from aurora.io.fabrics import fabric_json
 
-    fabric = None if cluster.fabric is None else fabric_json(cluster.fabric)
+    fabric = None if cluster.fabric is None else fabric_json(cluster.fabric, cluster.gpus)
     return {"name": cluster.name, "incast": cluster.incast, "fabric": fabric, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
 
 

@@ -74,7 +74,7 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
                 lines.append(f"{field.name} = {_inline(value)}")
     if cluster.fabric is not None:
         lines += ["", "[fabric]"]
-        for key, value in fabric_json(cluster.fabric).items():
+        for key, value in fabric_json(cluster.fabric, cluster.gpus).items():
             lines.append(f"{key} = {_inline(value)}")
     write_text(path, "\n".join(lines) + "\n")
 

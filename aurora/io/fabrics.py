@@ -29,10 +29,19 @@ def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
         raise error if str(error).startswith(path) else BadInput(f"{path}: {error}") from None
 
 
-def fabric_json(fabric: Fabric) -> dict[str, Any]:
-    """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks."""
+def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks.
+
+    Args:
+        fabric: the fabric.
+        gpus: the cluster's GPUs, by rank. Servers that are not their nodes are written GPU by GPU.
+    """
     if fabric.nic_Bps is not None:
-        return {"kind": "servers", "nic_Bps": fabric.nic_Bps, **({"shared_nic": True} if fabric.shared_nic else {})}
+        nodes = sorted({gpu.node for gpu in gpus})
+        of_nodes = fabric.server_G == tuple(nodes.index(gpu.node) for gpu in gpus)
+        apart = {} if of_nodes else {"server_of_gpu": list(fabric.server_G)}
+        shared = {"shared_nic": True} if fabric.shared_nic else {}
+        return {"kind": "servers", "nic_Bps": fabric.nic_Bps, **shared, **apart}
     links = [{"from": link.src, "to": link.dst, "Bps": link.Bps} for link in fabric.links]
     return {"kind": "graph", "links": links}
 
@@ -55,13 +64,16 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
 
 
 def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
-    """A server for each node; a GPU's port rates are those inside its server."""
-    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic"})
+    """The servers that `server_of_gpu` names by rank, else one for each node; port rates are those inside a server."""
+    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "server_of_gpu"})
     shared_nic = table.get("shared_nic", False)
     if not isinstance(shared_nic, bool):
         raise BadInput(f"{path}: [fabric]: shared_nic must be true or false, found {shared_nic!r}")
+    server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
+    if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(each) is not int for each in server_G):
+        raise BadInput(f"{path}: [fabric]: server_of_gpu must be a whole number for each of {len(gpus)} GPUs, found {server_G!r}")
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
-    return servers([gpu.node for gpu in gpus], *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
+    return servers(server_G, *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
 
 
 def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:

@@ -86,7 +86,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "cluster": {
             "name": plan.cluster.name,
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
-            **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric)}),
+            **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric, plan.cluster.gpus)}),
             **({"incast": plan.cluster.incast} if plan.cluster.incast else {}),
         },
         "models": [

@@ -1,5 +1,6 @@
 """Clusters as files: what is written comes back."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,19 @@ def test_servers_and_numpy_numbers_come_back(tmp_path):
     save(written, tmp_path / "written.toml")
     assert load_cluster(tmp_path / "written.toml") == written
     assert 'kind = "servers"' in (tmp_path / "written.toml").read_text()
+
+
+def test_servers_that_are_no_nodes_come_back(tmp_path):
+    file, racks = tmp_path / "written.toml", cluster(1.0, 2.0, 3.0, 4.0)
+    ports_Bps = [gpu.out_Bps for gpu in racks.gpus], [gpu.in_Bps for gpu in racks.gpus]
+    written = replace(racks, fabric=servers([0, 1, 0, 1], *ports_Bps, 0.5))
+    save(written, file)
+    assert load_cluster(file) == written
+    text = file.read_text()
+    for wrong in ("3", "[\n    0.5,\n    1,\n    0,\n    1,\n]", "[0, 1]"):
+        file.write_text(re.sub(r"server_of_gpu = \[[^]]*\]", f"server_of_gpu = {wrong}", text))
+        with pytest.raises(BadInput, match="server_of_gpu must be a whole number for each of 4 GPUs"):
+            load_cluster(file)
 
 
 def test_no_folder_to_write_to(tmp_path):
