@@ -71,7 +71,8 @@ def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
         raise BadInput(f"{path}: [fabric]: shared_nic must be true or false, found {shared_nic!r}")
     server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
     if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(each) is not int for each in server_G):
-        raise BadInput(f"{path}: [fabric]: server_of_gpu must be a whole number for each of {len(gpus)} GPUs, found {server_G!r}")
+        expected = f"a whole number for each of {len(gpus)} GPUs"
+        raise BadInput(f"{path}: [fabric]: server_of_gpu must be {expected}, found {server_G!r}")
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
     return servers(server_G, *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
 

@@ -78,6 +78,9 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     candidate keeps `min_replicas`.
 
     Returns (E, N) int64, the replicas of each expert on each node; count_E (E,) are the replicas of each expert.
+
+    Raises:
+        InfeasiblePlan: if the slots of the failure domains do not keep `min_replicas`.
     """
     starts = [_by_domain(make(count_E, failure_domains.slots_N), failure_domains) for make in BASELINES.values()]
     if failure_domains.domains < failure_domains.nodes:
@@ -85,6 +88,12 @@ def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np
     starts.append(_guaranteed(count_E, failure_domains, aim))
     candidates = [*starts, *_improved(starts, failure_domains, aim, rng)]
     kept = [count_ED for count_ED in candidates if _keeps_min_replicas(count_ED, failure_domains, aim)]
+    if not kept:
+        distinct = min(aim.min_replicas, failure_domains.domains)
+        raise InfeasiblePlan(
+            f"`min_replicas` {aim.min_replicas}: {len(count_E)} experts on {distinct} distinct failure domains each do not fit "
+            f"into {', '.join(map(str, failure_domains.slots_D.tolist()))} slots"
+        )
     return _deal_to_nodes(_best(kept, starts[0], failure_domains, aim), failure_domains)
 
 

@@ -50,8 +50,9 @@ def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntAr
 
 
 def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
-    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if the slots hold fewer of each expert."""
-    return max(1, min(DEFAULT_MIN_REPLICAS, int(failure_domains.slots_N.sum()) // experts))
+    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if nodes or domains hold fewer of each."""
+    useful = (int(np.minimum(slots_X, experts).sum()) for slots_X in (failure_domains.slots_N, failure_domains.slots_D))
+    return max(1, min(DEFAULT_MIN_REPLICAS, min(useful) // experts))
 
 
 def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replicas: int) -> None:

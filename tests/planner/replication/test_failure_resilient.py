@@ -170,6 +170,14 @@ def test_min_replicas_that_only_equal_slots_would_keep():
         survive(np.ones(2), FailureDomains(np.array([4, 1]), np.arange(2), np.ones(2)), min_replicas=2)
 
 
+def test_min_replicas_that_only_equal_domains_would_keep():
+    """One domain has five slots, so that three of eight experts find no second domain."""
+    domains = FailureDomains(np.full(4, 5), np.array([0, 1, 1, 1]), np.ones(2))
+    with pytest.raises(InfeasiblePlan, match="8 experts on 2 distinct failure domains each do not fit into 5, 15 slots"):
+        survive(np.ones(8), domains, min_replicas=2)
+    assert survive(np.ones(8), domains).min_replicas == 1
+
+
 def test_survival_of_no_failures_to_speak_of():
     assert survival(np.array([[1]]), FailureDomains.equal(1, 1), np.random.default_rng(0)).p_K.tolist() == []
 
