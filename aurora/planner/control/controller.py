@@ -84,7 +84,7 @@ class Decision:
 
 
 class _Previous(NamedTuple):
-    """What was in force before the last change."""
+    """What was in force before the last change, and before those that followed each other too fast to be judged alone."""
 
     held_LGP: IntArray
     step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed
@@ -182,13 +182,15 @@ class Controller:
         wanted, self._wanted = self._wanted, None
         if seconds and wanted.bytes:
             self._move_Bps = wanted.bytes / seconds
-        self._previous = None
-        if wanted.action == "move":
-            before_s = float(np.median(self._step_s)) if self._step_s else 0.0
-            slower = SLOWER if len(self._step_s) >= AFTER else MUCH_SLOWER
-            self._previous = _Previous(self.held_LGP, before_s, slower, self.tracker.changes)
-        self.held_LGP = wanted.held_LGP
-        self._step_s.clear()
+        before = self._previous
+        if before is None or not before.step_s or before.changes != self.tracker.changes:
+            self._previous = None
+            if wanted.action == "move":
+                before_s = float(np.median(self._step_s)) if self._step_s else 0.0
+                slower = SLOWER if len(self._step_s) >= AFTER else MUCH_SLOWER
+                self._previous = _Previous(self.held_LGP, before_s, slower, self.tracker.changes)
+            self._step_s.clear()
+        self.held_LGP = wanted.held_LGP  # else this change and the last one are judged together
 
     def failed(self, held: ArrayLike | None = None) -> None:
         """Says that the moves of the last decision were given up.

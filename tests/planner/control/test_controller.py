@@ -110,6 +110,19 @@ def test_a_change_that_makes_steps_longer_is_undone_and_not_tried_again_at_once(
     assert actions.count("move") <= 2  # then twice as long again
 
 
+def test_changes_in_each_window_that_make_steps_longer_are_undone_together():
+    """As a budget makes them: a layer at a time."""
+    control, rng = controller(bytes_per_s=800.0, period_s=10.0), np.random.default_rng(0)
+    first_LGP = control.held_LGP.copy()
+
+    def step_s(control):
+        return 1.5 ** (np.sort(control.held_LGP, axis=2) != np.sort(first_LGP, axis=2)).any(axis=(1, 2)).sum()
+
+    decisions = served(control, [skewed(0)] * 6, rng, step_s)
+    assert [each.action for each in decisions] == ["move", "move", "undo", "keep", "keep", "keep"]
+    np.testing.assert_array_equal(np.sort(control.held_LGP, axis=2), np.sort(first_LGP, axis=2))
+
+
 def test_traffic_whose_steps_take_longer_is_no_reason_to_undo_a_change():
     control, rng = controller(), np.random.default_rng(0)
     slow = []
