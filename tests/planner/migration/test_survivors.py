@@ -8,6 +8,7 @@ from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.survivors import expert_transfers, program_among, program_in_force, restored, transfer_bytes
+from aurora.planner.workload.serving_gpus import server_split
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
@@ -138,3 +139,20 @@ def test_survivors_of_servers_have_an_order_in_tiers_for_their_own_gateways():
     ]
     assert len(set(rails)) == 1
     assert combine.order == dispatch.order.reversed
+
+
+def test_replicas_on_servers_that_are_left_serve_their_own_ranks():
+    """Three servers of two ranks; of experts 0 and 1, each on two servers, one replica is lost, of expert 2 both."""
+    hierarchy = Hierarchy(np.array([0, 0, 1, 1, 2, 2]))
+    even_GG = np.ones((6, 6), dtype=np.int64) - np.eye(6, dtype=np.int64)
+    order = hierarchical_order(even_GG, hierarchy, Network.equal(6), rng=np.random.default_rng(0))
+    planned = Placement.evenly((((0, 3), (4,), (1, 2), (2, 5), (0,), (1,)),))
+    program = Program(6, ("m",), (planned,), (((Exchange("dispatch", order, hierarchy=hierarchy),),),), (True,))
+    alive = [0, 1, 4, 5]
+    held_R = [((planned.slots_LG[0][gpu],),) for gpu in alive]
+    left = program_among(program, alive, [np.ones((1, 6))], held_R)
+    server_G = left.ops_ML[0][0][0].hierarchy.server_G
+    assert server_G.tolist() == [0, 0, 1, 1]
+    serving_NE = server_split(left.placements_M[0].split_EG(0), server_G).argmax(axis=2)
+    assert serving_NE[:, [0, 1, 3, 4]].tolist() == [[0, 3, 0, 1], [2, 3, 0, 1]]
+    assert left.placements_M[0].holds_EG(0).any(axis=1).all()
