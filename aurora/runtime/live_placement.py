@@ -152,8 +152,6 @@ class LivePlacement:
             self._begin(int(rows_RX[0, MOVES]))
         elif self._moves is not None:
             self._go_on(self._moves, rows_RX[:, PREPARED])
-            if self.control is not None:
-                self.control.beat()
         self._left_s = time.perf_counter()
         return True
 
@@ -267,6 +265,8 @@ class LivePlacement:
             sends, recvs = moves.messages.cut(moves.sent, moves.sent + size)
             self._slice_s = self._context.exchange_between_steps(self._order, sends, recvs)
             self._slice_bytes, moves.sent = size, moves.sent + size
+            if self.control is not None:
+                self.control.beat()
 
     def _end_round(self, moves: _MovesUnderWay) -> None:
         """Changes over to the placement after a round."""

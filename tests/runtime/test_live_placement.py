@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import LENGTHENED, Controller
 from aurora.runtime import run as running
-from aurora.runtime.control_loop import ControlLoop, MovesFailed
+from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.elastic_rank import serve_elastic_rank
@@ -154,7 +154,7 @@ class Ranks:
     def __init__(self, placement, step_s, Bps, startup_s, monkeypatch):
         self.ranks, self.step_s, self.Bps, self.startup_s = placement.gpus, step_s, Bps, startup_s
         self.meeting, self.told = threading.Barrier(self.ranks, timeout=20), [None] * self.ranks
-        self.now_R, self.slices_s = threading.local(), []
+        self.now_R, self.slices_s, self.patience_s = threading.local(), [], 20
         monkeypatch.setattr("aurora.runtime.live_placement.time", self)
         order = ORDER["openshop"](1 - np.eye(self.ranks, dtype=np.int64), Network.equal(self.ranks), rng=None)
         self.live_R, self.layers_R = [], []
@@ -208,7 +208,7 @@ class Ranks:
                 assert self.live_R[rank].next_step(True)
                 self.now_R.s = self.perf_counter() + self.step_s
                 if (moves := self.live_R[rank]._moves) is not None:
-                    wait([moves.prepared], timeout=20)
+                    wait([moves.prepared], timeout=self.patience_s)
                 if step == 3 and rank == 0:
                     asking.start()
                     while self.live_R[0]._request is None:
@@ -292,6 +292,21 @@ def test_moves_that_are_given_up_lose_no_expert(monkeypatch, caplog, fault):
     assert all(np.array_equal(live._held_LGP, held_LGP) for live in ranks.live_R)
     assert all(set(np.unique(layer)) >= set(range(8)) for layer in held_LGP)
     assert not np.array_equal(held_LGP, decision.held_LGP)
+
+
+def test_moves_that_do_not_get_on_give_no_sign_of_life(monkeypatch):
+    """Where one rank's preparation is stuck, the loop's heartbeat becomes stale, and serving goes on."""
+    ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
+    monkeypatch.setattr(ranks.live_R[2]._pool, "submit", lambda *_: Future())
+    beats, decision = [], decision_for(CONTIGUOUS, LOADS_LE)
+    ranks.patience_s, ranks.live_R[0].control = 0, type("Control", (), {"beat": lambda _: beats.append(1)})()
+
+    def perform():
+        with pytest.raises(ServingEnded):
+            ranks.live_R[0].perform(decision)
+
+    ranks.serve(40, perform)
+    assert len(beats) == len(ranks.slices_s) < 30
 
 
 def serve_and_die(victim, method, count, rank_info, *args):
