@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,7 +91,8 @@ class ControlLoop:
         perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
             Moves that take long call `beat` now and then.
         dry_run: whether nothing moves: the loop says what it would do, and goes on as if it had been done.
-        say: receives one line for each decision and each failure; None: logs it as "aurora.control".
+        say: receives one line for each decision and each failure, and one when the loop is stuck, in another thread; None: logs
+            it as "aurora.control".
         clock: returns seconds.
     """
 
@@ -106,7 +108,7 @@ class ControlLoop:
         self._say = say or logging.getLogger("aurora.control").info
         self._changed = threading.Condition()
         self._waiting: _LoadWindow | None = None
-        self._busy = self._closed = False
+        self._busy = self._closed = self._stuck = False
         self._seen_s = self._in_force_s = clock()
         self._balancedness = self._expected = math.nan
         self._decisions: Counter[tuple[Action, Kind]] = Counter()
@@ -129,8 +131,12 @@ class ControlLoop:
                 self._seen_s = self._clock()
             self._windows += 1
             self._skipped += self._waiting is not None
+            before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             self._waiting = _LoadWindow(load_LE, step_s, tokens)
             self._changed.notify()
+        if self._stuck and not before:
+            with suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
 
     def beat(self) -> None:
         """Says that the loop is alive; what performs moves calls it as they get on."""
@@ -141,7 +147,6 @@ class ControlLoop:
         """Returns what the loop has done so far."""
         with self._changed:
             now_s = self._clock()
-            idle = self._waiting is None and not self._busy and self._thread.is_alive()
             return ControlStatus(
                 self._balancedness,
                 self._expected,
@@ -152,9 +157,14 @@ class ControlLoop:
                 self._windows,
                 self._skipped,
                 self._failures,
-                0.0 if idle else now_s - self._seen_s,
+                self._silent_s(),
                 self._last,
             )
+
+    def _silent_s(self) -> float:
+        """Seconds since the loop was last seen alive; 0 if it has nothing to do."""
+        idle = self._waiting is None and not self._busy and self._thread.is_alive()
+        return 0.0 if idle else self._clock() - self._seen_s
 
     def close(self) -> None:
         """Ends the thread after what it is doing, for which it waits a second at most."""

@@ -83,6 +83,7 @@ def test_moves_that_are_stuck_make_the_heartbeat_stale_and_serving_goes_on(servi
         serve.loop.add(load_LE)
     status = serve.loop.status()
     assert (status.heartbeat_s, status.stuck, status.windows, status.skipped) == (11.0, True, 4, 2)
+    assert serve.lines.get(timeout=WAIT_S) == "stuck: serving goes on without decisions"
     on.set()
     assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")  # the newest window; those before it are gone
     status = serve.ended()
