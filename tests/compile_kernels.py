@@ -58,7 +58,7 @@ def order(name: str) -> None:
 
 
 def estimate_server_tokens() -> None:
-    server_tokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2)
+    server_tokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2, top_k=2)
 
 
 def order_servers() -> None:
@@ -80,7 +80,6 @@ TASKS: tuple[Callable[[], object], ...] = (  # those that take long go first
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
-    partial(server_tokens, np.ones((1, 4), dtype=np.int64), np.array([0, 0, 1, 1]), 2),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,
