@@ -39,11 +39,11 @@ class Evaluation:
 
     @property
     def loss_between(self) -> tuple[float, float] | None:
-        """The losses at the fewest rows and at the most, the smaller first; None where the seconds are exact."""
+        """The smallest and the largest loss: at the fewest rows, at the most, or `loss`; None where the seconds are exact."""
         if self.between_s is None or self.own.between_s is None:
             return None
-        low, high = sorted(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))
-        return low, high
+        found = [self.loss, *(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))]
+        return min(found), max(found)
 
 
 def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:

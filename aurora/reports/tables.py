@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from aurora.planner.network.nics import nics_of
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.formatting import Row, add_worst, percent, right, seconds, size
@@ -122,7 +123,7 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     caption = f"gap {gap_text(plan)}: {bounds_line(plan)}"
-    if plan.cluster.fabric is not None and (plan.colocated or not hierarchical(plan)):
+    if plan.cluster.fabric is not None and nics_of(plan.cluster.network) is None:
         caption += "; these by the ports only, dispatch on the fabric"
     cut = ("cut bound",) if plan.cluster.fabric is not None else ()
     table = Table(
