@@ -104,11 +104,13 @@ class LayerAllToAll:
         gathered = self._transport.gather(mine) if self._watched is None else self._watched.gather(self._transport, mine)
         tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
         row_bytes = layout.rows.shape[1]
-        if isinstance(layout, RowPerServer) and not self._over_servers(flat_RR := layout.flat_counts(counts), row_bytes):
+        flat_RR = layout.flat_counts(counts) if isinstance(layout, RowPerServer) else counts
+        small = _is_small(flat_RR.numpy() * row_bytes)
+        if isinstance(layout, RowPerServer) and (small or not self._over_servers(flat_RR, row_bytes)):
             layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
         bytes_GG = layout.sizes_SRR.sum(axis=0) * row_bytes
-        dispatch_order, combine_order = self._orders(bytes_GG)
+        dispatch_order, combine_order = self._at_once if small else self._orders(bytes_GG)
         with self._exchanging("dispatch", dispatch_order, bytes_GG) as exchange:
             rows = layout.dispatch(exchange)
         received, weights_PK, slots_PK = layout.received(rows)
@@ -140,14 +142,11 @@ class LayerAllToAll:
         return summed
 
     def _over_servers(self, flat_RR: torch.Tensor, row_bytes: int) -> bool:
-        """Whether a batch that may have two hops has them."""
-        rows_RR = flat_RR.numpy()
-        return not _is_small(rows_RR * row_bytes) and (self._watched is None or self._watched.over_servers(rows_RR, row_bytes))
+        """Whether a batch that may have two hops, and is not small, has them. A watch that is asked must see its exchanges."""
+        return self._watched is None or self._watched.over_servers(flat_RR.numpy(), row_bytes)
 
     def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
-        """The orders of dispatch and combine for a batch."""
-        if _is_small(bytes_GG):
-            return self._at_once
+        """The orders of dispatch and combine for a batch that is not small."""
         if self._planned_orders is not None:
             return self._planned_orders
         order = order_of_batch(_between(bytes_GG), self._hierarchy, self._network)

@@ -1,6 +1,7 @@
 """The all-to-all as vLLM sees it: rows that a rank needs, with weights and experts; and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers, with_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.token_permutation import MessageFormat
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
 from tests.runtime.test_order_calibration import plan_of_four_ranks
 
@@ -132,6 +134,46 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
     apart_RR = hierarchy.server_G[:, None] != hierarchy.server_G
     across = sent_RXR.sum(axis=1)[apart_RR].sum()
     assert across == 2 * 4 * tokens * (2 if exchanges == 1 else 1)  # there and back, to both ranks of the other server or to it
+
+
+class Watched:
+    """Has all-to-alls in two hops, in the planned order, and notes what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def gather(self, transport, counts):
+        return transport.gather(counts)
+
+    def over_servers(self, *_):
+        self.asked.append("over servers")
+        return True
+
+    @contextmanager
+    def exchanging(self, planned, phase, *_):
+        self.asked.append(phase)
+        yield planned
+
+
+def test_what_a_watch_sends_over_servers_is_measured_though_levelling_makes_its_messages_small(monkeypatch):
+    """Rank 0's tokens need rank 2 alone: one message if they go straight there, two of half the rows if NICs are levelled."""
+    memory, hierarchy, slots_G = Memory(4, 10.0), Hierarchy(np.array([0, 0, 1, 1]), 1, 1), ((0,), (1,), (2, 3), (4,))
+
+    def serve(rank):
+        tokens, watched = 64 * (rank == 0), Watched()
+        layer = LayerAllToAll(
+            0, MemoryTransport(memory, rank), TimeSlices(thread_port_arbiters(1)[0], False), slots_G, None, hierarchy, None,
+            lambda *_: None, torch.device("cpu"), watched,
+        )  # fmt: skip
+        given = torch.zeros(tokens, WIDTH), torch.ones(tokens, 2), torch.tensor([[2, 3]] * tokens).reshape(tokens, 2)
+        *_, batch = layer.dispatch(*given, slice(0, tokens))
+        layer.combine(torch.zeros(batch.received, WIDTH), batch)
+        return watched.asked
+
+    row_bytes = MessageFormat(WIDTH, 2, torch.float32).row_bytes
+    monkeypatch.setattr(module, "SMALL_BYTES", 48 * row_bytes)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(serve, range(4))) == [["over servers", "dispatch", "combine"]] * 4
 
 
 @pytest.mark.parametrize("planned", [FLAT, OVER_SERVERS])
