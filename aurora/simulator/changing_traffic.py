@@ -202,7 +202,7 @@ def follow(
             f"`profile`: expected {len(held_LGP)} layers of {model.placement.experts} experts as in the plan, "
             f"found {layers} of {experts}"
         )
-    slots, port_Bps = slots_in_use(model.placement, plan.cluster), slowest_port_Bps(plan.cluster)
+    slots, port_Bps = slots_in_use(model.placement, plan.cluster, profiles[0]), slowest_port_Bps(plan.cluster)
     ways = follow_traffic(traffic, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
     return FollowedTraffic(change, traffic, tuple(ways))
 

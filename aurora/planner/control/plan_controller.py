@@ -7,13 +7,24 @@ from functools import cache
 import numpy as np
 
 from aurora.planner.control.controller import Controller
-from aurora.types import Cluster, ControlOptions, GpuSlots, Placement
+from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
 
 
-def slots_in_use(placement: Placement, cluster: Cluster) -> GpuSlots:
-    """Returns as many slots of each GPU as it uses in any layer, and what load costs by its speed."""
+def slots_in_use(placement: Placement, cluster: Cluster, profile: Profile | None = None) -> GpuSlots:
+    """Returns as many slots of each GPU as it uses in any layer, and what load costs on it.
+
+    Args:
+        placement: the placement in force.
+        cluster: its GPUs.
+        profile: tells by its compute curves what load costs on each kind of GPU; None: the GPUs' speeds tell.
+    """
     held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
-    return GpuSlots(np.maximum(held_G, 1), np.array([1 / gpu.speed for gpu in cluster.gpus]))
+    cost_G = np.array([1 / gpu.speed for gpu in cluster.gpus])
+    if profile is not None:
+        tokens = profile.tokens_TLSE.sum(axis=2).mean()  # of an expert in a window
+        found_G = np.array([float(profile.seconds("expert", gpu, tokens)) for gpu in cluster.gpus])
+        cost_G = found_G if found_G.all() else cost_G
+    return GpuSlots(np.maximum(held_G, 1), cost_G)
 
 
 def slowest_port_Bps(cluster: Cluster) -> float:
