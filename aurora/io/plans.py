@@ -16,7 +16,7 @@ from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_schema, load_json, schema_of, write_text
 from aurora.io.placements import layers_json, placement_from_json
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Plan, PlanOptions, SubChannels
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, numbers
 
 FORMAT = "aurora plan"
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
@@ -174,7 +174,9 @@ def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
 
 
 def _between(found: Sequence[Any]) -> tuple[float, float]:
-    low_s, high_s = map(float, found)
+    low_s, high_s = numbers("between_s", found).tolist()
+    if not 0 <= low_s <= high_s:
+        raise BadInput(f"between_s: expected seconds of zero or more, the fewer first, found {low_s} and {high_s}")
     return low_s, high_s
 
 
@@ -283,7 +285,7 @@ def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
 
 def _hierarchy_from_json(found: Mapping[str, Any]) -> Hierarchy:
     level_from = _whole(found, "level_from") if "level_from" in found else None
-    return Hierarchy(np.array(found["servers"], dtype=np.int64), _whole(found, "chunks"), level_from)
+    return Hierarchy(np.array(found["servers"]), _whole(found, "chunks"), level_from)
 
 
 def _cut_from_json(found: Mapping[str, Any]) -> Cut:

@@ -11,6 +11,7 @@ from aurora.types.arrays import BoolArray, IntArray, counts, locked
 from aurora.types.value import Value
 
 MOST_CHUNKS = 1024  # each costs a start-up
+MOST_ROWS = 1 << 40  # that a rank needs for levelling: sums of rows fit into 64 bits
 MOST_PARTS = 8  # of a chunk: ranks tell each other the rows of each
 
 
@@ -48,8 +49,8 @@ class Hierarchy(Value):
         object.__setattr__(self, "server_G", counts("hierarchy, server_G", self.server_G, 1))
         if not 1 <= self.chunks <= MOST_CHUNKS:
             raise BadInput(f"hierarchy: expected from one to {MOST_CHUNKS} chunks, found {self.chunks}")
-        if self.level_from is not None and self.level_from < 1:
-            raise BadInput(f"hierarchy: expected to level from one row or more on, found {self.level_from}")
+        if self.level_from is not None and not 1 <= self.level_from <= MOST_ROWS:
+            raise BadInput(f"hierarchy: expected to level from one row to {MOST_ROWS} on, found {self.level_from}")
         if self.server_G.max(initial=0) >= max(len(self.server_G), 1):
             raise BadInput(f"hierarchy: expected servers from 0 to {len(self.server_G) - 1}, found {self.server_G.max()}")
         if len(lacking := np.setdiff1d(np.arange(self.servers), self.server_G)):

@@ -347,6 +347,13 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         ),
         (lambda p: p["models"][0].update(expert_bytes=-1), BadInput, "expected expert_bytes of zero or more, found -1"),
         (lambda p: p["models"][0]["layers"][0].update(load=[1]), BadInput, "ValueError|expected loads of 2 layers x 8 experts"),
+        (lambda p: p.update(between_s=[2.0, 1.0]), BadInput, "the fewer first, found 2.0 and 1.0"),
+        (lambda p: p.update(between_s="12"), BadInput, "between_s: expected numbers"),
+        (
+            lambda p: p["models"][0].update(hierarchy={"servers": [0, 1.5], "chunks": 1}),
+            BadInput,
+            "hierarchy, server_G: expected integers",
+        ),
     ],
 )
 def test_edited_plans_are_judged_on_loading(tmp_path, plan, edit, error, message):

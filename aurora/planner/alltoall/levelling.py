@@ -7,6 +7,7 @@ from numba import njit
 
 from aurora.types import Hierarchy, Network
 from aurora.types.arrays import IntArray
+from aurora.types.hierarchy import MOST_ROWS
 
 
 def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
@@ -46,7 +47,7 @@ def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
     assert network.fabric is not None
     assert network.fabric.nic_Bps is not None
     row_s = row_bytes / network.fabric.nic_Bps - row_bytes / float(network.out_Bps_G.min())
-    return max(1, math.ceil(chunks * float(network.startup_s_G.max()) / row_s)) if row_s > 0 else None
+    return math.ceil(np.clip(chunks * float(network.startup_s_G.max()) / row_s, 1, MOST_ROWS)) if row_s > 0 else None
 
 
 @njit(cache=True)

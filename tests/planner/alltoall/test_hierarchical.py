@@ -9,6 +9,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.levelling import carriers, level_from
 from aurora.types import Hierarchy, Network, servers
+from aurora.types.hierarchy import MOST_ROWS
 
 
 @st.composite
@@ -118,8 +119,9 @@ def test_a_hierarchy_has_a_rank_on_each_server_and_a_chunk():
         Hierarchy(np.array([0, 10**12, 1]))
     with pytest.raises(BadInput, match="expected from one to 1024 chunks, found 0"):
         Hierarchy(np.array([0, 0]), 0)
-    with pytest.raises(BadInput, match="expected to level from one row or more on, found 0"):
-        Hierarchy(np.array([0, 0]), 1, 0)
+    for rows in (0, 10**30):
+        with pytest.raises(BadInput, match=f"expected to level from one row to {MOST_ROWS} on, found {rows}"):
+            Hierarchy(np.array([0, 0]), 1, rows)
 
 
 def test_ranks_that_are_left_keep_their_servers():
