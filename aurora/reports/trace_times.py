@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.planner.network.nics import nics_of
 from aurora.reports.spans import union
 from aurora.types import TRACE_PHASES, Cluster, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -113,7 +114,7 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
 
     Args:
         trace: a predicted or measured trace.
-        cluster: the GPUs, whose port rates give the bounds; a fabric is ignored.
+        cluster: the GPUs, whose ports, and NICs of servers, give the bounds.
 
     Returns:
         The run's and each layer's seconds, and each rank's utilisation.
@@ -230,10 +231,15 @@ def span_s(trace: Trace, rows: NDArray[np.bool_]) -> float:
 
 
 def _fluid(trace: Trace, rows: NDArray[np.bool_], cluster: Cluster) -> float:
-    """The fluid bounds of the rows' dispatches and combines, summed over steps."""
-    rows = rows & (trace.peer_X >= 0)
+    """The fluid bounds of the rows' dispatches and combines, summed over steps; NICs carry what goes between servers."""
+    rows, nics = rows & (trace.peer_X >= 0), nics_of(cluster.network)
     case_C2, case_X = np.unique(np.stack([trace.step_X, trace.phase_X])[:, rows], axis=1, return_inverse=True)
-    load_CDG = np.zeros((case_C2.shape[1], 2, trace.ranks))  # seconds that each direction of a port needs for its share
-    at = trace.sent_X[rows].astype(int), trace.rank_X[rows]
-    np.add.at(load_CDG, (case_X.reshape(-1), *at), trace.bytes_X[rows] / np.stack([cluster.in_Bps_G, cluster.out_Bps_G])[at])
-    return float(load_CDG.max(axis=(1, 2), initial=0.0).sum())
+    bytes_NCDG = np.zeros((2, case_C2.shape[1], 2, trace.ranks))  # by port and by NIC, in each direction
+    server_G = np.zeros(trace.ranks) if nics is None else nics.server_G
+    rank_X = trace.rank_X[rows]
+    far_X = (server_G[rank_X] != server_G[trace.peer_X[rows]]).astype(int)
+    np.add.at(bytes_NCDG, (far_X, case_X.reshape(-1), trace.sent_X[rows].astype(int), rank_X), trace.bytes_X[rows])
+    seconds_CDG = bytes_NCDG[0] / np.stack([cluster.in_Bps_G, cluster.out_Bps_G])
+    if nics is not None:
+        seconds_CDG = np.maximum(seconds_CDG, nics.carried(bytes_NCDG[1]) / nics.Bps_G)
+    return float(seconds_CDG.max(axis=(1, 2), initial=0.0).sum())

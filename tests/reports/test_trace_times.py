@@ -1,5 +1,7 @@
 """Numbers from a trace, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from aurora.planner.make_plan import make_plan
@@ -8,7 +10,7 @@ from aurora.reports.formatting import as_text
 from aurora.reports.tables import plan_table, profile_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import SyntheticOptions, TraceRecorder
+from aurora.types import SyntheticOptions, TraceRecorder, servers
 from tests.conftest import cluster
 
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
@@ -92,6 +94,18 @@ def test_a_simulated_exclusive_plan_is_at_its_own_bound():
     found = summarise(trace, cluster(1e6))
     assert found.utilisation == pytest.approx(1.0)  # one rank sends nothing
     assert found.exchange_gap == 0
+
+
+@pytest.mark.parametrize(("shared", "bound_s"), [(False, 6.0), (True, 10.0)])
+def test_what_goes_between_servers_is_bounded_by_nics(shared, bound_s):
+    """GPUs 0 and 1 of a server send 6 and 4 bytes to the other one by NICs of 1 B/s, and GPU 0 sends 8 to GPU 1 at 10 B/s."""
+    recorder = TraceRecorder("measured", ("m",), 4)
+    for source, to, size in ((0, 2, 6), (1, 3, 4), (0, 1, 8)):
+        recorder.transfer(source, 0, 0, 0, "dispatch", to, True, size, 0.0, 12.0)
+        recorder.transfer(to, 0, 0, 0, "dispatch", source, False, size, 0.0, 12.0)
+    machines = cluster(*[10.0] * 4)
+    fabric = servers([0, 0, 1, 1], machines.out_Bps_G, machines.in_Bps_G, 1.0, shared_nic=shared)
+    assert summarise(recorder.trace(), replace(machines, fabric=fabric)).layers[0].bound_s == pytest.approx(bound_s)
 
 
 def test_tables_show_every_layer_of_every_model():
