@@ -118,7 +118,7 @@ def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
     code, out, _ = aurora(*again, "--json")
     found = json.loads(out)
     assert (found["change"], found["windows"]) == ("steps", 12)
-    assert [way["name"] for way in found["ways"]][-2:] == ["controller", "clairvoyant"]
+    assert [way["name"] for way in found["ways"]][-3:] == ["controller", "mean known", "clairvoyant"]
     assert found["ways"][0]["bytes"] == 0
     refused(aurora("simulate", plan, "--adapt", "suddenly"), "--adapt: expected one of alternating, steps, drift")
     refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")

@@ -247,7 +247,7 @@ def test_other_traffic_and_the_plan_in_force_are_counted_once_too():
     assert moved.models[0].deduplicated
     assert done.moved_s <= min(done.kept_s, again.objective_s) * (1 + 1e-9)
     everywhere = Placement(((tuple(range(8)),) * 2,) * 2, (((0.5,) * 8,) * 2,) * 2)
-    with pytest.raises(BadInput, match="expected every expert held once where a token counts once, found replicas"):
+    with pytest.raises(BadInput, match=r"expected every expert held once where flat all-to-alls .*, found replicas"):
         replace(plan.models[0], placement=everywhere)
     in_force = replace(plan, models=(replace(plan.models[0], placement=everywhere, deduplicated=False),))
     with pytest.raises(BadInput, match="expected a placement without replicas, found replicas"):
