@@ -6,4 +6,5 @@
   groups
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
 - `coded_aggregation`: a sum from redundant workers
+- `secret`: the secret that members prove to know
 """
