@@ -95,6 +95,10 @@ class DistributedExperts(nn.Module):
                 del found
                 release_freed_memory()
 
+    def empty_weights(self) -> dict[str, torch.Tensor]:
+        """Returns memory for the weights of an expert, by parameter name."""
+        return {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(self.local)}
+
     def weights(self, expert: int) -> dict[str, torch.Tensor]:
         """Returns a held expert's weights by parameter name."""
         slot = self.held.index(expert)

@@ -1,14 +1,36 @@
 """Experts' weights on their way between ranks: packed into one message for each peer, whole or in slices."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from aurora.models.loading import expert_parameters
 from aurora.planner.migration.survivors import ExpertTransfer
-from aurora.runtime.distributed_experts import DistributedExperts
+from aurora.runtime.dispatch_layout import ExpertMap
+from aurora.types import Op
 
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
+
+
+class MovableExperts(Protocol):
+    """One rank's experts of a MoE layer, which may change between two forward passes: of `aurora run`, or of an engine."""
+
+    ops: tuple[Op, ...]  # the layer's operations; others may take their place
+
+    def empty_weights(self) -> dict[str, torch.Tensor]:
+        """Returns memory for the weights of an expert, by parameter name."""
+
+    def weights(self, expert: int) -> dict[str, torch.Tensor]:
+        """Returns the weights of an expert that this rank holds, by parameter name."""
+
+    def place(self, expert_map: ExpertMap, wanted: Sequence[int], arrived: Mapping[int, Weights]) -> None:
+        """Serves by an expert map from the next forward pass on.
+
+        Args:
+            expert_map: of all ranks.
+            wanted: the experts that this rank holds from now on, by slot.
+            arrived: the weights of those that it did not hold.
+        """
 
 
 class WeightMessages:
@@ -29,16 +51,12 @@ class WeightMessages:
 
     def __init__(
         self,
-        layers_ML: Sequence[Sequence[DistributedExperts]],
+        layers_ML: Sequence[Sequence[MovableExperts]],
         transfers: Sequence[ExpertTransfer],
         rank: int,
         ranks: int,
     ) -> None:
-        likes_M = [
-            {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(layers[0].local)}
-            for layers in layers_ML
-        ]
-        self._likes_M = [dict(sorted(likes.items())) for likes in likes_M]
+        self._likes_M = [dict(sorted(layers[0].empty_weights().items())) for layers in layers_ML]
         bytes_M = [sum(like.nbytes for like in likes.values()) for likes in self._likes_M]
         self._sent: list[list[torch.Tensor]] = [[] for _ in range(ranks)]  # to each rank: parts of its message
         self._incoming: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,10 +31,9 @@ from aurora.planner.migration.survivors import ExpertTransfer
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.dispatch_layout import ExpertMap
-from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.expert_moves import WeightMessages, Weights
-from aurora.runtime.layer_context import LayerContext
-from aurora.types import Exchange, Network, Op, Placement
+from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights
+from aurora.types import Exchange, Network, Op, Order, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 
@@ -48,6 +48,19 @@ LOG = logging.getLogger("aurora.control")
 SlotsG = tuple[tuple[int, ...], ...]
 
 ACTIVE, WINDOW_ENDS, MOVES, PREPARED, SLICE_NS, STEP_NS = range(6)  # what a rank tells the others between two steps
+
+
+class BetweenSteps(Protocol):
+    """What a live placement needs of the context of a model's layers: a `LayerContext`, or an engine's."""
+
+    transport: Transport
+    tokens_LE: torch.Tensor | None  # (L, E) int64, this rank's tokens of each expert are added to it; None: not counted
+
+    def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
+        """Gathers every rank's tensor; see `LayerContext.gather_between_steps`."""
+
+    def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
+        """Performs an exchange; see `LayerContext.exchange_between_steps`."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +102,10 @@ class LivePlacement:
 
     def __init__(
         self,
-        layers: Sequence[DistributedExperts],
+        layers: Sequence[MovableExperts],
         placement: Placement,
         ops_L: Sequence[tuple[Op, ...]],
-        context: LayerContext,
+        context: BetweenSteps,
         row_bytes: int,
         network: Network,
         local_first: bool,
@@ -102,7 +115,7 @@ class LivePlacement:
         self._layers, self._ops_L, self._context, self._network = layers, list(ops_L), context, network
         self._row_bytes, self._local_first, self._period_s = row_bytes, local_first, period_s
         self._held_LGP = placement.held_LGP()
-        self._device = next(layers[0].local.parameters()).device
+        self._device = next(iter(layers[0].empty_weights().values())).device
         context.tokens_LE = torch.zeros(len(layers), placement.experts, dtype=torch.int64, device=self._device)
         self._tokens_SLE = np.zeros((context.transport.ranks, len(layers), placement.experts), dtype=np.int64)  # last window
         pairs = 1 - np.eye(context.transport.ranks, dtype=np.int64)
@@ -231,10 +244,10 @@ class LivePlacement:
         return ExpertMap(slots_G, rank, _split_EG(slots_G), self._local_first).to(self._device)
 
     def _ordered(self, layer: int, slots_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
-        """A layer's operations in orders of the same method for these tokens; as they are if the method needs more."""
+        """A layer's operations in orders of the same method for these tokens; as they are without one or if it needs more."""
         ops = self._ops_L[layer]
-        method = next(op.order.method for op in ops if isinstance(op, Exchange))
-        if method not in ORDER:
+        method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
+        if method is None or method not in ORDER:
             return ops
         bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(slots_G)) * self._row_bytes
         np.fill_diagonal(bytes_GG, 0)
