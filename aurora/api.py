@@ -421,6 +421,8 @@ def rebalance(
     max_moves: int | None = None,
     worth: float = 0.0,
     enough: float = 0.01,
+    min_replicas: int = 1,
+    domain_G: ArrayLike | None = None,
 ) -> Rebalanced:
     """Change few slots of a placement in force, so that it suits new loads: milliseconds, for live systems.
 
@@ -434,6 +436,8 @@ def rebalance(
         max_moves: how many experts the GPUs may fetch in a layer; None: no limit.
         worth: from zero to below one; a layer whose largest load would fall by less than this part of it stays as it is.
         enough: from zero to below one; a layer is good enough if its largest load is above the mean by this part of it or less.
+        min_replicas: GPUs, and failure domains, that each expert stays on; on as many as in `held`, if that is fewer.
+        domain_G: (G,) whole numbers of zero or more: the failure domain of each GPU; None: each is its own.
 
     Returns:
         The next placement, with the moves and the largest loads before and after in every layer.
@@ -449,7 +453,7 @@ def rebalance(
     """
     from aurora.planner.replication.rebalance import rebalance as rebalanced
 
-    return rebalanced(loads, held, slots, max_moves, worth, enough)
+    return rebalanced(loads, held, slots, max_moves, worth, enough, min_replicas, domain_G)
 
 
 def place_for_failures(

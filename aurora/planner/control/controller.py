@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
-from aurora.planner.replication.rebalance import rebalance
+from aurora.planner.replication.rebalance import checked_min_replicas, rebalance
 from aurora.types import ControlOptions, GpuSlots, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY
@@ -105,6 +105,9 @@ class Controller:
         clock: returns seconds.
         seed: for the draws.
         stalls: whether serving waits while experts move; else moves run beside it.
+        min_replicas: GPUs, and failure domains, that each expert stays on, also while experts move; on as many as at first, if
+            that is fewer.
+        domain_G: (G,) the number of each GPU's failure domain; None: each GPU is its own.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
@@ -127,6 +130,8 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
         stalls: bool = False,
+        min_replicas: int = 1,
+        domain_G: ArrayLike | None = None,
     ) -> None:
         table = held.held_LGP() if isinstance(held, Placement) else held
         self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
@@ -134,6 +139,7 @@ class Controller:
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
         self._slots = slots or GpuSlots.equal(gpus, width)
+        self._min_replicas, self._domain_G = checked_min_replicas(min_replicas, domain_G, gpus)
         self._expert_bytes, self._move_Bps, self._stalls, self._clock = expert_bytes, move_Bps, stalls, clock
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
@@ -220,7 +226,8 @@ class Controller:
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
         expected_LE = self.tracker.expected_LE
-        next_LGP = rebalance(expected_LE, self.held_LGP, self._slots, enough=ENOUGH).held_LGP
+        keeps = self._min_replicas, self._domain_G
+        next_LGP = rebalance(expected_LE, self.held_LGP, self._slots, None, 0.0, ENOUGH, *keeps).held_LGP
         kept_L, next_L = self._expected_max_L(expected_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
         saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
@@ -236,7 +243,11 @@ class Controller:
             return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
         held_LGP = np.where(chosen_L[:, None, None], next_LGP, self.held_LGP)
         reason = f"{loses}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
-        return self._decide("move", "gain", reason, held_LGP, now, loss)
+        decision = self._decide("move", "gain", reason, held_LGP, now, loss)
+        if not decision.layers:
+            self._wanted = None
+            return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
+        return decision
 
     def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
         """(L,) bool: layers whose moves cost less than they save from their end on; saved_L are parts of a step's time.
@@ -283,7 +294,7 @@ class Controller:
 
     def _decide(self, action: Action, kind: Kind, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
         """The decision for other slots, whose moves are under way from now on."""
-        moves, held_LGP = move_sequence(self.held_LGP, held_LGP)
+        moves, held_LGP = move_sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
         moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
         held_LGP = locked(held_LGP)

@@ -2,7 +2,7 @@
 
 Moves come in rounds. In a round each GPU sends at most one expert and receives at most one, and what it sends it holds when the
 round begins: received weights take their slots when the round ends. After every round the slots are a placement: every expert
-is held somewhere, so that a system can serve from them, and stop there if a GPU is lost.
+is held somewhere, and has its min replicas, so that a system can serve from them, and stop there if a GPU is lost.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
@@ -46,6 +46,9 @@ class _State(NamedTuple):
         holds_LEG: (L, E, G) bool, whether a GPU holds it.
         count_LE: (L, E) int64, how many GPUs hold it.
         sum_LE: (L, E) int64, the sum of their numbers: where only one holds it, that one.
+        domain_G: (G,) int64, the failure domain of each GPU.
+        least_LE: (L, E) int64, how many GPUs hold an expert at least.
+        least_domains_LE: (L, E) int64, how many failure domains hold an expert at least.
     """
 
     held_LGP: IntArray
@@ -54,6 +57,9 @@ class _State(NamedTuple):
     holds_LEG: BoolArray
     count_LE: IntArray
     sum_LE: IntArray
+    domain_G: IntArray
+    least_LE: IntArray
+    least_domains_LE: IntArray
 
 
 class _Wanted(NamedTuple):
@@ -64,22 +70,29 @@ class _Wanted(NamedTuple):
     expert_X: IntArray
 
 
-def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move, ...], IntArray]:
+def move_sequence(
+    held_LGP: IntArray, wanted_LGP: IntArray, min_replicas: int = 1, domain_G: IntArray | None = None
+) -> tuple[tuple[Move, ...], IntArray]:
     """Puts the moves between two placements in sequence.
 
-    A move waits while the slot that it needs holds the only copy of an expert. Where GPUs wait for each other in a circle, the
-    moves of the circle are made in one round.
+    A move waits while the slot that it needs holds a replica without which an expert would have fewer than `min_replicas`.
+    Where GPUs wait for each other in a circle, the moves of the circle are made in one round.
 
     Args:
         held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held. Where a GPU
             holds an expert twice, as EPLB's may, the second slot counts as empty.
         wanted_LGP: (L, G, P) int64, the experts that each GPU is to hold; their slots do not matter.
+        min_replicas: GPUs, and failure domains, that each expert is on after every round, or as many as in the table where it
+            is on fewer.
+        domain_G: (G,) int64, the failure domain of each GPU; None: each is its own.
 
     Returns:
         (moves, reached_LGP): the moves by round, and the slots after them. There each GPU holds the experts of `wanted_LGP`,
         those that it had in the slots that they had; other slots are empty. Slots that are empty in both tables stay so.
+        A layer stays as it is if no sequence was found that keeps `min_replicas`.
     """
-    experts = int(max(held_LGP.max(), wanted_LGP.max())) + 1
+    gpus, experts = held_LGP.shape[1], int(max(held_LGP.max(), wanted_LGP.max())) + 1
+    domain_G = np.arange(gpus) if domain_G is None else domain_G
     again_LGP = np.tril(held_LGP[..., None] == held_LGP[..., None, :], -1).any(axis=3)
     now_LGP = np.where(again_LGP, EMPTY, held_LGP)
     wants_LGE, holds_LGE = _holds(wanted_LGP, experts), _holds(now_LGP, experts)
@@ -89,11 +102,18 @@ def move_sequence(held_LGP: IntArray, wanted_LGP: IntArray) -> tuple[tuple[Move,
         wants_LGE,
         np.ascontiguousarray(holds_LGE.swapaxes(1, 2)),
         holds_LGE.sum(axis=1),
-        (holds_LGE * np.arange(held_LGP.shape[1])[:, None]).sum(axis=1),
+        (holds_LGE * np.arange(gpus)[:, None]).sum(axis=1),
+        domain_G,
+        _least_LE(wants_LGE, holds_LGE, np.arange(gpus), min_replicas),
+        _least_LE(wants_LGE, holds_LGE, domain_G, min_replicas),
     )
     wanted = _Wanted(*np.nonzero(wants_LGE & ~holds_LGE))
-    made_X6 = _sequence(state, wanted)
-    assert len(made_X6) == len(wanted.layer_X), "each expert of `wanted_LGP` is held"
+    made_X6, left_X = _sequence(state, wanted)
+    if len(left_X):
+        assert min_replicas > 1, "each expert of `wanted_LGP` is held"
+        stays_L = np.isin(np.arange(len(held_LGP)), wanted.layer_X[left_X])
+        possible_LGP = np.where(stays_L[:, None, None], held_LGP, wanted_LGP)
+        return move_sequence(held_LGP, possible_LGP, min_replicas, domain_G)
     kept_LGP = (now_LGP != EMPTY) & np.take_along_axis(wants_LGE, np.maximum(now_LGP, 0), axis=2)
     return tuple(map(Move._make, made_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
 
@@ -105,9 +125,17 @@ def _holds(held_LGP: IntArray, experts: int) -> BoolArray:
     return holds_LGE[:, :, :experts]
 
 
+def _least_LE(wants_LGE: BoolArray, holds_LGE: BoolArray, domain_G: IntArray, min_replicas: int) -> IntArray:
+    """(L, E) how many failure domains hold an expert at least: `min_replicas`, unless either table has it on fewer; or one."""
+    sorted_G = np.argsort(domain_G, kind="stable")
+    first_D = np.unique(domain_G[sorted_G], return_index=True)[1]
+    found_2LE = [np.logical_or.reduceat(each[:, sorted_G], first_D, axis=1).sum(axis=1) for each in (wants_LGE, holds_LGE)]
+    return np.asarray(np.clip(np.minimum(*found_2LE), 1, min_replicas), dtype=np.int64)
+
+
 @njit(cache=True, nogil=True)
 def _sequence(state, wanted):
-    """Returns (X, 6), the moves round by round, with the fields of Move."""
+    """Returns the moves round by round (X, 6), with the fields of Move, and what cannot be moved."""
     gpus = state.held_LGP.shape[1]
     made_X6, made, number = np.empty((len(wanted.layer_X), 6), dtype=np.int64), 0, 0
     left_X, at_LE = np.arange(len(wanted.layer_X)), np.full(state.count_LE.shape, -1)
@@ -137,7 +165,7 @@ def _sequence(state, wanted):
             state.sum_LE[layer, e] += g
         left_X = left_X[waits_X[left_X]]
         number += 1
-    return made_X6[:made]
+    return made_X6[:made], left_X
 
 
 @njit(cache=True, nogil=True)
@@ -178,12 +206,28 @@ def _source(state, layer, e, out_G):
 
 @njit(cache=True, nogil=True)
 def _free_slot(state, layer, g):
-    """A slot of the GPU that may be filled when the round ends, empty or with an expert that others hold on; or EMPTY."""
+    """A slot of the GPU that may be filled when the round ends, empty or with an expert that it may give up; or EMPTY."""
     for p in range(state.held_LGP.shape[2]):
         e = state.held_LGP[layer, g, p]
-        if state.used_LGP[layer, g, p] and (e == EMPTY or (not state.wants_LGE[layer, g, e] and state.count_LE[layer, e] > 1)):
+        if not state.used_LGP[layer, g, p]:
+            continue
+        if e == EMPTY or (not state.wants_LGE[layer, g, e] and _keeps(state, layer, e, g, EMPTY)):
             return p
     return EMPTY
+
+
+@njit(cache=True, nogil=True)
+def _keeps(state, layer, e, g, to):
+    """Whether an expert has the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
+    if state.count_LE[layer, e] - (to == EMPTY) < state.least_LE[layer, e]:
+        return False
+    if state.least_domains_LE[layer, e] == 1:
+        return True
+    seen_D = np.zeros(state.domain_G.max() + 1, dtype=np.bool_)
+    for h in range(len(state.domain_G)):
+        if h == to or (h != g and state.holds_LEG[layer, e, h]):
+            seen_D[state.domain_G[h]] = True
+    return seen_D.sum() >= state.least_domains_LE[layer, e]
 
 
 @njit(cache=True, nogil=True)
@@ -216,7 +260,7 @@ def _circles(state, wanted, left_X, at_LE, waits_X, out_G, into_G, made_X6, made
                     if e == EMPTY or state.wants_LGE[layer, g, e] or at_LE[layer, e] == -1:
                         continue
                     to = wanted.gpu_X[at_LE[layer, e]]
-                    if not out_G[to] and not into_G[to]:
+                    if not out_G[to] and not into_G[to] and _keeps(state, layer, e, g, to):
                         slot_G[g], sent_G[g], onward = p, at_LE[layer, e], to
                         break
                 g = onward

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from aurora.planner.control.controller import Controller
+from aurora.planner.placement.slot_counts import failure_domains
 from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
 
 
@@ -51,6 +52,8 @@ def plan_controller(
     expert_bytes: int,
     options: ControlOptions = ControlOptions(),
     clock: Callable[[], float] = time.monotonic,
+    min_replicas: int = 1,
+    profile: Profile | None = None,
 ) -> Controller:
     """Returns the controller of a model's placement.
 
@@ -60,6 +63,10 @@ def plan_controller(
         expert_bytes: bytes of an expert's weights as they are in memory.
         options: what users may set.
         clock: returns seconds.
+        min_replicas: of each expert, on different nodes, that moves keep.
+        profile: as of `slots_in_use`.
     """
     move_Bps = slowest_port_Bps(cluster) * len(cluster)
-    return Controller(placement, expert_bytes, options, slots_in_use(placement, cluster), move_Bps, clock)
+    slots = slots_in_use(placement, cluster, profile)
+    domain_G = failure_domains(cluster, slots.slots_G).domain_N
+    return Controller(placement, expert_bytes, options, slots, move_Bps, clock, min_replicas=min_replicas, domain_G=domain_G)

@@ -3,7 +3,8 @@
 Replicas share their expert's load evenly. Each step relieves the slowest GPU of a layer: it swaps two replicas, moves one to an
 empty slot, gives an expert a further replica in an empty slot or in place of another replica, or puts another expert in the
 place of a replica. No GPU that a step changes is then as slow as the slowest was. Of these steps it takes the one that relieves
-most for each move, an expert whose weights a GPU fetches because it did not hold them at the start.
+most for each move, an expert whose weights a GPU fetches because it did not hold them at the start. No step takes min replicas
+from an expert.
 
 Such steps end early where few slots hold large replicas. Then it starts again: experts with large replicas first get further
 ones, in place of replicas that are needed least, whatever the GPUs' times. The better end counts.
@@ -22,7 +23,7 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
 from aurora.types import GpuSlots, Placement, Rebalanced
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
 from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
@@ -48,6 +49,11 @@ class Layer(NamedTuple):
         gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
         size_E: (E,) the load of each replica.
         time_G: (G,) the load of each GPU times its cost.
+        domain_G: (G,) int64, the failure domain of each GPU.
+        held_ED: (E, D) int64, the replicas of each expert in each failure domain.
+        domains_E: (E,) int64, how many failure domains hold each expert.
+        least_E: (E,) int64, the replicas of each expert at least.
+        least_domains_E: (E,) int64, how many failure domains hold each expert at least.
     """
 
     load_E: FloatArray
@@ -60,6 +66,11 @@ class Layer(NamedTuple):
     gpu_EG: IntArray
     size_E: FloatArray
     time_G: FloatArray
+    domain_G: IntArray
+    held_ED: IntArray
+    domains_E: IntArray
+    least_E: IntArray
+    least_domains_E: IntArray
 
 
 class Step(NamedTuple):
@@ -81,6 +92,8 @@ def rebalance(
     max_moves: int | None = None,
     worth: float = 0.0,
     enough: float = 0.01,
+    min_replicas: int = 1,
+    domain_G: ArrayLike | None = None,
 ) -> Rebalanced:
     """Changes few slots of a placement in force, so that it suits new loads; see `aurora.rebalance`."""
     load_LE = expert_loads("loads", loads).copy()  # a copy, since locked arrays would compile a second version of the code
@@ -96,19 +109,36 @@ def rebalance(
         if not 0 <= value < 1:
             raise BadInput(f"`{name}`: expected a number from zero to below one, found {value}")
     most = held_LGP[0].size if max_moves is None else max_moves
+    keeps = checked_min_replicas(min_replicas, domain_G, slots.gpus)
     slots_G, cost_G = slots.slots_G.copy(), slots.cost_G.copy()
     mean_L = load_LE.sum(axis=1) / (1 / cost_G).sum()
     _warm_up()
     began = time.perf_counter()
     rows = of_layers(
         lambda layer: _rebalance_layer(
-            load_LE[layer], cost_G, slots_G, held_LGP[layer], most, worth, mean_L[layer] * (1 + enough)
+            load_LE[layer], cost_G, slots_G, held_LGP[layer], most, worth, mean_L[layer] * (1 + enough), *keeps
         ),
         len(load_LE),
         "rebalance layers",
     )
     moves_L, before_L, after_L = (np.array(column) for column in zip(*rows, strict=True))
     return Rebalanced(held_LGP, moves_L, before_L, after_L, mean_L, time.perf_counter() - began)
+
+
+def checked_min_replicas(min_replicas: int, domain_G: ArrayLike | None, gpus: int) -> tuple[int, IntArray]:
+    """Returns the replicas of each expert at least, and the failure domain of each GPU, (G,) int64; None: each is its own.
+
+    Raises:
+        BadInput: unless there is a whole number of one or more, and a domain for each GPU.
+    """
+    if isinstance(min_replicas, bool) or not isinstance(min_replicas, int | np.integer) or min_replicas < 1:
+        raise BadInput(f"`min_replicas`: expected a whole number of one or more, found {min_replicas}")
+    if domain_G is None:
+        return int(min_replicas), np.arange(gpus)
+    found_G = counts("`domain_G`", domain_G, 1)
+    if len(found_G) != gpus:
+        raise BadInput(f"`domain_G`: expected a failure domain for each of {gpus} GPUs, found {len(found_G)}")
+    return int(min_replicas), np.unique(found_G, return_inverse=True)[1].astype(np.int64)
 
 
 def _table(held: Placement | ArrayLike) -> IntArray:
@@ -149,20 +179,21 @@ def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArr
 @cache
 def _warm_up() -> None:
     """Compiles the code now rather than in the first call; numba caches it on disk."""
-    _rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 0.0)
+    _rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 0.0, 1, np.arange(2))
 
 
 @njit(cache=True, nogil=True)
-def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target):
+def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target, min_replicas, domain_G):
     """Rebalances one layer's slots in place; returns (moves, largest time before, largest time after).
 
     It stops at the largest time `target`, after at most `most` moves, or if no step helps. The slots stay as they are if that
-    lowers the largest time by less than the part `worth`.
+    lowers the largest time by less than the part `worth`. Each expert keeps `min_replicas`, in as many failure domains, or what
+    it has at the start if that is less.
     """
-    before, layer = _largest_time(load_E, cost_G, held_GP), _layer(load_E, cost_G, slots_G, held_GP)
+    before, layer = _largest_time(load_E, cost_G, held_GP), _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
     _search(layer, most, target)
     if layer.time_G.max() > target:
-        other = _layer(load_E, cost_G, slots_G, held_GP)
+        other = _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
         _divide(other, target)
         _search(other, most, target)
         if _moved(other) <= most and other.time_G.max() < layer.time_G.max() * (1 - WORTH_DIVIDING):
@@ -210,7 +241,7 @@ def _divide(layer, target):
             for q in range(layer.slots_G[h] if not layer.holds_GE[h, e] else 0):
                 x, after = layer.held_GP[h, q], 0.0  # the replicas of x, once it has given the slot up
                 if x != EMPTY:
-                    after = layer.load_E[x] / (layer.count_E[x] - 1) if layer.count_E[x] > 1 else np.inf
+                    after = layer.load_E[x] / (layer.count_E[x] - 1) if _keeps(layer, x, h, EMPTY) else np.inf
                 if after < size * SMALLER and (after < least or (after == least and layer.time_G[h] < layer.time_G[to])):
                     least, to, slot = after, h, q
         if to == EMPTY:
@@ -236,7 +267,7 @@ def _largest_time(load_E, cost_G, held_GP):
 
 
 @njit(cache=True, nogil=True)
-def _layer(load_E, cost_G, slots_G, held_GP):
+def _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
     """The Layer of a start. An expert that is in two slots of a GPU, as EPLB's may be, keeps one of them."""
     gpus, experts = len(held_GP), len(load_E)
     own_GP, holds_GE = np.full_like(held_GP, EMPTY), np.zeros((gpus, experts), dtype=np.bool_)
@@ -253,13 +284,20 @@ def _layer(load_E, cost_G, slots_G, held_GP):
         for p in range(slots_G[g]):
             if own_GP[g, p] != EMPTY:
                 time_G[g] += size_E[own_GP[g, p]] * cost_G[g]
-    return Layer(load_E, cost_G, slots_G, holds_GE.copy(), own_GP, holds_GE, count_E, gpu_EG, size_E, time_G)
+    held_ED = np.zeros((experts, domain_G.max() + 1), dtype=np.int64)
+    for e in range(experts):
+        for g in gpu_EG[e, : count_E[e]]:
+            held_ED[e, domain_G[g]] += 1
+    domains_E = (held_ED > 0).sum(axis=1)
+    least_E, least_domains_E = np.minimum(count_E, min_replicas), np.minimum(domains_E, min_replicas)
+    state = holds_GE.copy(), own_GP, holds_GE, count_E, gpu_EG, size_E, time_G, domain_G, held_ED, domains_E
+    return Layer(load_E, cost_G, slots_G, *state, least_E, least_domains_E)
 
 
 @njit(cache=True, nogil=True)
 def _best_step(layer, g, left, target):
     """The step that relieves GPU g, the slowest, most for each move: how far it takes the changed GPUs down to the target."""
-    load_E, cost_G, slots_G, was_GE, held_GP, holds_GE, count_E, gpu_EG, size_E, time_G = layer
+    load_E, cost_G, slots_G, was_GE, held_GP, holds_GE, count_E, gpu_EG, size_E, time_G = layer[:10]
     top = time_G[g]
     limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
     for p in range(slots_G[g]):
@@ -267,7 +305,7 @@ def _best_step(layer, g, left, target):
         if a == EMPTY or _relief(top, top - size_E[a] * cost_G[g], target, 0, left) <= best:  # no step with a relieves more
             continue
         for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
-            if time_G[h] >= limit or holds_GE[h, a]:
+            if time_G[h] >= limit or holds_GE[h, a] or not _keeps(layer, a, g, h):
                 continue
             equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (
                 cost_G[g] + cost_G[h]
@@ -278,7 +316,7 @@ def _best_step(layer, g, left, target):
                 b = held_GP[h, q]
                 less = size_E[a] - (size_E[b] if b != EMPTY else 0.0)
                 after = max(top - less * cost_G[g], time_G[h] + less * cost_G[h])
-                if less <= 0 or after >= limit or (b != EMPTY and holds_GE[g, b]):
+                if less <= 0 or after >= limit or (b != EMPTY and (holds_GE[g, b] or not _keeps(layer, b, h, g))):
                     continue
                 moves = _moves(was_GE, h, a, b) + _moves(was_GE, g, b, a)
                 relief = _relief(top, after, target, moves, left)
@@ -291,7 +329,7 @@ def _best_step(layer, g, left, target):
             for h in range(len(held_GP)):  # a gets a further replica, in an empty slot or in place of x
                 for q in range(slots_G[h] if not holds_GE[h, a] else 0):
                     x = held_GP[h, q]
-                    if x != EMPTY and count_E[x] < 2:
+                    if x != EMPTY and not _keeps(layer, x, h, EMPTY):
                         continue
                     after = max(alone, time_G[h] + (size - (size_E[x] if x != EMPTY else 0.0)) * cost_G[h])
                     if after >= limit:
@@ -305,7 +343,7 @@ def _best_step(layer, g, left, target):
                     relief = _relief(top, after, target, _moves(was_GE, h, a, x), left)
                     if relief > best:
                         best, step = relief, Step(REPLACE, EMPTY, EMPTY, h, q, a, _moves(was_GE, h, a, x))
-        if count_E[a] < 2:
+        if not _keeps(layer, a, g, EMPTY):
             continue
         more, others = load_E[a] / (count_E[a] - 1) - size_E[a], 0.0
         for at in range(count_E[a]):
@@ -320,6 +358,30 @@ def _best_step(layer, g, left, target):
             if relief > best:
                 best, step = relief, Step(REPLACE, EMPTY, EMPTY, g, p, e, _moves(was_GE, g, e, a))
     return step
+
+
+@njit(cache=True, nogil=True)
+def _keeps(layer, e, g, to):
+    """Whether an expert has the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
+    if layer.count_E[e] <= layer.least_E[e] and to == EMPTY:
+        return False
+    if layer.least_domains_E[e] == 1:
+        return True
+    out = layer.domain_G[g]
+    domains = layer.domains_E[e] - (layer.held_ED[e, out] == 1)
+    if to != EMPTY:
+        into = layer.domain_G[to]
+        domains += layer.held_ED[e, into] == (into == out)
+    return domains >= layer.least_domains_E[e]
+
+
+@njit(cache=True, nogil=True)
+def _count_in_domain(layer, e, g, change):
+    """Changes by one how many replicas of expert e the failure domain of GPU g holds."""
+    domain = layer.domain_G[g]
+    before = layer.held_ED[e, domain]
+    layer.held_ED[e, domain] = before + change
+    layer.domains_E[e] += int(before + change > 0) - int(before > 0)
 
 
 @njit(cache=True, nogil=True)
@@ -348,6 +410,8 @@ def _swap(layer, step):
                 if layer.gpu_EG[e, at] == out:
                     layer.gpu_EG[e, at] = into
             layer.holds_GE[out, e], layer.holds_GE[into, e] = False, True
+            _count_in_domain(layer, e, out, -1)
+            _count_in_domain(layer, e, into, 1)
             layer.time_G[out] -= layer.size_E[e] * layer.cost_G[out]
             layer.time_G[into] += layer.size_E[e] * layer.cost_G[into]
 
@@ -364,11 +428,13 @@ def _replace(layer, h, q, e):
             if layer.gpu_EG[x, at] == h:
                 layer.gpu_EG[x, at] = layer.gpu_EG[x, last]
         layer.holds_GE[h, x] = False
+        _count_in_domain(layer, x, h, -1)
         _weigh(layer, x, 1.0)
     _weigh(layer, e, -1.0)
     layer.gpu_EG[e, layer.count_E[e]] = h
     layer.count_E[e] += 1
     layer.held_GP[h, q], layer.holds_GE[h, e] = e, True
+    _count_in_domain(layer, e, h, 1)
     _weigh(layer, e, 1.0)
 
 

@@ -1,7 +1,7 @@
 """The controller, window by window."""
 
 import re
-from itertools import count
+from itertools import count, groupby
 
 import numpy as np
 import pytest
@@ -65,6 +65,22 @@ def test_a_change_of_traffic_is_followed_and_nothing_swings():
     moved = [window for window, each in enumerate(decisions) if each.action == "move"]
     assert moved == [0, 10, 20]
     assert slowest(skewed(0), control.held_LGP) < 1.03
+
+
+def test_each_expert_keeps_its_min_replicas_on_different_nodes_while_experts_move():
+    pairs, rng, node_G = np.arange(EXPERTS).reshape(2, -1), np.random.default_rng(0), [0, 0, 1, 1]
+    held_GP = np.concatenate([pairs, pairs[::-1]])  # every expert on both nodes
+    control = Controller(np.repeat(held_GP[None], LAYERS, axis=0), 1000, min_replicas=2, domain_G=node_G)
+    before, now_LGP = slowest(skewed(0), control.held_LGP), control.held_LGP.copy()
+    decisions = served(control, [skewed(0)] * 3 + [skewed(5)] * 3, rng)
+    assert sum(each.action == "move" for each in decisions) == 2
+    for _, moves in groupby(
+        ((at, each) for at in decisions for each in at.moves), key=lambda pair: (pair[0].at_s, pair[1].round)
+    ):
+        for _, move in moves:
+            now_LGP[move.layer, move.dst, move.slot] = move.expert
+        assert all(set(nodes_GP.ravel()) == set(range(EXPERTS)) for nodes_GP in now_LGP.reshape(LAYERS * 2, -1))
+    assert slowest(skewed(5), control.held_LGP) < before
 
 
 def test_equal_traffic_moves_nothing():

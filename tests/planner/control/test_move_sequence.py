@@ -32,6 +32,38 @@ def pairs_of_placements(draw):
     return table(), table(), experts
 
 
+def spread(held_GP, of_G, experts):
+    """(E,) on how many GPUs or nodes each expert is; of_G (G,) are their numbers."""
+    return np.array([len({of for of, held in zip(of_G, held_GP, strict=True) if e in held}) for e in range(experts)])
+
+
+@given(pairs_of_placements(), st.integers(2, 3), st.integers(1, 3))
+def test_no_round_takes_min_replicas_from_an_expert(pair, min_replicas, of_a_node):
+    held_LGP, wanted_LGP, experts = pair
+    node_G = np.arange(held_LGP.shape[1]) // of_a_node
+    moves, reached_LGP = move_sequence(held_LGP, wanted_LGP, min_replicas, node_G)
+    free_LGP, now_LGP = move_sequence(held_LGP, wanted_LGP)[1], held_LGP.copy()
+    for _, group in groupby(moves, key=lambda move: move.round):
+        for move in group:
+            now_LGP[move.layer, move.dst, move.slot] = move.expert
+        for now_GP, held_GP, wanted_GP in zip(now_LGP, held_LGP, wanted_LGP, strict=True):
+            for of_G in (range(len(node_G)), node_G):
+                now_E, was_E, will_E = (spread(each, of_G, experts) for each in (now_GP, held_GP, wanted_GP))
+                assert (now_E >= np.minimum(min_replicas, np.minimum(was_E, will_E))).all()
+    for reached_GP, free_GP, held_GP in zip(reached_LGP, free_LGP, held_LGP, strict=True):
+        reached, free, held = ([sorted(set(row) - {EMPTY}) for row in each.tolist()] for each in (reached_GP, free_GP, held_GP))
+        assert reached in (free, held)  # a layer changes as wanted, or not at all
+
+
+def test_a_layer_whose_moves_would_take_min_replicas_stays_and_others_move():
+    held_LGP, wanted_LGP = np.array([[[0], [0], [1], [1]]] * 2), np.array([[[1], [1], [0], [0]], [[0], [1], [0], [1]]])
+    moves, reached_LGP = move_sequence(held_LGP, wanted_LGP, 2, np.array([0, 1, 1, 0]))
+    assert {move.layer for move in moves} == {1}
+    assert reached_LGP.tolist() == [held_LGP[0].tolist(), wanted_LGP[1].tolist()]
+    other_nodes = np.array([0, 1, 0, 1])
+    assert {move.layer for move in move_sequence(held_LGP, wanted_LGP, 2, other_nodes)[0]} == {0, 1}
+
+
 @given(pairs_of_placements())
 def test_every_round_is_a_matching_and_leaves_a_placement(pair):
     held_LGP, wanted_LGP, experts = pair

@@ -35,16 +35,31 @@ def in_force(draw):
     return held_LGP, slots, load_LE
 
 
-@given(in_force(), st.one_of(st.none(), st.integers(0, 3)), st.sampled_from((0.0, 0.1)), st.sampled_from((0.0, 0.01)))
-def test_the_next_placement_keeps_its_rules(case, max_moves, worth, enough):
+def spread(held_GP, of_G, experts):
+    """(E,) on how many GPUs, nodes or racks each expert is; of_G (G,) are their numbers."""
+    return np.array([len({of for of, held in zip(of_G, held_GP, strict=True) if e in held}) for e in range(experts)])
+
+
+@given(
+    in_force(),
+    st.one_of(st.none(), st.integers(0, 3)),
+    st.sampled_from((0.0, 0.1)),
+    st.sampled_from((0.0, 0.01)),
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+def test_the_next_placement_keeps_its_rules(case, max_moves, worth, enough, min_replicas, of_a_domain):
     held_LGP, slots, load_LE = case
-    made = rebalance(load_LE, held_LGP, slots, max_moves, worth, enough)
+    domain_G = np.arange(slots.gpus) // of_a_domain
+    made = rebalance(load_LE, held_LGP, slots, max_moves, worth, enough, min_replicas, domain_G)
     for layer, (before_GP, after_GP, load_E) in enumerate(zip(held_LGP, made.held_LGP, load_LE, strict=True)):
         before, after = (largest_time(held_GP, load_E, slots.cost_G) for held_GP in (before_GP, after_GP))
         assert made.before_L[layer] == pytest.approx(before)
         assert made.max_load_L[layer] == pytest.approx(after)
         assert after <= before * (1 - worth) or (after_GP == before_GP).all()
-        assert set(after_GP[after_GP >= 0].tolist()) == set(range(load_LE.shape[1]))
+        for of_G in (range(slots.gpus), domain_G):
+            was_E, is_E = (spread(held_GP, of_G, len(load_E)) for held_GP in (before_GP, after_GP))
+            assert (is_E >= np.minimum(was_E, min_replicas)).all()
         moved = 0
         for g, (old_P, new_P) in enumerate(zip(before_GP, after_GP, strict=True)):
             assert (new_P[slots.slots_G[g] :] == -1).all()
@@ -68,6 +83,15 @@ def test_against_every_placement():
     assert min(ratios) >= 1 - 1e-9
     assert max(ratios) <= 1.75
     assert np.mean(ratios) <= 1.12
+
+
+def test_min_replicas_stay_on_different_nodes():
+    """Experts 0 and 1 are busy; without a rule the replicas of the idle ones make room for them."""
+    held_LGP, domain_G = [[[0, 1], [2, 3], [0, 1], [2, 3]]], [0, 0, 1, 1]
+    free, kept = (rebalance([9, 9, 1, 1], held_LGP, enough=0.0, min_replicas=least, domain_G=domain_G) for least in (1, 2))
+    assert spread(free.held_LGP[0], domain_G, 4).min() == 1
+    assert spread(kept.held_LGP[0], domain_G, 4).min() == 2
+    assert kept.max_load_L[0] == 5.0 < kept.before_L[0]
 
 
 def drifted(layers, experts, drift):
@@ -127,6 +151,8 @@ def test_slots_that_stay_may_hold_an_expert_twice():
         ([1, 1], [[[0], [1]]], {"max_moves": True}, "`max_moves`"),
         ([1, 1], [[[0], [1]]], {"worth": 1.0}, "`worth`"),
         ([1, 1], [[[0], [1]]], {"enough": float("nan")}, "`enough`"),
+        ([1, 1], [[[0], [1]]], {"min_replicas": 0}, "`min_replicas`: expected a whole number of one or more, found 0"),
+        ([1, 1], [[[0], [1]]], {"domain_G": [0]}, "`domain_G`: expected a failure domain for each of 2 GPUs, found 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(loads, held, options, words):
