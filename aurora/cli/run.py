@@ -18,12 +18,13 @@ from aurora.types import ControlOptions, Plan, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
     from aurora.runtime.order_watch import OrdersUsed
-    from aurora.runtime.result import ControlReport, MembershipChange, RunResult
+    from aurora.runtime.result import MembershipChange, RunResult
 
 DEFAULTS = RunOptions()
 CONTROL = ControlOptions()
 RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Failures"
 ADAPT = "Traffic that changes"
+CHANGES = 10  # of a placement that are shown, the newest ones
 CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
 
 
@@ -204,7 +205,7 @@ def _show(
 ) -> None:
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
-    from aurora.reports.tables import comparison_table, network_line, summary_table
+    from aurora.reports.tables import comparison_table, control_line, control_table, network_line, summary_table
     from aurora.reports.trace_times import summarise
 
     summary = summarise(result.trace, plan.cluster)
@@ -237,7 +238,7 @@ def _show(
         *_orders_used(plan, result.orders_M),
         *(f"{r['model']}: {r['requests']} requests, {r['tokens_per_s']:.1f} tokens/s over {result.transport}" for r in rates),
         *map(_told, result.changes),
-        *(line for report in result.control_M for line in _decided(report)),
+        *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
         *busy,
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
@@ -273,15 +274,6 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
                 f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
                 f"{memory_X.max() / 1e9:.1f} GB in use at most"
             )
-
-
-def _decided(report: ControlReport) -> Iterator[str]:
-    """A line with what was decided for a model, and one for each change."""
-    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
-    dry = "dry run, " if report.dry_run else ""
-    failures = f"; {report.failures} failures" if report.failures else ""
-    yield f"{report.model}: {dry}{report.windows} windows; decisions: {counts or 'none'}{failures}"
-    yield from (f"{report.model}, {change}" for change in report.changes)
 
 
 def _told(change: MembershipChange) -> str:

@@ -64,7 +64,7 @@ class Chart:
 
     Attributes:
         name: the chart's name, unique on the page.
-        kind: "heat", "bars" or "spans", the script that draws it.
+        kind: "heat", "bars", "lines" or "spans", the script that draws it.
         title: text above the chart.
         choices: the controls by which a reader selects a view, outermost first.
         frames: the views, in sequences nested like the choices.

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from aurora.reports.advice import advice
+from aurora.reports.decision_charts import decisions_section
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.overview import phase_chart, provenance, tiles
@@ -18,9 +19,10 @@ SECTIONS = (
     schedule_section,
     timeline_section,
     placement_section,
+    decisions_section,
     drift_section,
 )
-SCRIPTS = ("tools", "view", "heat", "bars", "spans", "start")
+SCRIPTS = ("tools", "view", "heat", "bars", "lines", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 
 

@@ -14,7 +14,7 @@ from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import TransferSpans, planned
 from aurora.reports.trace_times import EXCHANGES, Bars, Summary, bars, span_s, summarise
 from aurora.reports.traffic_loads import Traffic, objective_s, placement_bounds_s, planned_rows, tokens_of, traffic
-from aurora.types import TRACE_PHASES, Trace
+from aurora.types import TRACE_PHASES, ControlReport, Trace
 from aurora.types.arrays import IntArray
 
 SAME = 0.01  # bytes that differ less are of the same traffic
@@ -95,6 +95,14 @@ class ReportNumbers:
         pairs = zip(self.of.profiles, self.of.later, strict=False)
         made_from = [model.profile_digest for model in plan.models]
         return tuple(drift(given, later, plan if made_from == [given.digest] else None) for given, later in pairs)
+
+    @cached_property
+    def control(self) -> dict[str, ControlReport]:
+        """What control loops decided in all traces, by the model's name, numbered where there are more of it."""
+        reports = [report for _, trace in self.of.traces for report in trace.control_M]
+        models = [report.model for report in reports]
+        names = [model if models.count(model) == 1 else f"{model} ({i})" for i, model in enumerate(models)]
+        return dict(zip(names, reports, strict=True))
 
     @cached_property
     def summaries(self) -> tuple[Summary, ...]:

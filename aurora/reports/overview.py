@@ -9,10 +9,9 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import bounds_line, cluster_table, gap_text
+from aurora.reports.tables import DASH, bounds_line, cluster_table, gap_text
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
-DASH = "\N{EN DASH}"
 STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
 
 

@@ -16,6 +16,7 @@ from aurora.reports.trace_times import Summary
 from aurora.types import (
     PHASES,
     Cluster,
+    ControlReport,
     Curve,
     Cut,
     Plan,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.planner.workload.load_statistics import LoadIntervals
 
+DASH = "\N{EN DASH}"
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
 LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
@@ -428,3 +430,42 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
     if ranks > len(lines):
         lines.append(f"  and {ranks - len(lines)} more")
     return "\n".join(lines)
+
+
+def control_line(report: ControlReport) -> str:
+    """Returns a line on what a control loop saw and decided."""
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
+    parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
+    if report.balancedness is not None:
+        parts.append(f"balancedness {report.balancedness:.3f}, {report.expected_balancedness:.3f} expected")
+    parts.append(f"placement {seconds(report.age_s)} old")
+    if report.bytes:
+        parts.append(f"{size(report.bytes)} {'would move' if report.dry_run else f'moved in {seconds(report.move_s)}'}")
+    parts += [f"{count} {what}" for count, what in ((report.failures, "failures"), (report.stuck, "times stuck")) if count]
+    return "; ".join(parts)
+
+
+def control_table(report: ControlReport, most: int | None = None) -> Table | None:
+    """Returns a table of the changes that a control loop decided on; None if there are none.
+
+    Args:
+        report: what it decided.
+        most: how many changes to show, the newest ones; None: all that are kept.
+    """
+    shown = report.changes[-(most or len(report.changes)) :]
+    if not shown:
+        return None
+    left = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
+    table = Table(
+        *right("at"),
+        "action",
+        "reason",
+        *right("layers", "moves", "bytes", "in force after"),
+        title=f"{report.model}: changes of the placement",
+        caption=f"{left} earlier ones are not shown" if left else None,
+    )
+    for each in shown:
+        done = DASH if each.took_s is None else seconds(each.took_s)
+        many = str(len(each.layers)), str(each.moves), size(each.bytes)
+        table.add_row(f"{each.at_s:.1f} s", each.action, each.reason, *many, done)
+    return table

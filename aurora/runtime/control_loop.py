@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
 from aurora.planner.control.controller import Action, Controller, Decision, Kind
+from aurora.runtime.control_history import ControlHistory
+from aurora.types import ControlReport
 from aurora.types.arrays import IntArray
 
 STALE_S = 10.0  # of a heartbeat: the loop is stuck
@@ -53,6 +55,7 @@ class ControlStatus:
         windows: windows that were handed over.
         skipped: of these, how many were replaced by later ones before they were looked at.
         failures: exceptions in planning, moving or saying.
+        times_stuck: how many times the loop was found to be stuck.
         heartbeat_s: seconds since the loop was last seen alive; from STALE_S on it is stuck.
         last: the last decision, if there was one.
     """
@@ -66,6 +69,7 @@ class ControlStatus:
     windows: int
     skipped: int
     failures: int
+    times_stuck: int
     heartbeat_s: float
     last: Decision | None
 
@@ -112,9 +116,10 @@ class ControlLoop:
         self._seen_s = self._in_force_s = clock()
         self._balancedness = self._expected = math.nan
         self._decisions: Counter[tuple[Action, Kind]] = Counter()
-        self._bytes = self._windows = self._skipped = self._failures = 0
+        self._bytes = self._windows = self._skipped = self._failures = self._times_stuck = 0
         self._move_s = 0.0
         self._last: Decision | None = None
+        self._history = ControlHistory()
         self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
         self._thread.start()
 
@@ -131,10 +136,17 @@ class ControlLoop:
                 self._seen_s = self._clock()
             self._windows += 1
             self._skipped += self._waiting is not None
-            before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             self._waiting = _LoadWindow(load_LE, step_s, tokens)
             self._changed.notify()
-        if self._stuck and not before:
+        self.check()
+
+    def check(self) -> None:
+        """Says once that the loop is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
+        with self._changed:
+            before, self._stuck = self._stuck, self._silent_s() >= STALE_S
+            found = self._stuck and not before
+            self._times_stuck += found
+        if found:
             with suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
 
@@ -157,9 +169,29 @@ class ControlLoop:
                 self._windows,
                 self._skipped,
                 self._failures,
+                self._times_stuck,
                 self._silent_s(),
                 self._last,
             )
+
+    def report(self, model: str, began_s: float) -> ControlReport:
+        """Returns what the loop has seen and done so far.
+
+        Args:
+            model: the model's name.
+            began_s: when the run began, by the controller's clock.
+        """
+        status, kinds = self.status(), Counter[str]()
+        for (_, kind), count in status.decisions.items():
+            kinds[kind] += count
+        with self._changed:
+            changes = tuple(replace(change, at_s=change.at_s - began_s) for change in self._history.changes)
+            series = tuple(replace(window, at_s=window.at_s - began_s) for window in self._history.series)
+        now, expected = (None if math.isnan(each) else each for each in (status.balancedness, status.expected_balancedness))
+        done = status.plan_age_s, status.bytes, status.move_s, status.failures, status.times_stuck
+        return ControlReport(
+            model, self._dry_run, status.windows, status.skipped, dict(kinds), now, expected, *done, changes, series
+        )
 
     def _silent_s(self) -> float:
         """Seconds since the loop was last seen alive; 0 if it has nothing to do."""
@@ -204,6 +236,7 @@ class ControlLoop:
         with self._changed:
             self._last = decision
             self._decisions[decision.action, decision.kind] += 1
+            self._history.add(decision, self._clock() - self._in_force_s, self._controller.tracker.changes)
             if not math.isnan(decision.balancedness):
                 self._balancedness, self._expected = decision.balancedness, decision.expected_balancedness
         self._tell(f"dry run: {decision}" if self._dry_run else str(decision))
@@ -225,6 +258,8 @@ class ControlLoop:
             self._bytes += decision.bytes
             self._move_s += ended_s - began_s
             self._in_force_s = ended_s
+            if not self._dry_run:
+                self._history.in_force(ended_s - began_s)
             if self._waiting is not None:  # its steps were those before
                 self._waiting = self._waiting._replace(step_s=None)
 

@@ -26,9 +26,9 @@ from aurora.runtime.order_watch import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.result import ControlReport, RankResult, Token
+from aurora.runtime.result import RankResult, Token
 from aurora.runtime.serving_rank import load_models
-from aurora.types import Cluster, Order, Plan, Program, RunOptions, TraceRecorder
+from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ class LivePlacement:
         if not rows_RX[:, ACTIVE].any():
             self.close()
             return False
+        if self.control is not None:
+            self.control.check()
         self._learn(*(rows_RX[:, (STEP_NS, SLICE_NS)].max(axis=0) / 1e9).tolist())
         if rows_RX[0, WINDOW_ENDS]:
             self._end_window()

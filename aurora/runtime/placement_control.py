@@ -1,19 +1,17 @@
 """Rank 0's control of a live placement: runs its control loop, and keeps what it decided."""
 
 import logging
-import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
+from typing import TextIO
 
-from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.controller import Controller
 from aurora.planner.control.plan_controller import plan_controller
-from aurora.runtime.control_loop import ControlLoop, ServingEnded
+from aurora.runtime.control_loop import ControlLoop
 from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker
-from aurora.runtime.result import ControlReport, PlacementChange
-from aurora.types import Cluster, Program, RunOptions
+from aurora.types import Cluster, ControlReport, Program, RunOptions
 
 LOG = logging.getLogger("aurora.control")
 
@@ -30,9 +28,8 @@ class PlacementControl:
     """
 
     def __init__(self, live: LivePlacement, controller: Controller, dry_run: bool, model: str, began_s: float) -> None:
-        self._live, self._dry_run, self._model, self._began_s = live, dry_run, model, began_s
-        self._decided: list[tuple[Decision, float | None]] = []  # with the seconds until it was in force
-        self._loop = ControlLoop(controller, self._perform, dry_run, self._say)
+        self._live, self._model, self._began_s = live, model, began_s
+        self._loop = ControlLoop(controller, live.perform, dry_run, lambda line: LOG.info("%s: %s", model, line))
         live.control = self._loop
 
     def close(self) -> None:
@@ -41,44 +38,16 @@ class PlacementControl:
         self._loop.close()
 
     def report(self) -> ControlReport:
-        """Returns what the loop has decided and done so far."""
-        status = self._loop.status()
-        decisions: Counter[str] = Counter()
-        for (_, kind), count in status.decisions.items():
-            decisions[kind] += count
-        changes = tuple(
-            PlacementChange(
-                decision.at_s - self._began_s,
-                decision.action,
-                decision.kind,
-                decision.reason,
-                decision.layers,
-                len(decision.moves),
-                decision.bytes,
-                took_s,
-            )
-            for decision, took_s in self._decided
-        )
-        now, expected = (None if math.isnan(each) else each for each in (status.balancedness, status.expected_balancedness))
-        return ControlReport(
-            self._model, self._dry_run, status.windows, dict(decisions), now, expected, status.failures, changes
-        )
+        """Returns what the loop has seen and decided so far."""
+        return self._loop.report(self._model, self._began_s)
 
-    def _perform(self, decision: Decision) -> None:
-        """Performs a decision, and keeps how long that took."""
-        if self._live.closed:
-            raise ServingEnded("serving has ended")
-        start_s = time.perf_counter()
-        self._decided.append((decision, None))
-        self._live.perform(decision)
-        self._decided[-1] = decision, time.perf_counter() - start_s
 
-    def _say(self, line: str) -> None:
-        """Logs a line; in a dry run keeps the change that it tells."""
-        last = self._loop.status().last
-        if self._dry_run and last is not None and last.action != "keep" and all(last is not each for each, _ in self._decided):
-            self._decided.append((last, None))
-        LOG.info("%s: %s", self._model, line)
+class _DecisionLog(logging.StreamHandler[TextIO]):
+    """Writes lines, and raises what prevents it, so that the control loop counts it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream.write(self.format(record) + self.terminator)
+        self.flush()
 
 
 def controlled(
@@ -113,7 +82,7 @@ def controlled(
 def log_decisions() -> None:
     """Writes the log of decisions to stderr, unless it goes elsewhere; for a process that is one rank."""
     if not LOG.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _DecisionLog(sys.stderr)
         handler.setFormatter(logging.Formatter("aurora: %(message)s"))
         LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)

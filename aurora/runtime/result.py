@@ -1,6 +1,6 @@
 """Results of a run: each rank's, and the merged one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_watch import OrdersUsed
-from aurora.types import Cluster, Profile, TokenRouting, Trace, TraceRecorder
+from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
 
@@ -85,58 +85,6 @@ class MembershipChange:
 
 
 @dataclass(frozen=True)
-class PlacementChange:
-    """A change of a model's placement that its control loop decided.
-
-    Args:
-        at_s: when it was decided, in seconds since the run began.
-        action, kind, reason: as of `aurora.planner.control.controller.Decision`.
-        layers: the layers that change.
-        moves: how many experts move.
-        bytes: of their weights.
-        took_s: seconds until the placement was in force; None: it never was, since the run was dry or ended before.
-    """
-
-    at_s: float
-    action: str
-    kind: str
-    reason: str
-    layers: tuple[int, ...]
-    moves: int
-    bytes: int
-    took_s: float | None
-
-    def __str__(self) -> str:
-        done = "not performed" if self.took_s is None else f"in force after {self.took_s:.2f} s"
-        return f"at {self.at_s:.1f} s: {self.reason}; {self.moves} moves, {self.bytes / 1e6:.2f} MB, {done}"
-
-
-@dataclass(frozen=True)
-class ControlReport:
-    """What a control loop decided for one model while it served.
-
-    Args:
-        model: the model's name.
-        dry_run: whether it only said what it would do.
-        windows: windows of traffic.
-        decisions: how many, by kind of reason.
-        balancedness: mean over largest load of the GPUs in the last window; None: no window had tokens.
-        expected_balancedness: the same as expected after the last decision.
-        failures: of planning or moving, each of which was logged.
-        changes: the changes that were decided.
-    """
-
-    model: str
-    dry_run: bool
-    windows: int
-    decisions: Mapping[str, int]
-    balancedness: float | None
-    expected_balancedness: float | None
-    failures: int
-    changes: tuple[PlacementChange, ...]
-
-
-@dataclass(frozen=True)
 class RunConditions:
     """Conditions that a prediction of the run needs.
 
@@ -176,8 +124,6 @@ class RunResult:
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
-        control_M: what was decided for each model, with `options.survive` in each epoch whose rank 0 is there at the end; empty
-            unless `options.adapt`.
     """
 
     answers_M: tuple[Answers, ...]
@@ -189,7 +135,11 @@ class RunResult:
     conditions: RunConditions | None = None
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
-    control_M: tuple[ControlReport, ...] = ()
+
+    @property
+    def control_M(self) -> tuple[ControlReport, ...]:
+        """What was decided for each model while experts followed the traffic; see `Trace`."""
+        return self.trace.control_M
 
     def tokens_per_second(self, model: int) -> float:
         """Returns the tokens per second of the model with index `model`; 0 if it did not serve."""
@@ -206,7 +156,7 @@ class RankResult:
         rows: this rank's rows of the trace.
         routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
-        control_M: as in `RunResult`, on rank 0; else empty.
+        control_M: as in `Trace`, on rank 0; else empty.
     """
 
     answers_M: list[Answers]
@@ -234,8 +184,7 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
         routing_MR = zip(*(result.routing_M for result in results), strict=True)
         conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
     trace = measured_trace(results, names_M, len(results))
-    orders_M, control_M = tuple(first.orders_M), first.control_M
-    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, orders_M, conditions, control_M=control_M)
+    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, tuple(first.orders_M), conditions)
 
 
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> Trace:
@@ -243,7 +192,7 @@ def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], rank
     recorder = TraceRecorder("measured", names_M, ranks)
     for result in results:
         recorder.rows += result.rows
-    return recorder.trace()
+    return replace(recorder.trace(), control_M=tuple(report for result in results for report in result.control_M))
 
 
 def _merge_routing(routing_R: Sequence[Routing]) -> TokenRouting:

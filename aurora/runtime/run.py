@@ -125,8 +125,7 @@ def run_elastic(
     # Who has served longest tells of the orders.
     longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
     calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
-    control_M = tuple(report for result in results for report in result.control_M)
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, control_M)
+    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure)
 
 
 def verify(

@@ -4,6 +4,7 @@ from aurora.types.aggregation import AggregationResult, WorkerReport
 from aurora.types.cluster import Cluster, Gpu
 from aurora.types.coactivation import CoActivation
 from aurora.types.compute_curves import ComputeCurves
+from aurora.types.control import ControlReport, ControlWindow, PlacementChange
 from aurora.types.fabric import Cut, Fabric, Link, leaf_spine, servers
 from aurora.types.failure_domains import FailureDomains, ResilientPlacement, SurvivalProbability
 from aurora.types.gpu_kind import GpuKind
@@ -55,6 +56,8 @@ __all__ = [
     "Compute",
     "ComputeCurves",
     "ControlOptions",
+    "ControlReport",
+    "ControlWindow",
     "CountingOptions",
     "Curve",
     "Cut",
@@ -72,6 +75,7 @@ __all__ = [
     "Op",
     "Order",
     "Placement",
+    "PlacementChange",
     "Plan",
     "PlanOptions",
     "Profile",

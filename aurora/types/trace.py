@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, check_name, counts, locked, numbers
+from aurora.types.control import ControlReport
 from aurora.types.value import Value
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head")
@@ -34,9 +35,11 @@ class Trace(Value):
         start_s_X: (X,) float64, seconds since the start of the run.
         end_s_X: (X,) float64, seconds since the start of the run.
         bytes_X: (X,) int64, payload bytes of a transfer.
+        control_M: what the control loop of each model decided, with `survive` also by epoch; empty unless experts follow
+            traffic.
 
     Raises:
-        BadInput: if columns differ in length or hold invalid numbers.
+        BadInput: if columns differ in length or hold invalid numbers, or a control loop is of another model.
     """
 
     kind: str
@@ -53,6 +56,7 @@ class Trace(Value):
     start_s_X: FloatArray
     end_s_X: FloatArray
     bytes_X: IntArray
+    control_M: tuple[ControlReport, ...] = ()
 
     INTEGERS = ("rank_X", "epoch_X", "model_X", "step_X", "layer_X", "phase_X", "bytes_X")
     COLUMNS = (*INTEGERS, "peer_X", "sent_X", "start_s_X", "end_s_X")
@@ -72,6 +76,9 @@ class Trace(Value):
             raise BadInput("trace: expected columns of one length")
         if (self.end_s_X < self.start_s_X).any():
             raise BadInput("trace: an event ends before it starts")
+        for report in self.control_M:
+            if report.model not in self.names_M:
+                raise BadInput(f"trace: expected decisions on {' or '.join(self.names_M)}, found some on {report.model!r}")
 
     def __len__(self) -> int:
         return len(self.rank_X)

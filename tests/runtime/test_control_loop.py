@@ -84,10 +84,47 @@ def test_moves_that_are_stuck_make_the_heartbeat_stale_and_serving_goes_on(servi
     status = serve.loop.status()
     assert (status.heartbeat_s, status.stuck, status.windows, status.skipped) == (11.0, True, 4, 2)
     assert serve.lines.get(timeout=WAIT_S) == "stuck: serving goes on without decisions"
+    serve.loop.check()
+    assert serve.loop.status().times_stuck == 1
     on.set()
     assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")  # the newest window; those before it are gone
     status = serve.ended()
     assert (status.move_s, sum(status.decisions.values())) == (15.0, 2)
+
+
+def test_a_stuck_loop_is_told_before_the_next_window(serving):
+    begun, on = threading.Event(), threading.Event()
+    serve = serving(lambda _: begun.set() or on.wait(WAIT_S))
+    serve.window()
+    assert begun.wait(WAIT_S)
+    for serve.now_s in (9.0, 10.0, 11.0):
+        serve.loop.check()
+    assert serve.lines.get(timeout=WAIT_S) == "stuck: serving goes on without decisions"
+    on.set()
+    assert serve.ended().times_stuck == 1
+
+
+def test_what_was_seen_and_decided_is_reported(serving):
+    serve = serving(lambda _: setattr(serve, "now_s", serve.now_s + 0.5))
+    serve.now_s = 100.0
+    serve.window(SKEWED)
+    serve.now_s += 10.0
+    serve.window(SKEWED * 0)
+    other = np.full((1, 4), 1000.0)
+    other[0, serve.performed[0].held_LGP[0, 0]] = 50_000.0
+    serve.controller.tracker.changes = 1
+    serve.window(other)
+    serve.ended()
+    report = serve.loop.report("m", 90.0)
+    assert (report.model, report.dry_run, report.windows, report.failures, report.stuck) == ("m", False, 3, 0, 0)
+    assert report.decisions == {"gain": 2, "no-tokens": 1}
+    first, last = report.changes
+    assert (first.at_s, first.action, first.took_s, first.bytes) == (10.0, "move", 0.5, serve.performed[0].bytes)
+    assert [each.at_s for each in report.series] == [10.0, last.at_s]
+    assert [each.traffic for each in report.series] == [0, 1]
+    assert report.series[0].balancedness < report.series[0].expected_balancedness
+    assert report.series[1].age_s == last.at_s + 90.0 - 100.5
+    assert (report.bytes, report.move_s) == (first.bytes + last.bytes, 1.0)
 
 
 def test_an_exception_in_planning_is_told_and_the_next_window_is_followed(serving):

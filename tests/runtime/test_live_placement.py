@@ -299,7 +299,8 @@ def test_moves_that_do_not_get_on_give_no_sign_of_life(monkeypatch):
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
     monkeypatch.setattr(ranks.live_R[2]._pool, "submit", lambda *_: Future())
     beats, decision = [], decision_for(CONTIGUOUS, LOADS_LE)
-    ranks.patience_s, ranks.live_R[0].control = 0, type("Control", (), {"beat": lambda _: beats.append(1)})()
+    control = {"beat": lambda _: beats.append(1), "check": lambda _: None}
+    ranks.patience_s, ranks.live_R[0].control = 0, type("Control", (), control)()
 
     def perform():
         with pytest.raises(ServingEnded):

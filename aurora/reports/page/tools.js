@@ -34,6 +34,7 @@ const FORMATS = {
   s: (value) => (value ? scaled(value, [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]]) : "0 s"),
   bytes: (value) => (value ? scaled(value, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]]) : "0 bytes"),
   "%": (value) => (100 * value).toFixed(1) + " %",
+  share: (value) => value.toFixed(3),
   "": (value) => String(value),
 };
 const make = (tag, text, attributes = {}) => {
