@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
 
@@ -44,15 +44,35 @@ class EpochGroups:
 def join_epoch(
     store: tuple[str, int], epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
 ) -> EpochGroups:
-    """Joins the process groups of an epoch. A collective call: all members of the epoch make it.
+    """Joins the process groups of an epoch by the supervisor's store (its host and port); for the rest see `connect_groups`."""
+
+    def client() -> Store:
+        # A client of its own: one that waits for members that never come keeps all others from using it.
+        return TCPStore(*store, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
+
+    return connect_groups(client, epoch, rank, ranks, groups, timeout_s, stopped)
+
+
+def connect_groups(
+    open_store: Callable[[], Store],
+    epoch: int,
+    rank: int,
+    ranks: int,
+    groups: int,
+    timeout_s: float,
+    stopped: threading.Event,
+    host: str | None = None,
+) -> EpochGroups:
+    """Makes the process groups of an epoch. A collective call: all members of the epoch make it.
 
     Args:
-        store: host and port of the supervisor's store.
+        open_store: returns the store of the rendezvous.
         epoch: the epoch's number, which keeps its groups apart from those of other epochs.
         rank, ranks: this member's rank in the epoch, and the number of members.
         groups: how many process groups to make.
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: ends the rendezvous when it is set.
+        host: this machine's address on which the groups listen; None: that of the interface in GLOO_SOCKET_IFNAME.
 
     Raises:
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -60,11 +80,9 @@ def join_epoch(
     found: list[EpochGroups] = []
 
     def connect() -> None:
-        timeout = datetime.timedelta(seconds=timeout_s)
-        # A client of its own: one that waits for members that never come keeps all others from using it.
-        client = TCPStore(*store, is_master=False, timeout=timeout)
+        store = open_store()
         before = _sockets()
-        made = [ProcessGroupGloo(PrefixStore(f"epoch{epoch}/{group}", client), rank, ranks, timeout) for group in range(groups)]
+        made = [_group(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout_s, host) for group in range(groups)]
         new = (number for inode, number in _sockets().items() if inode not in before)
         epoch_groups = EpochGroups(made, _connected(new))
         if stopped.is_set():
@@ -80,6 +98,15 @@ def join_epoch(
     if not found:
         raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
     return found[0]
+
+
+def _group(store: Store, rank: int, ranks: int, timeout_s: float, host: str | None) -> Any:
+    """Makes one gloo group that listens on `host`."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = datetime.timedelta(seconds=timeout_s)
+    device = ProcessGroupGloo.create_default_device() if host is None else ProcessGroupGloo.create_device(hostname=host)
+    options._devices = [device]
+    return ProcessGroupGloo(store, rank, ranks, options)
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         made.extend(socket.socketpair())
         assert {end.fileno() for end in made} == numbers
 
-    monkeypatch.setattr(epoch_groups, "ProcessGroupGloo", group)
+    monkeypatch.setattr(epoch_groups, "_group", group)
     with hosted_store(0) as store:
         epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, threading.Event()).abort()
     for end in made:

@@ -1,0 +1,83 @@
+"""Elastic steps: work in steps, done by whoever is there; each step is committed by all members or by none."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from aurora.errors import RankFailed
+from aurora.runtime.distributed.commit_rule import NOTHING, MemberSteps, Settlement, Version, settle
+from aurora.runtime.distributed.member import Epoch, Member
+
+
+class StepWork(Protocol):
+    """What a member does in each step, and what it holds. Calls of `begin` and `prepare` are collective."""
+
+    @property
+    def step(self) -> int:
+        """How many steps the state that is held has had."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+
+    def restore(self) -> int:
+        """Goes back to the last checkpoint, as all members do when none holds a usable state. Returns its number of steps."""
+
+    def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
+        """Moves state, so that the epoch's members hold all of it; those in `settlement.stale` hold none before.
+
+        Raises:
+            RankFailed: if a member is lost, here and in `prepare`. What was held before the call must still be there then.
+        """
+
+    def prepare(self) -> None:
+        """Computes what the next step changes, and changes nothing."""
+
+    def commit(self) -> None:
+        """Performs the prepared step."""
+
+    def discard(self) -> None:
+        """Forgets the prepared step, if there is one."""
+
+
+def run_elastic(member: Member, work: StepWork) -> None:
+    """Runs steps until all are done, through all changes of membership.
+
+    Raises:
+        RankFailed: if no epoch begins in time.
+    """
+    steps, agreed = MemberSteps(Version(0, work.step)), False
+    while True:
+        epoch = member.join(asdict(steps), agreed)
+        settlement = settle({name: parse_steps(data) for name, data in epoch.data.items()})
+        if member.name in settlement.commits:
+            work.commit()
+        else:
+            work.discard()
+        steps, agreed = settlement.applied(epoch.number, member.name, steps), False
+        if settlement.version == NOTHING:
+            steps = MemberSteps(Version(0, work.restore()), None, epoch.number)
+        if settlement.version.step >= work.steps:
+            return
+        try:
+            groups = member.connect(epoch)
+            work.begin(epoch, settlement, groups)
+            if member.name in settlement.stale:
+                steps = MemberSteps(settlement.version, None, epoch.number)
+            while not agreed:
+                work.prepare()
+                steps = steps.prepare()
+                assert steps.prepared is not None
+                agreed = member.vote(groups[0], leave=steps.prepared.step >= work.steps)
+                steps = steps.commit()
+                work.commit()
+        except RankFailed:
+            member.leave()
+
+
+def parse_steps(data: Mapping[str, Any]) -> MemberSteps:
+    """Returns what `asdict` made a dict of."""
+    prepared = data["prepared"]
+    return MemberSteps(
+        Version(**data["committed"]), None if prepared is None else Version(**prepared), data["epoch"]
+    )  # fmt: skip

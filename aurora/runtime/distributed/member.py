@@ -1,0 +1,275 @@
+"""Member of an elastic run: joins epoch after epoch at the lighthouse, and makes each epoch's process groups."""
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
+
+from aurora.errors import RankFailed
+from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
+from aurora.runtime.distributed.lighthouse import HEARTBEAT_S, watch_host
+from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
+from aurora.runtime.distributed.signed_messages import (
+    LINE_BYTES,
+    Alive,
+    Goodbye,
+    Hello,
+    NameTaken,
+    Refused,
+    SignedMessages,
+    StoreValue,
+)
+from aurora.runtime.distributed.transport import lost_others
+
+RETRY_S = 0.05  # between two attempts to reach the lighthouse
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that a member takes part in.
+
+    Args:
+        number: greater than that of every epoch before.
+        members: names of the members, ascending; a member's rank is its index.
+        data: what each member said when it joined, by name.
+        rank: this member's rank.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    data: Mapping[str, Any]
+    rank: int
+
+
+class Member:
+    """Takes part in the epochs that a lighthouse forms, as `name`.
+
+    Two threads serve it, from its first `join` on: one receives what the lighthouse says and connects again when the connection
+    ends, one sends signs of life.
+
+    Args:
+        lighthouse: its host and port. The member's own process groups listen on the address from which it reaches this one.
+        name: tells this member from the others; ranks ascend with names.
+        secret: what all members and the lighthouse share.
+        timeout_s: seconds to wait for an epoch to begin, and in it for the other members.
+
+    Attributes:
+        stopped: set while the last epoch is over and the next has not begun.
+    """
+
+    def __init__(self, lighthouse: tuple[str, int], name: str, secret: bytes, *, timeout_s: float = 60.0) -> None:
+        self._lighthouse, self._name, self._secret, self._timeout_s = lighthouse, name, secret, timeout_s
+        self._process = secrets.token_hex(8)
+        self.stopped = threading.Event()
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._connection: socket.socket | None = None
+        self._messages: SignedMessages | None = None
+        self._host, self._rank, self._reason = "", 0, "it does not answer"
+        self._request: JoinEpoch | None = None  # what to say when the connection has to be made anew
+        self._begun: BeginEpoch | None = None  # the epoch that this member was told of last
+        self._asked = False  # whether it waits for one
+        self._leaving = False
+        self._values: dict[str, bytes] = {}  # of the epoch's rendezvous
+        self._groups: EpochGroups | None = None  # of the last epoch that had any
+        self._connecting = False  # whether an epoch has begun and its groups are not made yet
+
+    @property
+    def name(self) -> str:
+        """The member's name."""
+        return self._name
+
+    @property
+    def leaving(self) -> bool:
+        """Whether others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
+        return self._leaving
+
+    def join(self, data: Any, agreed: bool = False) -> Epoch:
+        """Waits for the next epoch.
+
+        Args:
+            data: what the other members are told of this one; JSON.
+            agreed: whether all members leave the last epoch by agreement; if not, they are stopped.
+
+        Raises:
+            RankFailed: if no epoch begins within timeout_s.
+        """
+        with self._changed:
+            if self._request is None:
+                for target in (self._receive, self._beat):
+                    threading.Thread(target=target, daemon=True, name=f"aurora-member{target.__name__}").start()
+            last, self._asked = self._begun, True
+            number, members = (last.epoch, tuple(last.data)) if last else (0, ())
+            self._request = JoinEpoch(number, members, serving=False, agreed=agreed, data=data)
+            self._send(self._request)
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._asked, self._timeout_s):
+                host, port = self._lighthouse
+                waited = f"no epoch began within {self._timeout_s:g} s"
+                raise RankFailed(f"{self._name}: {waited}; lighthouse {host}:{port}: {self._reason}")
+            begun = self._begun
+        assert begun is not None
+        if self._groups is not None:
+            self._groups.abort()  # not before: others may still have been reading
+        members = tuple(begun.data)
+        self._rank = members.index(self._name)
+        return Epoch(begun.epoch, members, begun.data, self._rank)
+
+    def connect(self, epoch: Epoch, groups: int = 1) -> list[Any]:
+        """Makes gloo process groups of an epoch's members; a collective call. They end when the epoch is over.
+
+        Raises:
+            RankFailed: if the epoch is over before all have joined.
+        """
+
+        def store() -> Store:
+            return _EpochStore(self, epoch.number)
+
+        found = connect_groups(
+            store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self._host
+        )  # fmt: skip
+        with self._changed:
+            self._groups, self._connecting = found, False
+            if self.stopped.is_set():
+                found.abort()
+        return found.groups
+
+    def perform(self, call: Callable[[], Any]) -> None:
+        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over."""
+        with lost_others(self._rank):
+            unless_stopped(self.stopped, call)
+
+    def vote(self, group: Any, leave: bool) -> bool:
+        """Tells the other members of the epoch that this one has prepared its step; a collective call.
+
+        Args:
+            group: a process group of the epoch.
+            leave: whether this member wants all to leave the epoch after this step.
+
+        Returns:
+            Whether all leave. That it returns means that all have prepared the step.
+
+        Raises:
+            RankFailed: if a member is lost; others may have seen all votes nevertheless.
+        """
+        wishes = torch.tensor([leave or self._leaving], dtype=torch.int32)
+        self.perform(lambda: group.allreduce([wishes], ReduceOp.MAX).wait())
+        return bool(wishes.item())
+
+    def leave(self) -> None:
+        """Breaks off the epoch at this end, so that members that wait for this one go on."""
+        with self._changed:
+            if self._groups is not None:
+                self._groups.abort()
+
+    def close(self) -> None:
+        """Says goodbye to the lighthouse, and ends the process groups."""
+        self._closed.set()
+        self.leave()
+        with self._changed, suppress(OSError):
+            self._send(Goodbye())
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def publish(self, epoch: int, key: str, value: bytes) -> None:
+        """Gives the members of an epoch a value of its rendezvous."""
+        with self._changed:
+            self._values[key] = value
+            self._send(StoreValue(epoch, key, value.hex()))
+
+    def await_value(self, key: str) -> bytes:
+        """Waits for a value of the rendezvous. Raises RuntimeError if the epoch is over before it comes."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values or self.stopped.is_set(), self._timeout_s):
+                raise RuntimeError(f"nothing came within {self._timeout_s:g} s")
+            if key not in self._values:
+                raise RuntimeError("the epoch is over")
+            return self._values[key]
+
+    def _receive(self) -> None:
+        """Receives what the lighthouse says, connecting again and again."""
+        while not self._closed.is_set():
+            try:
+                with socket.create_connection(self._lighthouse, self._timeout_s) as connection:
+                    self._talk(connection)
+                self._reason = "it ended the connection; is the secret the same?"
+            except (OSError, Refused) as error:
+                self._reason = str(error)
+            with self._changed:
+                self._connection = None
+            self._closed.wait(RETRY_S)
+
+    def _talk(self, connection: socket.socket) -> None:
+        """Serves one connection until it ends."""
+        watch_host(connection)
+        hello = Hello(self._name, self._process)
+        connection.sendall(hello.line())
+        with connection.makefile("rb") as lines:
+            messages = SignedMessages(self._secret, hello, Hello.parse(lines.readline(LINE_BYTES)), at_member=True)
+            connection.settimeout(None)
+            with self._changed:
+                self._connection, self._messages, self._host = connection, messages, connection.getsockname()[0]
+                assert self._request is not None
+                if self._connecting:  # what the others have published meanwhile is lost
+                    self.stopped.set()
+                self._send(self._request)
+            while line := lines.readline(LINE_BYTES):
+                with self._changed:
+                    self._handle(messages.unpack(line))
+                    self._changed.notify_all()
+
+    def _handle(self, message: Any) -> None:
+        """Handles what the lighthouse says."""
+        serving = self._begun.epoch if self._begun is not None and not self._asked else None
+        match message:
+            case BeginEpoch():
+                self._begun, self._asked, self._connecting, self._leaving, self._values = message, False, True, False, {}
+                self._request = JoinEpoch(message.epoch, tuple(message.data), serving=True)
+                self.stopped.clear()
+            case StopEpoch(epoch) if epoch == serving:
+                self.stopped.set()
+                if self._groups is not None:
+                    self._groups.abort()
+            case LeaveEpoch(epoch) if epoch == serving:
+                self._leaving = True
+            case StoreValue(epoch, key, value) if epoch == serving:
+                self._values[key] = bytes.fromhex(value)
+            case NameTaken():
+                raise Refused(f"another process is {self._name}")
+
+    def _beat(self) -> None:
+        """Sends signs of life."""
+        while not self._closed.wait(HEARTBEAT_S):
+            with self._changed:
+                self._send(Alive())
+
+    def _send(self, message: Any) -> None:
+        """Sends a message, if there is a connection. If it has ended, the next one begins with what it has to know."""
+        if self._connection is not None and self._messages is not None:
+            with suppress(OSError):
+                self._connection.sendall(self._messages.pack(message))
+
+
+class _EpochStore(Store):
+    """Rendezvous of an epoch: what a member sets goes to all others over their connections to the lighthouse."""
+
+    def __init__(self, member: Member, epoch: int) -> None:
+        super().__init__()
+        self._member, self._epoch = member, epoch
+
+    def set(self, key: str, value: Any) -> None:
+        self._member.publish(self._epoch, key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._member.await_value(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._member.await_value(key)
