@@ -12,7 +12,7 @@ The controller is pure: it is told of loads, times and finished moves, and reads
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -22,9 +22,10 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
+from aurora.planner.control.move_times import MoveTimes
 from aurora.planner.replication.rebalance import checked_min_replicas, rebalance
 from aurora.types import ControlOptions, GpuSlots, Placement
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
+from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY
 
 DRAWS = 8  # of loads, on which placements are compared
@@ -100,8 +101,8 @@ class Controller:
         expert_bytes: bytes of an expert's weights.
         options: what users may set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
-        move_Bps: bytes of weights that move in a second, over all ports, until that is measured; None: moves cost nothing until
-            then.
+        move_Bps: bytes of weights that move in a second, over all ports, unless the times of moves say otherwise; None: moves
+            cost nothing until one was timed.
         clock: returns seconds.
         seed: for the draws.
         stalls: whether serving waits while experts move; else moves run beside it.
@@ -111,8 +112,7 @@ class Controller:
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
-        >>> for _ in range(3):
-        ...     decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
+        >>> decision = controller.window([[900, 800, 100, 200]], step_s=1.0)
         >>> decision.action, len(decision.moves)
         ('move', 2)
         >>> controller.moved()
@@ -140,7 +140,8 @@ class Controller:
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
         self._slots = slots or GpuSlots.equal(gpus, width)
         self._min_replicas, self._domain_G = checked_min_replicas(min_replicas, domain_G, gpus)
-        self._expert_bytes, self._move_Bps, self._stalls, self._clock = expert_bytes, move_Bps, stalls, clock
+        self._expert_bytes, self._stalls, self._clock = expert_bytes, stalls, clock
+        self._move_times = MoveTimes(move_Bps)
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
         self._tokens: float | None = None  # of a step in these windows
@@ -187,7 +188,7 @@ class Controller:
         assert self._wanted is not None, "no moves are under way"
         wanted, self._wanted = self._wanted, None
         if seconds and wanted.bytes:
-            self._move_Bps = wanted.bytes / seconds
+            self._move_times.add(wanted.bytes, seconds)
         before = self._previous
         if before is None or not before.step_s or before.changes != self.tracker.changes:
             self._previous = None
@@ -235,47 +236,44 @@ class Controller:
         loses = f"the placement loses {loss:.1%}"
         if not (saved_L > 0).any() or loss <= self.options.loss:
             return self._keep("balanced", f"{loses}, no more than {self.options.loss:.1%}", now, loss)
-        pays_L = self._pays(saved_L / mean_L.sum(), bytes_L)
-        if not pays_L.any():
+        paying = self._paying(saved_L / mean_L.sum(), bytes_L)
+        if not paying:
             return self._keep("not-worth", f"{loses}, but moves cost more until traffic changes", now, loss)
-        chosen_L = self._within_budget(np.where(pays_L, saved_L, 0.0), bytes_L)
-        if not chosen_L.any():
+        chosen = self._within_budget(paying, bytes_L)
+        if not chosen:
             return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
-        held_LGP = np.where(chosen_L[:, None, None], next_LGP, self.held_LGP)
-        reason = f"{loses}; {np.count_nonzero(chosen_L)} of {len(chosen_L)} layers change"
+        held_LGP = self.held_LGP.copy()
+        held_LGP[chosen] = next_LGP[chosen]
+        reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
         decision = self._decide("move", "gain", reason, held_LGP, now, loss)
         if not decision.layers:
             self._wanted = None
             return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
         return decision
 
-    def _pays(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
-        """(L,) bool: layers whose moves cost less than they save from their end on; saved_L are parts of a step's time.
+    def _paying(self, saved_L: FloatArray, bytes_L: IntArray) -> list[int]:
+        """Layers whose moves cost less than they save from their end on, those first that save most for their bytes.
 
-        Layers that save most for their bytes go first. All are in force when the last has moved: one more delays the others.
+        saved_L are parts of a step's time. No layer counts as changed before the last one is: one more delays the others.
         """
-        windows_s = self.options.period_s * self.tracker.remaining
-        move_Bps, budget_Bps = self._move_Bps or math.inf, self.options.bytes_per_s or math.inf
         best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")
         best_L = best_L[saved_L[best_L] > 0]
         bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
-        cost_s_K = bytes_K / move_Bps if self._stalls else bytes_K / min(move_Bps, budget_Bps) * LENGTHENED
-        gain_s_K = saved_K * np.maximum(windows_s - bytes_K / move_Bps, 0.0) - PAY_BACK * cost_s_K
-        pays_L = np.zeros(len(saved_L), dtype=np.bool_)
-        if gain_s_K.max() > 0:
-            pays_L[best_L[: gain_s_K.argmax() + 1]] = True
-        return pays_L
+        moving_s_K = self._move_times.seconds(bytes_K)
+        paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
+        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * LENGTHENED
+        after_s_K = np.maximum(self.options.period_s * self.tracker.remaining - moving_s_K, 0.0)
+        gain_s_K = saved_K * after_s_K - PAY_BACK * cost_s_K
+        return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
 
-    def _within_budget(self, saved_L: FloatArray, bytes_L: IntArray) -> BoolArray:
-        """(L,) bool: the layers that save most for their bytes, as many as a period's budget allows."""
-        budget = math.inf if self.options.bytes_per_s is None else self.options.bytes_per_s * self.options.period_s
-        best_L = np.argsort(-saved_L / np.maximum(bytes_L, 1), kind="stable")
-        chosen_L = np.zeros(len(saved_L), dtype=np.bool_)
-        for layer in best_L[saved_L[best_L] > 0].tolist():
+    def _within_budget(self, layers: Sequence[int], bytes_L: IntArray) -> list[int]:
+        """The first of the layers, as many as a period's budget allows."""
+        budget, chosen = (self.options.bytes_per_s or math.inf) * self.options.period_s, []
+        for layer in layers:
             if bytes_L[layer] <= budget:
-                budget -= int(bytes_L[layer])
-                chosen_L[layer] = True
-        return chosen_L
+                budget -= float(bytes_L[layer])
+                chosen.append(layer)
+        return chosen
 
     def _expected_max_L(self, expected_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
         """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads."""

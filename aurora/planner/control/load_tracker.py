@@ -75,7 +75,7 @@ class LoadTracker:
         >>> for load in ([300, 100], [290, 110], [305, 95]):
         ...     _ = tracker.add([load])
         >>> tracker.expected_LE.round().tolist()
-        [[296.0, 104.0]]
+        [[297.0, 103.0]]
     """
 
     def __init__(self, layers: int, experts: int) -> None:
