@@ -21,10 +21,10 @@ PAGE, COLUMN = 7.0, 3.3  # inches: the width of a page, and of one of its two co
 TALLEST = 9.0  # inches
 PEERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7b6bb5", "#8a8d1b")
 TONES = (
-    ("#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef", "#6baed6", "#f2f4f7"),
-    ("#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0", "#fd8d3c", "#faf5f0"),
-    ("#a1d99b", "#dde9dc", "#006d2c", "#52b36a", "#31a354", "#c7e9c0", "#74c476", "#f1f6f0"),
-    ("#bcbddc", "#e4e2ec", "#54278f", "#8b86c0", "#756bb1", "#dadaeb", "#9e9ac8", "#f5f3f8"),
+    ("#9ecae1", "#dbe3ea", "#08519c", "#4a98cf", "#2171b5", "#c6dbef", "#6baed6", "#0b2f4f", "#f2f4f7"),
+    ("#fdc08a", "#f1e4d8", "#a63603", "#f58a3c", "#d95f0e", "#fddcc0", "#fd8d3c", "#5c1f02", "#faf5f0"),
+    ("#a1d99b", "#dde9dc", "#006d2c", "#52b36a", "#31a354", "#c7e9c0", "#74c476", "#00381a", "#f1f6f0"),
+    ("#bcbddc", "#e4e2ec", "#54278f", "#8b86c0", "#756bb1", "#dadaeb", "#9e9ac8", "#2f1450", "#f5f3f8"),
 )  # a model's phases, waiting last; further models take the same tones again
 SIDES = ("in index order", "as planned")
 

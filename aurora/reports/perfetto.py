@@ -88,8 +88,9 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
 
 
 def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
-    """Slices of steps, in them those of layers, and in these those of phases; the head follows the last layer."""
-    layer_X = np.where(found.phase_X == TIMED_PHASES.index("head"), AFTER_LAYERS, found.layer_X)
+    """Slices of steps, in them those of layers, and in these those of phases; head and moves follow the last layer."""
+    after_X = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in ("head", "moves")])
+    layer_X = np.where(after_X, AFTER_LAYERS, found.layer_X)
     by_worker = np.lexsort((found.start_s_X, found.model_X, found.rank_X))
     columns = found.rank_X, found.model_X, found.step_X, layer_X, found.phase_X, found.start_s_X * 1e6, found.end_s_X * 1e6
     rows: list[list[Any]] = []

@@ -1,7 +1,7 @@
 """Compute and communication of one model on one rank, as its layers use them: arbitrated, recorded, and named in errors."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -76,9 +76,17 @@ class LayerContext:
         """
         with self._arbiter.exchange(), self._waiting("between steps"):
             start_s = time.perf_counter()
-            self.transport.exchange(order, sends, recvs, lambda *_: None)
+            self.transport.exchange(order, sends, recvs, self.recorder.observer("moves", 0))
             self.transport.wait()
             return time.perf_counter() - start_s
+
+    def work_between_steps(self, work: Callable[[], None]) -> float:
+        """Does work on this rank's experts that belongs to no layer. Returns the seconds that it took, on a GPU too."""
+        start = self.recorder.mark()
+        work()
+        end = self.recorder.mark()
+        self.recorder.phase("moves", 0, start)
+        return self.recorder.seconds(end) - self.recorder.seconds(start)
 
     def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
         """Counts the experts (N, K) that the current step's tokens chose in a layer, if they are counted."""

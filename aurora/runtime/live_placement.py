@@ -4,8 +4,9 @@ Between two steps all ranks wait for each other anyway. There they agree on what
 traffic ends, and what its control loop has decided; each rank says how long its last step and its last slice of weights took.
 
 The experts of a decision move in rounds (`aurora.planner.control.move_sequence`). A round's weights travel in slices, one
-between two steps, so small that a step is not LENGTHENED by more. When a round's weights have arrived everywhere, all ranks
-change over before the same step. What a round needs, expert maps and orders, is made in a thread meanwhile.
+between two steps, so small that a step is not LENGTHENED by more. When a round's weights have arrived everywhere, its layers
+change over, as many between two steps as a step may wait for, each on all ranks before the same step. What a round needs,
+expert maps and orders, is made in a thread meanwhile.
 """
 
 import logging
@@ -13,7 +14,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -39,15 +40,39 @@ from aurora.types.placement import EMPTY
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
 MARGIN = 0.7  # of what a slice may take that it is meant to take
-FIRST_BYTES = 16 * 1024  # of a decision's first slice, and of the smallest
-GROWTH = 2  # times the last slice that the next one is at most
+FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
+GROWTH = 2  # times the last piece of work that the next one is at most
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
 
 LOG = logging.getLogger("aurora.control")
 
 SlotsG = tuple[tuple[int, ...], ...]
 
-ACTIVE, WINDOW_ENDS, MOVES, PREPARED, SLICE_NS, STEP_NS = range(6)  # what a rank tells the others between two steps
+ACTIVE, WINDOW_ENDS, MOVES, PREPARED, PIECE_NS, STEP_NS = range(6)  # what a rank tells the others between two steps
+
+
+class _Pieces:
+    """Work between steps, in pieces as large as a step may wait for, by what pieces before took.
+
+    Args:
+        least: size of the first piece, and of the smallest.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least, self._size, self._per_s, self._last = least, 0, 0.0, False
+
+    def next(self, left: int, step_s: float) -> int:
+        """Returns the size of the next piece of what is left, beside steps of `step_s` seconds."""
+        size = max(min(int(self._per_s * step_s * LENGTHENED * MARGIN), GROWTH * self._size), self._least)
+        self._last = left < size
+        if not self._last:
+            self._size = size
+        return min(size, left)
+
+    def took(self, seconds: float) -> None:
+        """Takes into account what a piece took. What was left for a last one says little: the more of it is start-up."""
+        if not self._last:
+            self._per_s = self._size / seconds
 
 
 class BetweenSteps(Protocol):
@@ -61,6 +86,9 @@ class BetweenSteps(Protocol):
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
         """Performs an exchange; see `LayerContext.exchange_between_steps`."""
+
+    def work_between_steps(self, work: Callable[[], None]) -> float:
+        """Does work on this rank's experts; see `LayerContext.work_between_steps`."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +109,7 @@ class _MovesUnderWay:
     began_s: float
     number: int = 0  # of the present round
     sent: int = 0  # bytes of each message
+    changed: int = 0  # layers of the round
 
 
 class LivePlacement:
@@ -126,7 +155,9 @@ class LivePlacement:
         self._announced = torch.empty(0, 6, dtype=torch.int64)
         self._closed = False
         self._moves: _MovesUnderWay | None = None
-        self._slice_bytes, self._slice_s, self._rate_Bps = FIRST_BYTES, 0.0, 0.0  # of the last slice
+        self._slices = self._pieces = _Pieces(FIRST_BYTES)  # the latter: those of the last work between steps
+        self._layers_at_once = _Pieces(1)
+        self._piece_s = 0.0  # of that work
         self._recent_s: deque[float] = deque(maxlen=RECENT)
         self._steps = 0  # of this window
         self._steps_s: list[float] = []  # of these, by the placement in force
@@ -160,7 +191,7 @@ class LivePlacement:
             return False
         if self.control is not None:
             self.control.check()
-        self._learn(*(rows_RX[:, (STEP_NS, SLICE_NS)].max(axis=0) / 1e9).tolist())
+        self._learn(*(rows_RX[:, (STEP_NS, PIECE_NS)].max(axis=0) / 1e9).tolist())
         if rows_RX[0, WINDOW_ENDS]:
             self._end_window()
         if rows_RX[0, MOVES]:
@@ -195,17 +226,18 @@ class LivePlacement:
                 self._end_moves(None)
         if self._moves is not None and self._moves.prepared.done():
             prepared = -1 if self._moves.prepared.exception() else 1
-        row = (active, ends, announced, prepared, round(self._slice_s * 1e9), round(step_s * 1e9))
+        row = (active, ends, announced, prepared, round(self._piece_s * 1e9), round(step_s * 1e9))
+        self._piece_s = 0.0
         return torch.tensor(row, dtype=torch.int64)
 
-    def _learn(self, step_s: float, slice_s: float) -> None:
-        """Takes the time of the slowest rank's last step and slice into account."""
+    def _learn(self, step_s: float, piece_s: float) -> None:
+        """Takes the time of the slowest rank's last step, and of its work before that, into account."""
         if step_s:
             self._steps += 1
             self._recent_s.append(step_s)
             self._steps_s.append(step_s)
-        if slice_s:
-            self._rate_Bps, self._slice_s = self._slice_bytes / slice_s, 0.0
+        if piece_s:
+            self._pieces.took(piece_s)
 
     def _end_window(self) -> None:
         """Sums the window's tokens over all ranks, and hands them to the control loop."""
@@ -264,38 +296,46 @@ class LivePlacement:
         return WeightMessages([self._layers], transfers, transport.rank, transport.ranks)
 
     def _go_on(self, moves: _MovesUnderWay, prepared_R: IntArray) -> None:
-        """Sends the next slice, after the end of a round when all ranks are ready for it."""
+        """Sends the next slice; when a round's weights are there and all ranks are ready, changes layers over."""
         if (prepared_R < 0).any():
             self._end_moves(MovesFailed("a rank cannot change over", self._held_LGP.copy()))
         elif moves.sent < moves.messages.bytes:
             self._send_slice(moves)
         elif prepared_R.all():
-            self._end_round(moves)
+            self._change_layers(moves, moves.prepared.result())
 
     def _send_slice(self, moves: _MovesUnderWay) -> None:
-        """Exchanges as many bytes of each message as a step may wait for, by what the last slice took."""
-        fits = self._rate_Bps * LENGTHENED * MARGIN * min(self._recent_s, default=0.0)
-        size = min(max(FIRST_BYTES, min(int(fits), GROWTH * self._slice_bytes)), moves.messages.bytes - moves.sent)
+        """Exchanges as many bytes of each message as a step may wait for."""
+        size = self._slices.next(moves.messages.bytes - moves.sent, min(self._recent_s, default=0.0))
         if size:
             sends, recvs = moves.messages.cut(moves.sent, moves.sent + size)
-            self._slice_s = self._context.exchange_between_steps(self._order, sends, recvs)
-            self._slice_bytes, moves.sent = size, moves.sent + size
+            self._piece_s = self._context.exchange_between_steps(self._order, sends, recvs)
+            self._pieces, moves.sent = self._slices, moves.sent + size
             if self.control is not None:
                 self.control.beat()
 
-    def _end_round(self, moves: _MovesUnderWay) -> None:
-        """Changes over to the placement after a round."""
-        arrived: dict[int, dict[int, Weights]] = {}
+    def _change_layers(self, moves: _MovesUnderWay, prepared: _Prepared) -> None:
+        """Changes as many layers over as a step may wait for; after a round's last one the next round begins."""
+        maps = prepared.maps[moves.number]
+        count = self._layers_at_once.next(len(maps) - moves.changed, min(self._recent_s, default=0.0))
+        layers, self._pieces = list(maps)[moves.changed : moves.changed + count], self._layers_at_once
+        arrived: dict[int, dict[int, Weights]] = {layer: {} for layer in maps}
         for transfer, weights in moves.messages.arrived():
-            arrived.setdefault(transfer.layer, {})[transfer.expert] = weights
-        _fill(self._held_LGP, moves.rounds[moves.number])
-        prepared, rank = moves.prepared.result(), self._context.transport.rank
-        for layer, expert_map in prepared.maps[moves.number].items():
-            self._layers[layer].place(expert_map, _slots_G(self._held_LGP, layer)[rank], arrived.get(layer, {}))
-        moves.number, moves.sent = moves.number + 1, 0
+            arrived[transfer.layer][transfer.expert] = weights
+
+        def change() -> None:
+            for layer in layers:
+                _fill(self._held_LGP, [move for move in moves.rounds[moves.number] if move.layer == layer])
+                held = _slots_G(self._held_LGP, layer)[self._context.transport.rank]
+                self._layers[layer].place(maps[layer], held, arrived[layer])
+
+        self._piece_s = self._context.work_between_steps(change)
+        moves.changed += count
+        if moves.changed < len(maps):
+            return
+        moves.number, moves.sent, moves.changed = moves.number + 1, 0, 0
         if moves.number < len(moves.rounds):
             moves.messages = self._messages(moves.rounds[moves.number])
-            self._send_slice(moves)
             return
         for layer, ops in prepared.ops.items():
             self._layers[layer].ops = self._ops_L[layer] = ops

@@ -12,7 +12,7 @@ from aurora.types.arrays import FloatArray, IntArray, check_name, counts, locked
 from aurora.types.control import ControlReport
 from aurora.types.value import Value
 
-TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head")
+TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,7 +29,8 @@ class Trace(Value):
         step_X: (X,) int64, the step of the run.
         layer_X: (X,) int64, the MoE layer.
         phase_X: (X,) int64, index into TRACE_PHASES; "head" is the work after the last layer, which predictions spread over
-            the gates.
+            the gates; "moves" is what follows a step while experts move, all in layer 0: slices of weights, and layers that
+            change over.
         peer_X: (X,) int64, the other rank of a transfer; -1 otherwise.
         sent_X: (X,) bool, whether the row is the sender's end of a transfer.
         start_s_X: (X,) float64, seconds since the start of the run.

@@ -18,7 +18,8 @@ from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.control.controller import LENGTHENED, Controller
+from aurora.planner.control.controller import LENGTHENED, Controller, Decision
+from aurora.planner.control.move_sequence import move_sequence
 from aurora.runtime import run as running
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.distributed.launcher import launch
@@ -28,7 +29,7 @@ from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
-from aurora.types import ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
+from aurora.types import TRACE_PHASES, ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
 from aurora.types.fabric import Cut, servers
 from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for
 
@@ -67,6 +68,9 @@ def check_moved(mixtral, result, found):
     assert done[0].bytes == done[0].moves * load_model(mixtral).expert_bytes > 0
     assert report.windows > 3
     assert report.decisions["gain"] >= 1
+    moves_X = result.trace.phase_X == TRACE_PHASES.index("moves")
+    assert result.trace.bytes_X[moves_X & result.trace.sent_X].sum() >= sum(change.bytes for change in done)
+    assert (moves_X & (result.trace.peer_X < 0)).any()  # layers that change over
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,7 @@ class Ranks:
         self.ranks, self.step_s, self.Bps, self.startup_s = placement.gpus, step_s, Bps, startup_s
         self.meeting, self.told = threading.Barrier(self.ranks, timeout=20), [None] * self.ranks
         self.now_R, self.slices_s, self.patience_s = threading.local(), [], 20
+        self.change_s, self.changes_s = 0.0, []  # of a layer, and of all layers that changed over between two steps
         monkeypatch.setattr("aurora.runtime.live_placement.time", self)
         order = ORDER["openshop"](1 - np.eye(self.ranks, dtype=np.int64), Network.equal(self.ranks), rng=None)
         self.live_R, self.layers_R = [], []
@@ -164,7 +169,7 @@ class Ranks:
                 layer.hold(placement.slots_LG[number][rank])
             context = type("Context", (), {"transport": type("T", (), {"rank": rank, "ranks": self.ranks})})()
             context.gather_between_steps = partial(self.gather, rank)
-            context.exchange_between_steps = partial(self.exchange, rank)
+            context.exchange_between_steps, context.work_between_steps = partial(self.exchange, rank), partial(self.work, rank)
             ops = (Exchange("dispatch", order), Exchange("combine", order.reversed))
             live = LivePlacement(
                 layers, placement, [ops] * len(layers), context, 2, Network.equal(self.ranks, startup_s=1.0), False, 10**9
@@ -172,7 +177,7 @@ class Ranks:
             self.live_R.append(live)
             self.layers_R.append(layers)
             for number, layer in enumerate(layers):
-                layer._rank, layer._layer, layer.ops = rank, number, ops
+                layer._rank, layer._layer, layer.ops, layer.expert_map = rank, number, ops, None
 
     def perf_counter(self):
         return getattr(self.now_R, "s", 0.0)
@@ -186,6 +191,16 @@ class Ranks:
 
     def gather(self, rank, row):
         return torch.stack(self.meet(rank, row))
+
+    def work(self, rank, work):
+        maps = [layer.expert_map for layer in self.layers_R[rank]]
+        work()
+        changed = sum(layer.expert_map is not before for layer, before in zip(self.layers_R[rank], maps, strict=True))
+        seconds = changed * self.change_s
+        self.now_R.s = self.perf_counter() + seconds
+        if rank == 0:
+            self.changes_s.append(seconds)
+        return seconds
 
     def exchange(self, rank, order, sends, recvs):
         sends_R = self.meet(rank, sends)
@@ -250,12 +265,30 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
     assert outcome == [None]
     assert max(seconds for _, seconds in ranks.slices_s) <= LENGTHENED * ranks.step_s
     assert sum(size for size, _ in ranks.slices_s) >= 120_000
-    assert max(size for size, _ in ranks.slices_s) > 2 * FIRST_BYTES  # they have grown to what fits
+    sizes = [size for size, _ in ranks.slices_s]
+    assert max(sizes) > 2 * FIRST_BYTES  # they have grown to what fits
+    assert sizes.count(FIRST_BYTES) == 1  # a round begins with slices as large as those before
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
     assert len(ranks.live_R[0]._steps_s) < 60 - len(ranks.slices_s)  # steps before the change are not timed for it
     for live, layers in zip(ranks.live_R, ranks.layers_R, strict=True):
         assert np.array_equal(live._held_LGP, decision.held_LGP)
         assert all(layer.ops[1].order == layer.ops[0].order.reversed for layer in layers)
+
+
+@pytest.mark.parametrize(("change_s", "most"), [(8e-4, 1), (3e-4, 2)])
+def test_as_many_layers_change_over_as_a_step_waits_for(monkeypatch, change_s, most):
+    """Each round changes two layers: in each, a rank with an empty slot gets a replica."""
+    placement = Placement.evenly((((0, 1, 2), (2, 3), (4, 5, 6), (6, 7)),) * 12)
+    wanted_LGP = placement.held_LGP().copy()
+    wanted_LGP[::2, 1, 2], wanted_LGP[1::2, 3, 2] = 0, 4
+    ranks = Ranks(placement, step_s=0.02, Bps=5e9, startup_s=2e-4, monkeypatch=monkeypatch)
+    ranks.change_s = change_s
+    moves, held_LGP = move_sequence(placement.held_LGP(), wanted_LGP)
+    decision = Decision("move", "gain", "", held_LGP, moves, 0, (), 0.0, 1.0, 1.0, 0.0)
+    ranks.serve(80, lambda: ranks.live_R[0].perform(decision))
+    assert max(ranks.changes_s) == pytest.approx(most * change_s)
+    assert max(ranks.changes_s) <= LENGTHENED * ranks.step_s
+    assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
 
 
 def test_orders_are_made_for_bytes(monkeypatch):
@@ -316,17 +349,17 @@ def serve_and_die(victim, method, count, rank_info, *args):
     if rank_info.rank == victim:
         called, calls = getattr(LivePlacement, method), []
 
-        def die(live, moves):
-            calls.append(moves)
+        def die(live, *args):
+            calls.append(args)
             if len(calls) == count:
                 os.kill(os.getpid(), signal.SIGKILL)
-            called(live, moves)
+            called(live, *args)
 
         setattr(LivePlacement, method, die)
     serve_elastic_rank(rank_info, *args)
 
 
-@pytest.mark.parametrize(("victim", "method", "count"), [(0, "_send_slice", 3), (2, "_end_round", 2)])
+@pytest.mark.parametrize(("victim", "method", "count"), [(0, "_send_slice", 3), (2, "_change_layers", 2)])
 def test_a_rank_that_dies_in_the_middle_of_moves_loses_no_expert(monkeypatch, mixtral, victim, method, count):
     """In the second case some ranks may have changed over, and others not."""
     monkeypatch.setattr(running, "serve_elastic_rank", partial(serve_and_die, victim, method, count))

@@ -126,7 +126,7 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
     assert result.transport == transport
     trace = result.trace
     assert (trace.kind, trace.names_M, trace.ranks) == ("measured", ("mixtral-topics", "qwen3moe-stdlib"), 4)
-    for phase in TRACE_PHASES:
+    for phase in TRACE_PHASES[:-1]:  # no expert moves
         assert (trace.phase_X == TRACE_PHASES.index(phase)).any()
     # What is sent is received, and what is dispatched comes back.
     for model in range(2):
