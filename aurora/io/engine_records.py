@@ -89,8 +89,14 @@ def save_record(record: EngineRecord, folder: Path) -> Path:
     Args:
         record: the record of rank R.
         folder: folder to write to, which is made if it does not exist.
+
+    Raises:
+        BadInput: if the file or its folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be made a folder: {error.strerror}") from None
     path = folder / f"rank-{record.rank}.npz"
     about = {name: getattr(record, name) for name in _SCALARS}
     arrays: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(EngineRecord) if f.name not in _SCALARS}

@@ -3,6 +3,7 @@
 Between epochs a rank keeps its experts and its requests. At the start of an epoch it fetches the experts that it lacks.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -29,6 +30,8 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import RankResult, Token
 from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ class EpochOrders:
             self.calibration = work.calibration.among(work.cluster)
         assert self.calibration is not None
         for name, watches in zip(self._names_M, self._watches_M, strict=True):
-            watches.append(OrderWatch(self.calibration, name, work.cluster.gpus[transport.rank], transport.rank == 0))
+            say = LOG.info if transport.rank == 0 else None
+            watches.append(OrderWatch(self.calibration, name, work.cluster.gpus[transport.rank], say))
         return [watches[-1] for watches in self._watches_M]
 
     @property

@@ -1,8 +1,7 @@
 """Order watch: chooses the order of every exchange by what exchanges take while serving, alike on all ranks."""
 
-import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,14 +70,19 @@ class OrderWatch:
         calibration: the methods, and what each took before serving.
         model: the model's name, for the log.
         gpu: this rank's ports.
-        logs: whether this rank logs change-overs.
+        say: receives a line for each change-over; None: they are kept without a word.
         servers: the same as `calibration` for all-to-alls that are flat or go over servers; None: there is no choice.
     """
 
     def __init__(
-        self, calibration: OrderCalibration, model: str, gpu: Gpu, logs: bool, servers: OrderCalibration | None = None
+        self,
+        calibration: OrderCalibration,
+        model: str,
+        gpu: Gpu,
+        say: Callable[[str], None] | None,
+        servers: OrderCalibration | None = None,
     ) -> None:
-        self._calibration, self._model, self._gpu, self._logs = calibration, model, gpu, logs
+        self._calibration, self._model, self._gpu, self._say = calibration, model, gpu, say
         self._servers = servers
         self._pair: _Pair | None = None  # since the last gather
         self._over_servers = False
@@ -159,10 +163,10 @@ class OrderWatch:
                 other.try_soon(way)
 
     def _tell_change(self, methods: Sequence[str], kind: _Kind, before: int, after: int, saved: float) -> None:
-        """Keeps and logs a change-over that saves a part of the time."""
+        """Keeps and tells a change-over that saves a part of the time."""
         self._changes.append(f"{self._model}, {kind}: from {methods[before]} to {methods[after]}, {saved:.0%} shorter")
-        if self._logs:
-            logging.getLogger(__name__).info("Order changed over: %s", self._changes[-1])
+        if self._say is not None:
+            self._say(f"order changed over: {self._changes[-1]}")
 
 
 def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCalibration, rank_bytes: float) -> OrderTrials:

@@ -1,5 +1,6 @@
 """Serving rank: loads the models, holds the planned experts, and serves the requests dealt to this rank."""
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -42,6 +43,8 @@ from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_f
 from aurora.runtime.result import RankResult
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Plan, RunOptions, TraceRecorder
+
+LOG = logging.getLogger(__name__)
 
 
 def load_models(
@@ -133,9 +136,9 @@ def serve_rank(
             )
             for index in range(len(models))
         ]
-        gpu, logs = plan.cluster.gpus[rank_info.rank], rank_info.rank == 0
+        gpu, say = plan.cluster.gpus[rank_info.rank], LOG.info if rank_info.rank == 0 else None
         watches = [
-            None if calibration is None else OrderWatch(calibration, model, gpu, logs, servers)
+            None if calibration is None else OrderWatch(calibration, model, gpu, say, servers)
             for model, servers in zip(program.names_M, servers_M, strict=True)
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)

@@ -127,22 +127,23 @@ def servers(
     The NICs are linked to a switch that never blocks.
 
     Args:
-        node_G: (G,), the server of each GPU.
+        node_G: (G,), the server of each GPU; servers are numbered anew from zero, in this sequence.
         out_Bps: (G,), bytes per second that each port sends.
         in_Bps: (G,), bytes per second that each port receives.
         nic_Bps: bytes per second of a NIC, each way.
         shared_nic: whether a server has one NIC for all of its GPUs, instead of one for each.
     """
+    numbers = {node: number for number, node in enumerate(sorted(set(node_G)))}
+    server_G = tuple(numbers[node] for node in node_G)
     links = []
-    for gpu, (node, out, into) in enumerate(zip(node_G, out_Bps, in_Bps, strict=True)):
-        inside, nic = f"server-{node}", f"nic-{gpu}"
+    for gpu, (server, out, into) in enumerate(zip(server_G, out_Bps, in_Bps, strict=True)):
+        inside, nic = f"server-{server}", f"nic-{gpu}"
         links += [Link(gpu, inside, float(out)), Link(inside, gpu, float(into))]
         if not shared_nic:
             links += [Link(gpu, nic, nic_Bps), Link(nic, gpu, nic_Bps), Link(nic, "core", nic_Bps), Link("core", nic, nic_Bps)]
-    for node in sorted(set(node_G)) if shared_nic else ():
-        links += [Link(f"server-{node}", "core", nic_Bps), Link("core", f"server-{node}", nic_Bps)]
-    numbers = {node: number for number, node in enumerate(sorted(set(node_G)))}
-    return Fabric(len(node_G), tuple(links), nic_Bps, tuple(numbers[node] for node in node_G), shared_nic)
+    for server in range(len(numbers)) if shared_nic else ():
+        links += [Link(f"server-{server}", "core", nic_Bps), Link("core", f"server-{server}", nic_Bps)]
+    return Fabric(len(server_G), tuple(links), nic_Bps, server_G, shared_nic)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def measure_watched(
     cluster = _cluster(hosts, rates_Bps)
     transport = GlooTransport(None, cluster)
     choice = calibrate(transport, cluster, _planned(cluster))
-    watch = OrderWatch(choice, AUTO, cluster.gpus[seat.rank], False)
+    watch = OrderWatch(choice, AUTO, cluster.gpus[seat.rank], None)
     spans: list[dict[str, list[Span]]] = []
     used: list[OrdersUsed] = []
     for count in busy:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -287,7 +288,8 @@ class WorkerIntegration:
         if self.rank == 0:
             for each in [calibration] + ([] if servers is None else [servers]):
                 LOG.info("aurora: all-to-alls measured before serving: %s", each)
-        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], self.rank == 0, servers)
+        say = partial(LOG.info, "aurora: %s") if self.rank == 0 else None
+        watch = OrderWatch(calibration, served_name, plan.cluster.gpus[self.rank], say, servers)
         began_s = time.perf_counter()
         return WatchedExchanges(watch, StreamTimer(began_s) if on_gpu else HostTimer(began_s))
 

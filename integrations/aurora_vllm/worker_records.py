@@ -91,8 +91,6 @@ class WorkerRecords:
             return f"rank {self._rank}: {self._perform(*self._parsed(words))}"
         except BadInput as error:
             return f"rank {self._rank}: refused: {error}"
-        except OSError as error:
-            return f"rank {self._rank}: refused: cannot write to {error.filename}: {error.strerror}"
 
     def _parsed(self, words: tuple[Any, ...]) -> tuple[str, Path | None]:
         """The command's name and the folder that it names. Raises BadInput for what is no command."""
@@ -141,8 +139,8 @@ class WorkerRecords:
         for folder in list(self._recorders):
             try:
                 self._write(folder)
-            except OSError as error:
-                LOG.warning("aurora: cannot write to %s: %s; recording stops", folder, error.strerror)
+            except BadInput as error:
+                LOG.warning("aurora: %s; recording stops", error)
                 with self.between_passes:
                     self._recorders.pop(folder, None)
 

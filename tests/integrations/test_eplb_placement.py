@@ -1,9 +1,9 @@
 """A placement that follows its traffic: all ranks take rank 0's map, and an error leaves experts where they are."""
 
+import errno
 import logging
 import math
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from aurora_vllm import eplb_placement
 from aurora_vllm import heartbeat as heartbeat_module
 from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.eplb_placement import EplbPlacement, PassTimes
-from aurora_vllm.heartbeat import HeartbeatThread
+from aurora_vllm.heartbeat import STUCK_S, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from prometheus_client import CollectorRegistry
@@ -76,11 +76,11 @@ class Ranks:
         )
 
 
-def heartbeat(beat):
+def heartbeat(beat, **options):
     """One without a thread."""
-    made = object.__new__(HeartbeatThread)
-    made._beat, made._alive, made._began_s = beat, lambda: True, None
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeartbeatThread, "_run", lambda _: None)
+        return HeartbeatThread(beat, **options)
 
 
 def test_experts_follow_traffic_that_switches(monkeypatch, caplog):
@@ -145,7 +145,9 @@ def unsettled(self, held_LGP):
     return self._controller
 
 
-def test_windows_without_tokens_and_loads_that_are_none_change_nothing(monkeypatch):
+def test_windows_without_tokens_and_loads_that_are_none_change_nothing(monkeypatch, caplog):
+    """One line and one count for each."""
+    caplog.set_level(logging.INFO, "vllm.aurora")
     ranks = Ranks(monkeypatch)
     assert ranks.window(torch.zeros((LAYERS, EXPERTS))) == 0
     assert ranks.window(torch.full((LAYERS, EXPERTS), math.nan)) == 0
@@ -153,6 +155,27 @@ def test_windows_without_tokens_and_loads_that_are_none_change_nothing(monkeypat
     assert ranks.value("decisions_total", kind="no-tokens") == 1
     assert ranks.value("decisions_total", kind="bad-loads") == 2
     assert ranks.value("balancedness") is None
+    starts = [line.split(":")[1].strip() for line in caplog.messages]
+    assert starts == ["keep (no-tokens)", "keep (bad-loads)", "keep (bad-loads)"]
+
+
+def test_metrics_on_a_full_disk_are_told_once_and_experts_follow_all_the_same(monkeypatch, caplog):
+    ranks = Ranks(monkeypatch)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("_decisions", "_bytes", "_failures", "_heartbeat", "_changed"):
+        monkeypatch.setattr(getattr(ranks.ranks[0]._metrics, name), "labels", full)
+    assert ranks.window(ONE_LE) > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(eplb_placement.Controller, "window", full)
+        assert ranks.window(ONE_LE) == 0
+    assert ranks.window(ONE_LE) == 0
+    ranks.ranks[0].heartbeat.look()
+    assert ranks.value("balancedness") > 0.97
+    told = [line for line in caplog.messages if "metrics" in line]
+    assert told == ["aurora: metrics of the placement are not kept: [Errno 28] No space left on device"]
 
 
 def test_moves_that_vllm_gave_up_are_decided_on_again(monkeypatch, caplog):
@@ -189,17 +212,38 @@ def test_pass_times_are_medians_since_they_were_taken():
     assert times.take() is None
 
 
-def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(monkeypatch):
-    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.001)
-    beats, lives = threading.Semaphore(0), [True]
-    heart = HeartbeatThread(beats.release, lambda: lives[0])
-    assert beats.acquire(timeout=60)
+def test_a_heart_beats_unless_a_step_is_stuck_or_what_it_watches_is_gone(caplog):
+    """Each time one line says so."""
+    clock, lives, beats = Clock(), [True], []
+    heart = heartbeat(lambda: beats.append(clock.now_s), alive=lambda: lives[0], clock=clock)
+    told = [0]
+
+    def look(seconds, well):
+        clock.now_s += seconds
+        heart.look()
+        assert heart.well is well
+        assert (beats[-1:] == [clock.now_s]) is well
+        told.append(len(caplog.messages))
+
+    look(1, True)
     with heart.step():
-        assert heart.well
-        monkeypatch.setattr(heartbeat_module, "STUCK_S", 0)
-        assert not heart.well
-    assert heart.well
+        look(STUCK_S / 2, True)
+        for _ in range(3):
+            look(STUCK_S, False)
+    look(0, True)
     lives[0] = False
-    assert not heart.well
+    look(1, False)
+    look(1, False)
+    assert told == [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert set(caplog.messages) == {
+        "aurora: what moves experts is stuck or gone; vLLM serves on, and experts may stay where they are"
+    }
+
+
+def test_a_heart_beats_in_a_thread(monkeypatch):
+    beats = threading.Semaphore(0)
+    monkeypatch.setattr(heartbeat_module, "BEAT_S", 0.001)
+    HeartbeatThread(beats.release)
+    assert beats.acquire(timeout=60)
+    assert beats.acquire(timeout=60)
     monkeypatch.setattr(heartbeat_module, "BEAT_S", 3600)
-    time.sleep(0)

@@ -1,5 +1,6 @@
 """What a worker writes, when, where, and what it answers to commands."""
 
+import errno
 import threading
 import time
 
@@ -128,7 +129,7 @@ def test_refusals_of_good_commands(tmp_path, begun):
     assert not without.active
     (tmp_path / "file").write_text("")
     nowhere = begun(folder=tmp_path / "file")
-    assert "refused: cannot write to" in nowhere.command("write")
+    assert "file: cannot be made a folder: File exists" in nowhere.command("write")
 
 
 def test_a_folder_that_cannot_be_written_ends_its_record_alone(tmp_path, begun, caplog):
@@ -138,8 +139,21 @@ def test_a_folder_that_cannot_be_written_ends_its_record_alone(tmp_path, begun, 
     (tmp_path / "seen" / "mine").write_text("")
     records.end()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "mine: File exists; recording stops" in caplog.text
+    assert "mine: cannot be made a folder: File exists; recording stops" in caplog.text
     assert (tmp_path / "seen" / "rank-0.npz").exists()
+
+
+def test_a_full_disk_ends_the_record_with_one_line(begun, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    records = begun()
+    monkeypatch.setattr("aurora.io.files.os.replace", full)
+    records._write_all()
+    records.end()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].endswith("rank-0.npz: cannot be written: No space left on device; recording stops")
+    assert not records.active
 
 
 def test_a_worker_holds_its_records_during_a_forward_pass():

@@ -49,9 +49,13 @@ def test_servers_and_numpy_numbers_come_back(tmp_path):
 def test_servers_that_are_no_nodes_come_back(tmp_path):
     file, racks = tmp_path / "written.toml", cluster(1.0, 2.0, 3.0, 4.0)
     ports_Bps = [gpu.out_Bps for gpu in racks.gpus], [gpu.in_Bps for gpu in racks.gpus]
-    written = replace(racks, fabric=servers([0, 1, 0, 1], *ports_Bps, 0.5))
-    save(written, file)
-    assert load_cluster(file) == written
+    for node_G in ([0, 1, 0, 1], [5, 7, 5, 7], [1, 1, 0, 0], [7, 7, 9, 9]):
+        for nodes in ((0, 0, 1, 1), (3, 3, 8, 8)):
+            gpus = tuple(replace(gpu, node=node) for gpu, node in zip(racks.gpus, nodes, strict=True))
+            written = replace(racks, gpus=gpus, fabric=servers(node_G, *ports_Bps, 0.5, shared_nic=True))
+            save(written, file)
+            assert load_cluster(file) == written
+    save(replace(racks, fabric=servers([0, 1, 0, 1], *ports_Bps, 0.5)), file)
     text = file.read_text()
     for wrong in ("3", "[\n    0.5,\n    1,\n    0,\n    1,\n]", "[0, 1]"):
         file.write_text(re.sub(r"server_of_gpu = \[[^]]*\]", f"server_of_gpu = {wrong}", text))
