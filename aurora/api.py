@@ -736,6 +736,8 @@ def run(
     options: RunOptions | None = None,
     *,
     profiles: Sequence[Profile] = (),
+    journal: str | Path | None = None,
+    resume: bool = False,
 ) -> RunResult | None:
     """Serve prompts under a plan on real processes, one per rank, and measure what happens.
 
@@ -746,6 +748,9 @@ def run(
         options: tokens to produce, transport, interleaving, survival of lost ranks.
         profiles: with `options.survive`, the traffic by which experts of lost ranks are placed anew, one profile per model;
             empty: all experts count the same.
+        journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
+        resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
+            another one.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere.
@@ -772,7 +777,10 @@ def run(
 
     options = options or RunOptions()
     if options.survive:
-        return run_elastic(plan, models, prompts, options, [each.load_LE.astype(float) for each in profiles] or None)
+        loads_MLE = [each.load_LE.astype(float) for each in profiles] or None
+        return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume)
+    if journal is not None:
+        raise BadInput("`journal`: expected a run with `survive`")
     return served(plan, models, prompts, options)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,7 +20,7 @@ from aurora.types import ControlOptions, Plan, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
     from aurora.runtime.order_watch import OrdersUsed
-    from aurora.runtime.result import MembershipChange, RunResult
+    from aurora.runtime.result import Answers, MembershipChange, RunResult
 
 DEFAULTS = RunOptions()
 CONTROL = ControlOptions()
@@ -83,6 +85,10 @@ def run(
     survive: Annotated[bool, option(RunOptions, "survive", "--survive", panel=SURVIVE)] = DEFAULTS.survive,
     respawn: Annotated[int, option(RunOptions, "respawn", panel=SURVIVE)] = DEFAULTS.respawn,
     hang_s: Annotated[float, option(RunOptions, "hang_s", "--hang", panel=SURVIVE)] = DEFAULTS.hang_s,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="go on from the journal of an interrupted run with --survive", rich_help_panel=SURVIVE),
+    ] = False,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="move experts to follow the traffic while serving", rich_help_panel=ADAPT)
     ] = False,
@@ -95,6 +101,7 @@ def run(
 ) -> None:
     """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
     from aurora.io import load_plan, load_trace, save
+    from aurora.io.journals import load_journal
     from aurora.io.prompts import load_prompts
     from aurora.planner.check.engines import check_run
 
@@ -110,7 +117,10 @@ def run(
         raise BadInput("run --compare: simulates the plan alone and as planned, expected none of --order auto, --deduplicate, --interleave processes")  # fmt: skip # noqa: E501
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    check_output(trace=target, output=output, predicted_trace=beside if simulated else None)
+    journal = output.with_suffix(".journal.jsonl") if survive and output is not None else None
+    if resume and journal is None:
+        raise BadInput("`resume`: goes on from a run with `survive` and `output`, expected both")
+    check_output(trace=target, output=output, predicted_trace=beside if simulated else None, journal=journal)
     control = chosen(ControlOptions, context) if adapt else None
     options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated, adapt=control)
     expected = load_trace(predicted) if predicted is not None else None
@@ -124,6 +134,7 @@ def run(
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.runtime.placement_control import log_decisions
+    from aurora.runtime.result import journalled_answers
     from aurora.runtime.run import verify as differing
 
     if adapt:
@@ -131,12 +142,23 @@ def run(
     tokenizers = [load_tokenizer(path) for path in model]
     files = prompts * len(model) if len(prompts) == 1 else prompts
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
-    with sampled(sample_utilisation) as busy:
-        result = api.run(loaded, model, requests, options, profiles=profiles)
+    try:
+        with sampled(sample_utilisation) as busy, _terminable():
+            result = api.run(loaded, model, requests, options, profiles=profiles, journal=journal, resume=resume)
+    except KeyboardInterrupt:
+        if output is None or journal is None or not journal.exists():
+            raise
+        answers_M = journalled_answers(load_journal(journal), len(model))
+        _write_answers(output, loaded, answers_M, tokenizers)
+        counts = f"{sum(len(answers.finished) for answers in answers_M)} of {sum(map(len, requests))}"
+        print(f"aurora: {counts} answers are finished; --resume goes on from {journal}", file=sys.stderr)
+        raise typer.Exit(130) from None
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
-        _write_answers(output, loaded, result, tokenizers)
+        _write_answers(output, loaded, result.answers_M, tokenizers)
+    if journal is not None and result.failure is None:
+        journal.unlink(missing_ok=True)
     save(result.trace, target)
     if simulated:
         expected = _predicted(loaded, result, profiles, interleave)
@@ -145,7 +167,8 @@ def run(
     wrote = {"trace": target, "answers": output}
     _show(as_json, loaded, result, expected, busy, differences, wrote, None if layers else WORST)
     if result.failure is not None:
-        raise RankFailed(f"{result.failure}; what was produced until then is kept")
+        kept = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
+        raise RankFailed(f"{result.failure}; {kept}")
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
@@ -176,13 +199,29 @@ def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], inter
     return api.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
 
 
-def _write_answers(output: Path, plan: Plan, result: RunResult, tokenizers: Sequence[Any]) -> None:
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Context manager in which SIGTERM is as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
     """Writes the answers; if the file can no longer be written, prints them, so that they are not lost."""
     from aurora.io import write_text
 
     lines = [
-        {"model": planned.model, "prompt": index, "text": tokenizer.decode(tokens), "tokens": tokens}
-        for planned, answers, tokenizer in zip(plan.models, result.answers_M, tokenizers, strict=True)
+        {
+            "model": planned.model,
+            "prompt": index,
+            "finished": index in answers.finished,
+            "text": tokenizer.decode(tokens),
+            "tokens": tokens,
+        }
+        for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
         for index, tokens in sorted(answers.tokens.items())
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -211,7 +250,13 @@ def _show(
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
     rates = [
-        {"model": planned.model, "requests": len(answers.tokens), "tokens_per_s": result.tokens_per_second(index)}
+        {
+            "model": planned.model,
+            "requests": len(answers.tokens),
+            "finished": len(answers.finished),
+            "tokens_per_s": result.tokens_per_second(index),
+            "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
+        }
         for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
     ]
     found = {
@@ -219,6 +264,7 @@ def _show(
         **summary_json(summary),
         "transport": result.transport,
         "models": rates,
+        "start_s": result.start_s,
         "orders": None if result.calibration is None else str(result.calibration),
         "orders_used": [asdict(used) for used in result.orders_M],
         "comparison": comparison_json(compared),
@@ -236,7 +282,7 @@ def _show(
         None if result.conditions is None else network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
         *_orders_used(plan, result.orders_M),
-        *(f"{r['model']}: {r['requests']} requests, {r['tokens_per_s']:.1f} tokens/s over {result.transport}" for r in rates),
+        *(_served(result, index, planned.model) for index, planned in enumerate(plan.models)),
         *map(_told, result.changes),
         *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
         *busy,
@@ -274,6 +320,15 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
                 f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
                 f"{memory_X.max() / 1e9:.1f} GB in use at most"
             )
+
+
+def _served(result: RunResult, index: int, name: str) -> str:
+    """Returns in a sentence how many requests of a model were served, and how fast."""
+    answers = result.answers_M[index]
+    requests, unfinished = len(answers.tokens), len(answers.tokens) - len(answers.finished)
+    fast, with_start = (result.tokens_per_second(index, counted) for counted in (False, True))
+    parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
+    return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
 
 
 def _told(change: MembershipChange) -> str:

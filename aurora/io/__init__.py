@@ -7,6 +7,7 @@
 | plan, placement (.json) | plans, placements |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | what our vLLM plugin records, a file a rank (.npz) | engine_records |
+| tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
 | datasheets of GPUs (.toml) | gpu_kinds |
 | prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |

@@ -80,6 +80,11 @@ class FetchedWeights:
 
 
 @dataclass(frozen=True)
+class BeganServing:
+    """Progress: this rank begins to serve in this epoch."""
+
+
+@dataclass(frozen=True)
 class NewTokens:
     """Progress: new tokens of one model's answers, in the sequence in which they were produced."""
 
@@ -223,6 +228,7 @@ def _serve_epoch(
             worker.perform(work.program, context)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
         controls += controlled(workers, work.program, work.cluster, options, began_s)
+        channel.send_progress(BeganServing())
         serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:
         channel.busy_since = lambda: None

@@ -43,7 +43,7 @@ class ModelWorker:
     Args:
         model: the model to serve; its experts modules are replaced by `layers`.
         options: batch size, new tokens, deduplication and more.
-        on_tokens: called with the new tokens of each step.
+        on_tokens: called with the new tokens of each step; None: they are kept in `answers`.
 
     Attributes:
         waiting: requests to be served.
@@ -62,7 +62,7 @@ class ModelWorker:
         self.waiting: deque[Request] = deque()
         self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
-        self._model, self._options, self._on_tokens = model, options, on_tokens
+        self._model, self._options, self._on_tokens = model, options, on_tokens or self.answers.add
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
         for layer, distributed in zip(model.layers, self.layers, strict=True):
@@ -115,10 +115,7 @@ class ModelWorker:
             if self._batch is None:
                 self._idle_step()
                 continue
-            tokens = self._step(self._batch)
-            self.answers.add(tokens)
-            if self._on_tokens is not None:
-                self._on_tokens(tokens)
+            self._on_tokens(self._step(self._batch))
             if self._batch.done:
                 self._batch, self._current = None, []
         self.answers.seconds += time.perf_counter() - began

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from aurora.io.journals import JournalFile
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.survivors import expert_transfers, program_among, program_in_force, restored, transfer_bytes
 from aurora.planner.network.schedule_time import timed
-from aurora.runtime.elastic_rank import EpochWork, FetchedWeights, HeldExperts, NewTokens
-from aurora.runtime.result import Answers, MembershipChange
+from aurora.runtime.elastic_rank import BeganServing, EpochWork, FetchedWeights, HeldExperts, NewTokens
+from aurora.runtime.result import MembershipChange, journalled_answers
 from aurora.types import Cluster, Order, Plan, Program
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -21,21 +22,30 @@ class RequestJournal:
 
     Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
     `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
-    one joins.
+    one joins. Tokens go to `file`, too, whose answers of an earlier run are not produced anew.
 
     Attributes:
-        answers_M: the answers so far, by model.
+        answers_M: the answers so far, by model; their seconds count from when ranks began to serve.
+        start_s: seconds until ranks began to serve.
         changes: the changes of membership so far.
     """
 
     def __init__(
-        self, plan: Plan, prompts_M: Sequence[Sequence[list[int]]], load_MLE: Sequence[FloatArray], adapts: bool = False
+        self,
+        plan: Plan,
+        prompts_M: Sequence[Sequence[list[int]]],
+        load_MLE: Sequence[FloatArray],
+        adapts: bool = False,
+        file: JournalFile | None = None,
     ) -> None:
-        self.answers_M = [Answers() for _ in prompts_M]
+        self.answers_M = journalled_answers({} if file is None else file.resumed, len(prompts_M))
+        self.start_s: float | None = None
         self.changes: list[MembershipChange] = []
+        self._file = file
         self._adapts = adapts
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
-        self._open_M = [set(range(len(prompts))) for prompts in prompts_M]
+        pairs = zip(prompts_M, self.answers_M, strict=True)
+        self._open_M = [set(range(len(prompts))) - answers.finished for prompts, answers in pairs]
         self._began_s = time.perf_counter()
         self._last_token_s: float | None = None  # when the last token arrived, since then
         self._lost: dict[int, str] = {}
@@ -53,16 +63,24 @@ class RequestJournal:
         """Whether the search for lost replicas has found a better placement for the current members."""
         return self._restored is not None and self._restored[0] == self._members
 
-    def on_progress(self, rank: int, progress: NewTokens | FetchedWeights) -> bool:
-        """Records new tokens, or how long the transfer of weights took. Returns whether there were new tokens."""
+    def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing) -> bool:
+        """Records new tokens, how long the transfer of weights took, or the start. Returns whether there were new tokens."""
+        now_s = time.perf_counter() - self._began_s
         if isinstance(progress, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
             return False
-        now_s = time.perf_counter() - self._began_s
-        answers, still_open = self.answers_M[progress.model], self._open_M[progress.model]
+        if self.start_s is None:
+            self.start_s = now_s
+        if isinstance(progress, BeganServing):
+            return False
+        answers = self.answers_M[progress.model]
+        if self._file is not None:
+            for token in progress.tokens:
+                at = len(answers.tokens.get(token.request, ()))
+                self._file.add(progress.model, token.request, at, [token.token], token.last)
         answers.add(progress.tokens)
-        answers.seconds = now_s
-        still_open -= {token.request for token in progress.tokens if token.last}
+        answers.seconds = now_s - self.start_s
+        self._open_M[progress.model] -= answers.finished
         if self.changes and self.changes[-1].resumed_s is None:
             self.changes[-1].resumed_s = now_s
         self._last_token_s = now_s

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.io.journals import JournalledAnswers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_watch import OrdersUsed
 from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
@@ -38,21 +39,43 @@ class Answers:
 
     Args:
         tokens: the answer's token ids, by number of the request.
-        logits: (tokens, vocabulary) logits that chose them, by number of the request; empty if they are not kept.
+        logits: (tokens, vocabulary) logits that chose them, by number of the request; empty if they are not kept, and without
+            the requests that an earlier run began.
+        finished: numbers of the requests whose answers are complete.
+        resumed: number of tokens that an earlier run produced.
         seconds: serving time.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logits: dict[int, FloatArray] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    resumed: int = 0
     seconds: float = 0.0
+
+    def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
+        """Takes over what an earlier run has produced of an answer."""
+        self.tokens[request] = list(tokens)
+        self.resumed += len(tokens)
+        if finished:
+            self.finished.add(request)
 
     def add(self, tokens: Sequence[Token]) -> None:
         """Appends new tokens, and their logits if kept, to the answers of their requests."""
         for token in tokens:
-            self.tokens.setdefault(token.request, []).append(token.token)
-            if token.logits is not None:
-                kept = self.logits.get(token.request, token.logits[:0])
+            answer = self.tokens.setdefault(token.request, [])
+            if token.logits is not None and (kept := self.logits.get(token.request, token.logits[:0])).shape[0] == len(answer):
                 self.logits[token.request] = np.concatenate([kept, token.logits])
+            answer.append(token.token)
+            if token.last:
+                self.finished.add(token.request)
+
+
+def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answers]:
+    """Returns the answers of a journal by model, as those of an earlier run."""
+    answers_M = [Answers() for _ in range(models)]
+    for (model, request), answer in journalled.items():
+        answers_M[model].resume(request, answer.tokens, answer.finished)
+    return answers_M
 
 
 @dataclass
@@ -124,6 +147,7 @@ class RunResult:
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
+        start_s: seconds before serving: processes start, models are loaded, orders are measured.
     """
 
     answers_M: tuple[Answers, ...]
@@ -135,16 +159,23 @@ class RunResult:
     conditions: RunConditions | None = None
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
+    start_s: float = 0.0
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
         """What was decided for each model while experts followed the traffic; see `Trace`."""
         return self.trace.control_M
 
-    def tokens_per_second(self, model: int) -> float:
-        """Returns the tokens per second of the model with index `model`; 0 if it did not serve."""
+    def tokens_per_second(self, model: int, with_start: bool = False) -> float:
+        """Returns the tokens per second of the model with index `model` while it served; 0 if it did not serve.
+
+        Args:
+            model: index of the model.
+            with_start: count `start_s` too.
+        """
         answers = self.answers_M[model]
-        return sum(map(len, answers.tokens.values())) / answers.seconds if answers.seconds else 0.0
+        tokens = sum(map(len, answers.tokens.values())) - answers.resumed
+        return tokens / (answers.seconds + with_start * self.start_s) if answers.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -157,6 +188,7 @@ class RankResult:
         routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
         control_M: as in `Trace`, on rank 0; else empty.
+        began_s: when serving began, by time.perf_counter.
     """
 
     answers_M: list[Answers]
@@ -168,6 +200,7 @@ class RankResult:
     routing_M: list[Routing]
     network: Cluster | None
     control_M: tuple[ControlReport, ...] = ()
+    began_s: float = 0.0
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
@@ -177,6 +210,7 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
         for merged, answers in zip(answers_M, result.answers_M, strict=True):
             merged.tokens |= answers.tokens
             merged.logits |= answers.logits
+            merged.finished |= answers.finished
             merged.seconds = max(merged.seconds, answers.seconds)
     first, seconds = results[0], max(result.seconds for result in results)
     conditions = None

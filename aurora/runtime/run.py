@@ -1,13 +1,19 @@
 """Runs of a plan: serves prompts on local ranks, or as one rank under torchrun, with or without surviving lost ranks."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from aurora.errors import AuroraError, BadInput
+from aurora.io.journals import JournalFile
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.engines import check_run
@@ -38,6 +44,7 @@ def run(
     Starts one local process per planned rank, or one thread with the memory transport. Under torchrun's environment variables
     this process is one rank, and only rank 0 gets a result.
     """
+    asked_s = time.perf_counter()
     _check(plan, models, prompts, options)
     if options.survive:
         return run_elastic(plan, models, prompts, options)
@@ -52,7 +59,9 @@ def run(
         results_R = [serve_rank(rank_info, *args)]
     else:
         raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
-    return merge_results(results, names_M) if (results := [result for of_rank in results_R for result in of_rank]) else None
+    if not (results := [result for of_rank in results_R for result in of_rank]):
+        return None
+    return replace(merge_results(results, names_M), start_s=results[0].began_s - asked_s)
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -84,6 +93,8 @@ def run_elastic(
     options: RunOptions,
     load_MLE: Sequence[FloatArray] | None = None,
     watch: Callable[[int, dict[int, int]], None] | None = None,
+    journal: str | Path | None = None,
+    resume: bool = False,
 ) -> RunResult:
     """Serves prompts on local ranks and goes on with the remaining ranks when some are lost; see `aurora.run`.
 
@@ -92,6 +103,7 @@ def run_elastic(
         load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed. None:
             all experts count as equal.
         watch: called for each epoch with (its number, the process id of every member by rank).
+        journal, resume: as in `aurora.run`.
 
     Returns:
         The result; if the run cannot go on, the result so far, with `failure` set.
@@ -101,31 +113,44 @@ def run_elastic(
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
     loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
-    journal = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None)
-    args = (plan, [str(path) for path in models], prompts, options, time.perf_counter())
-    supervisor = Supervisor(
-        serve_elastic_rank, len(plan.cluster), journal, args,
-        timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
-    )  # fmt: skip
-    failure = None
+    began_s, failure = time.perf_counter(), None
     results: list[RankResult] = []
-    try:
-        results = list(supervisor.run().values())
-    except AuroraError as error:
-        if not any(answers.tokens for answers in journal.answers_M):
-            raise
-        failure = str(error)
-    seconds, names_M = max(answers.seconds for answers in journal.answers_M), tuple(model.model for model in plan.models)
+    about = _told_apart_by(plan, prompts, options)
+    opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
+    with opened as file:
+        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file)
+        supervisor = Supervisor(
+            serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
+            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
+        )  # fmt: skip
+        try:
+            results = list(supervisor.run().values())
+        except AuroraError as error:
+            if not any(answers.tokens for answers in requests.answers_M):
+                raise
+            failure = str(error)
+    seconds, names_M = max(answers.seconds for answers in requests.answers_M), tuple(model.model for model in plan.models)
     transport = results[0].transport if results else "none"
     trace, answers_M, changes = (
         measured_trace(results, names_M, len(plan.cluster)),
-        tuple(journal.answers_M),
-        tuple(journal.changes),
+        tuple(requests.answers_M),
+        tuple(requests.changes),
     )
     # Who has served longest tells of the orders.
     longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
     calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure)
+    start_s = requests.start_s or 0.0
+    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s)
+
+
+def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:
+    """What answers depend on, by which runs are told apart."""
+    return {
+        "models": [[model.model, model.identity.fingerprint] for model in plan.models],
+        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
+        "max_new_tokens": options.max_new_tokens,
+        "dtype": options.dtype,
+    }
 
 
 def verify(

@@ -164,7 +164,9 @@ def serve_rank(
         answers_M = [worker.answers for worker in workers]
         orders_M = [watch.used for watch in watches if watch is not None]
         control_M = tuple(control.report() for control in controls)
-        share = RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, routing_M, network, control_M)
+        share = RankResult(
+            answers_M, seconds, recorder.rows, name, calibration, orders_M, routing_M, network, control_M, began_s
+        )
         if rank_info.launched:
             return [share]
         gathered: list[Any] | None = [None] * rank_info.ranks if rank_info.rank == 0 else None

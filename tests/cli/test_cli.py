@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -17,6 +18,7 @@ import pytest
 from aurora import api
 from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, shipped
+from aurora.io.journals import JournalFile
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
 from tests.conftest import cluster
@@ -75,11 +77,14 @@ def test_the_whole_way(aurora, folder):
     )  # fmt: skip
     assert code == 0, err
     assert "verified: same greedy tokens" in out
-    assert re.search(r"mixtral-topics: 4 requests, \d+\.\d tokens/s over shaped", out)
+    assert re.search(
+        r"mixtral-topics: 4 requests, \d+\.\d tokens/s over shaped \(\d+\.\d with the \d+\.\d s before serving\)",
+        " ".join(out.split()),
+    )
     assert load_trace(folder / "plan.measured.npz").kind == "measured"
     answers = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-    assert [(x["model"], x["prompt"], len(x["tokens"])) for x in answers] == [
-        (m, p, 3) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
+    assert [(x["model"], x["prompt"], len(x["tokens"]), x["finished"]) for x in answers] == [
+        (m, p, 3, True) for m in ("mixtral-topics", "qwen3moe-stdlib") for p in range(4)
     ]
 
 
@@ -103,6 +108,31 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
     assert code == 2
     assert err.endswith("the answers are printed instead\n")
     assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [2, 2]
+
+
+def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(aurora, folder, monkeypatch):
+    plan, answers = folder / "one.json", folder / "answers.jsonl"
+    assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
+    (folder / "prompts.txt").write_text("import os\nThe statement\n")
+    given = ["run", plan, "--model", shipped("models/mixtral-topics"), "--prompts", folder / "prompts.txt", "--survive"]
+    resumed = []
+
+    def run_until_it_is_ended(*_, journal, resume, **__):
+        with closing(JournalFile(journal, {}, resume)) as file:
+            resumed.append(len(file.resumed))
+            if not resume:
+                file.add(0, 0, 0, [5, 6], False)
+            file.add(0, 1, 0, [7], True) if not resume else file.add(0, 0, 2, [8], True)
+            os.kill(os.getpid(), signal.SIGTERM if resume else signal.SIGINT)
+            time.sleep(60)
+
+    monkeypatch.setattr(api, "run", run_until_it_is_ended)
+    for more, finished in (([], [False, True]), (["--resume"], [True, True])):
+        code, _, err = aurora(*given, *more, "-o", answers)
+        assert (code, resumed.pop()) == (130, 2 * bool(more))
+        assert f"{sum(finished)} of 2 answers are finished; --resume goes on from {folder}/answers.journal.jsonl\n" in err
+        assert [json.loads(line)["finished"] for line in answers.read_text().splitlines()] == finished
+    refused(aurora(*given, "--resume"), "--resume: goes on from a run with --survive and --output, expected both")
 
 
 def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):

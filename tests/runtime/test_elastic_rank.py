@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
+from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
@@ -180,7 +182,7 @@ def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypa
     assert not verify(result, [mixtral], prompts, options)
     (first,), (second,) = ([c for c in result.changes if rank in c.lost] for rank in (1, 2))
     assert first.stopped_s is None
-    assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.answers_M[0].seconds
+    assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.start_s + result.answers_M[0].seconds
 
 
 def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
@@ -212,7 +214,7 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     assert len(found) >= 3
 
 
-def test_when_nobody_has_an_expert_any_more_what_was_produced_is_kept(monkeypatch, mixtral, tmp_path):
+def test_when_nobody_has_an_expert_any_more_another_run_goes_on_from_the_journal(monkeypatch, mixtral, tmp_path):
     copy = tmp_path / "model"
     shutil.copytree(mixtral, copy)
 
@@ -220,12 +222,28 @@ def test_when_nobody_has_an_expert_any_more_what_was_produced_is_kept(monkeypatc
         shutil.rmtree(copy)
         kill(0)(pids)
 
-    plan = plan_for([mixtral], 3)
+    prompts, journal = [prompts_for(mixtral, 9)], tmp_path / "answers.journal.jsonl"
     options = RunOptions(NEW_TOKENS, 2, "gloo", 60.0, survive=True)
-    struck = Blows(monkeypatch, {10: gone})
-    result = run_elastic(plan, [copy], [prompts_for(mixtral, 9)], options, watch=struck.watch)
+    struck = Blows(monkeypatch, {20: gone})
+    result = run_elastic(plan_for([mixtral], 3), [copy], prompts, options, watch=struck.watch, journal=journal)
     assert "model" in result.failure
-    assert sum(map(len, result.answers_M[0].tokens.values())) >= 10
+    kept = result.answers_M[0]
+    assert sum(map(len, kept.tokens.values())) >= 20
+    assert {request for request, tokens in kept.tokens.items() if len(tokens) == NEW_TOKENS} == kept.finished
+    assert {(0, request): (tokens, request in kept.finished) for request, tokens in kept.tokens.items()} == {
+        key: (answer.tokens, answer.finished) for key, answer in load_journal(journal).items()
+    }
+    options = replace(options, keep_logits=True)
+    result = run_elastic(plan_for([mixtral], 2), [mixtral], prompts, options, journal=journal, resume=True)
+    answers = result.answers_M[0]
+    assert result.failure is None
+    assert not verify(result, [mixtral], prompts, options)
+    assert answers.resumed == sum(map(len, kept.tokens.values()))
+    assert answers.logits.keys() == set(range(9)) - kept.tokens.keys()
+    produced = sum(map(len, answers.tokens.values())) - answers.resumed
+    assert result.tokens_per_second(0) == produced / answers.seconds
+    assert result.tokens_per_second(0, with_start=True) == produced / (answers.seconds + result.start_s)
+    assert result.start_s > 0
 
 
 def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
