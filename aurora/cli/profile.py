@@ -47,6 +47,7 @@ def profile(
         str, option(CountingOptions, "scheme", more=": {scheme}", panel=WORKERS, choices=["scheme"])
     ] = CountingOptions.scheme,
     timeout_s: Annotated[float, option(CountingOptions, "timeout_s", "--timeout", panel=WORKERS)] = CountingOptions.timeout_s,
+    agreeing: Annotated[int, option(CountingOptions, "agreeing", panel=WORKERS)] = CountingOptions.agreeing,
     seed: Annotated[int, typer.Option(help="random seed, for --precision and --workers")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
@@ -57,9 +58,11 @@ def profile(
     on from there.
     """
     texts = [*(text or []), *(more_text or [])]
-    unset = (None, CountingOptions.scheme, CountingOptions.timeout_s)
-    if workers is None and (redundancy, scheme, timeout_s) != unset:
-        raise BadInput("profile: --redundancy, --scheme and --timeout say how --workers share the work, expected their number")
+    unset = (None, CountingOptions.scheme, CountingOptions.timeout_s, CountingOptions.agreeing)
+    if workers is None and (redundancy, scheme, timeout_s, agreeing) != unset:
+        raise BadInput(
+            "profile: --redundancy, --scheme, --timeout and --agreeing say how --workers share the work, expected their number"
+        )
     if not texts:
         raise BadInput("profile: expected at least one text file, found none")
     check_output(output=output)

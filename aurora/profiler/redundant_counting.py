@@ -53,6 +53,7 @@ def count_with_workers(
         like=packed(stand_in),
         rng=np.random.default_rng(counting.seed),
         timeout_s=counting.timeout_s,
+        agreeing=counting.agreeing,
         delay_s=delay_s,
         watch=watch,
         rank_info=rank_info,

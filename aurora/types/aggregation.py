@@ -15,7 +15,8 @@ class WorkerReport:
     Attributes:
         worker: the worker's number.
         batches: the batches that it holds.
-        state: "working", "used", "not needed" (its batches had come already), "not waited for", or what was wrong with it.
+        state: "working", "used", "not needed" (its batches had come already), "not waited for", "wrong: ..." (it sent what its
+            batches do not give), or what else was wrong with it.
         seconds: seconds from the start of the round until its message came or it was given up; None before that.
     """
 
@@ -36,6 +37,7 @@ class AggregationResult(Value):
         seconds: seconds of the whole round.
         compute_s: the longest time that an arrived worker computed, in seconds.
         late: number of messages that belonged to earlier rounds or were sent twice.
+        refused: number of messages, since the aggregation began, that came from no member or could not be read.
     """
 
     total: NDArray[Any]
@@ -44,3 +46,4 @@ class AggregationResult(Value):
     seconds: float
     compute_s: float
     late: int = 0
+    refused: int = 0

@@ -93,6 +93,7 @@ class CountingOptions:
         scheme: gradient code that assigns parts of the text to workers.
         seed: for schemes that draw at random.
         timeout_s: seconds without any message after which the run ends.
+        agreeing: how many workers must have sent the same for a part; 1: the first copy counts unless one that differs comes.
     """
 
     workers: int
@@ -100,9 +101,10 @@ class CountingOptions:
     scheme: str = "balanced"
     seed: int = 0
     timeout_s: float = 300.0
+    agreeing: int = 1
 
     def __post_init__(self) -> None:
-        _above_zero(self, "workers", "redundancy", "timeout_s")
+        _above_zero(self, "workers", "redundancy", "timeout_s", "agreeing")
         _zero_or_more(self, "seed")
 
     @property

@@ -1,19 +1,25 @@
 """Coded aggregation: a sum over batches from redundant workers; a slow worker is not waited for if others hold its batches.
 
 The master is `CodedAggregator`; a worker's process runs `_serve_rounds`. They talk through a store, which holds the number of
-the newest round, its argument, and a queue of results. Source: BCC (arXiv:1710.09990).
+the newest round, its argument, and a queue of results. Every message carries a proof that its sender knows the run's secret, so
+that whoever else reaches the store changes no sum. Copies that come are compared; where they differ, the master computes.
+Source: BCC (arXiv:1710.09990).
 """
 
 import datetime
+import hashlib
 import io
 import json
+import logging
 import multiprocessing.connection
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, Self
 
@@ -23,6 +29,7 @@ from numpy.typing import NDArray
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, hosted_store, start_process
+from aurora.runtime.distributed.secret import new_secret, proof, proves, secret_from_environment
 from aurora.types import AggregationResult, WorkerReport
 
 Array = NDArray[Any]
@@ -30,6 +37,8 @@ Work = Callable[[int, Array | None], Array]  # (batch, the round's argument) -> 
 Delay = Callable[[int, int], float]  # (worker, round) -> seconds that it waits first: rehearses stragglers
 Watch = Callable[[Sequence[WorkerReport]], None]
 Message = tuple[dict[str, Any], Array | None]  # head, and the worker's sum
+HEAD = {"run": str, "round": int, "worker": int, "error": str, "seconds": float}  # of a worker's message, and their types
+LOG = logging.getLogger("aurora.aggregation")
 
 RESULTS_KEY = "aggregation/results"
 FOREVER = datetime.timedelta(days=30)
@@ -49,6 +58,7 @@ def coded_sum(
     like: Array,
     rng: np.random.Generator,
     timeout_s: float = 300.0,
+    agreeing: int = 1,
     delay_s: Delay | None = None,
     watch: Watch = lambda _reports: None,
     rank_info: RankInfo | None = None,
@@ -56,7 +66,8 @@ def coded_sum(
     """Sums work(batch, None) over all batches by `workers` processes, each batch held by at least `redundancy` of them.
 
     A worker sums its batches and sends once. This process stops when what has arrived determines the sum, and ends the other
-    workers. Integers are the serial sum bit for bit.
+    workers. Integers are the serial sum bit for bit. Copies of the same batches that have come until then are compared; where
+    they differ, this process computes these batches, and the report names the workers that were wrong.
 
     Args:
         work: picklable; called with a batch's number, returns an array with the shape and type of `like`.
@@ -66,6 +77,8 @@ def coded_sum(
         like: an array with the sum's shape and type.
         rng: random generator of the code.
         timeout_s: seconds without any arrival after which the aggregation fails.
+        agreeing: how many workers must have sent the same for each batch; 1: the first copy counts, unless another differs
+            before the sum is known. Where too few workers are left to agree, this process computes.
         delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
         watch: called with the reports of all workers whenever one of them changes.
         rank_info: only under torchrun, where every rank calls this function: rank 0 aggregates; the other ranks are the
@@ -78,9 +91,11 @@ def coded_sum(
 
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
+    if agreeing > redundancy:
+        raise BadInput(f"`agreeing`: expected at most the {redundancy} workers that hold each batch, found {agreeing}")
     code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), rng)
     with CodedAggregator(
-        work, [code], like, timeout_s=timeout_s, delay_s=delay_s, watch=watch, rank_info=rank_info
+        work, [code], like, timeout_s=timeout_s, agreeing=agreeing, delay_s=delay_s, watch=watch, rank_info=rank_info
     ) as aggregator:  # fmt: skip
         return aggregator.aggregate()
 
@@ -90,7 +105,8 @@ class CodedAggregator:
 
     Args:
         codes: gradient codes, all for the same number of workers; each round uses one of them.
-        work, like, timeout_s, delay_s, watch, rank_info: as in `coded_sum`.
+        work, like, timeout_s, agreeing, delay_s, watch, rank_info: as in `coded_sum`. Under torchrun the ranks know the run's
+            secret from the environment variable AURORA_SECRET; without it, their messages prove nothing.
     """
 
     def __init__(
@@ -100,6 +116,7 @@ class CodedAggregator:
         like: Array,
         *,
         timeout_s: float = 300.0,
+        agreeing: int = 1,
         delay_s: Delay | None = None,
         watch: Watch = lambda _reports: None,
         rank_info: RankInfo | None = None,
@@ -108,13 +125,17 @@ class CodedAggregator:
         if rank_info is not None and rank_info.ranks != self._workers:
             raise BadInput(f"`workers`: expected the {rank_info.ranks} ranks of this run, found {self._workers}")
         assert all(len(code.code_WB) == self._workers for code in codes)
-        self._job = _Job(work, tuple(codes), delay_s)
+        if agreeing > 1 and any(code.needed is not None for code in codes):
+            raise BadInput(f"`agreeing`: expected 1 with a scheme whose messages are no copies of each other, found {agreeing}")
+        secret = new_secret() if rank_info is None else secret_from_environment() or b""
+        self._job, self._agreeing = _Job(work, tuple(codes), delay_s, secret), agreeing
         self._timeout_s, self._watch, self._rank_info = timeout_s, watch, rank_info
         self._store: Any = None
         self._hosted = ExitStack()
         self._children: dict[int, tuple[Any, Any]] = {}
         self._lost: dict[int, str] = {}  # how each lost worker ended
-        self._number, self._last_arrival_s = 0, 0.0
+        self._run = secrets.token_hex(8)  # tells this aggregation's messages from those of another with the same secret
+        self._number, self._refused, self._last_arrival_s = 0, 0, 0.0
 
     def __enter__(self) -> Self:
         try:
@@ -161,14 +182,16 @@ class CodedAggregator:
             RankFailed: as in `coded_sum`.
         """
         self._number += 1
-        key = _argument_key(self._number)
-        self._store.set(key, _packed(self._store, key, {"code": code}, argument))
+        key, head = _argument_key(self._number), {"run": self._run, "round": self._number, "code": code}
+        self._store.set(key, _packed(self._store, self._job.secret, key, head, argument))
         self._store.set(_round_key(self._number), b"go")
-        current = _Round(self._number, self._job.codes[code], self._like, self._watch)
+        current = _Round(
+            self._number, self._job.codes[code], self._like, self._watch, self._agreeing, self._computed(argument, code)
+        )
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
         current.skip_idle()
-        while current.weights is None:
+        while not current.determined:
             message = self._next_message(current.began_s)
             if message is not None:
                 current.take(*message)
@@ -176,10 +199,23 @@ class CodedAggregator:
                 for worker, reason in self._newly_lost().items():
                     current.lose(worker, reason)
                 current.check_recoverable()
-        return current.result()
+        return replace(current.result(), refused=self._refused)
+
+    def _computed(self, argument: Array | None, code: int) -> Callable[[int], Array]:
+        """Returns a function that computes here what a worker should send in a round, for `_Round`."""
+
+        def compute(worker: int) -> Array:
+            total = _weighted_sum(self._job.work, self._job.codes[code], worker, argument, lambda: False)
+            assert total is not None
+            return total
+
+        return compute
 
     def _next_message(self, began_s: float) -> Message | None:
-        """A worker's next message, of whatever round; None when it is time to look whether workers live."""
+        """A worker's next message, of whatever round; None when it is time to look whether workers live.
+
+        A message that no worker sent, or that cannot be read, is dropped.
+        """
         until_s = time.perf_counter() + LIVENESS_S
         while not self._store.queue_len(RESULTS_KEY):
             now_s = time.perf_counter()
@@ -188,8 +224,19 @@ class CodedAggregator:
                     raise RankFailed(f"aggregation: nothing came from the workers for {self._timeout_s:g} s")
                 return None
             time.sleep(POLL_S)
+        try:
+            head, total = _unpacked(self._store, self._job.secret, self._store.queue_pop(RESULTS_KEY), delete=True)
+            if {name: type(head.get(name)) for name in HEAD} != HEAD or head["run"] != self._run:
+                raise BadInput("is not one of this run")
+            if not 0 <= head["worker"] < self._workers:
+                raise BadInput(f"is of worker {head['worker']} of {self._workers}")
+        except BadInput as error:
+            self._refused += 1
+            if self._refused == 1:
+                LOG.warning("aggregation: a message in the store %s; it is dropped, and so are others like it", error)
+            return None
         self._last_arrival_s = time.perf_counter()
-        return _unpacked(self._store, self._store.queue_pop(RESULTS_KEY), delete=True)
+        return head, total
 
     def _newly_lost(self) -> dict[int, str]:
         """Workers whose processes have ended since the last look, and how."""
@@ -210,22 +257,56 @@ class CodedAggregator:
         return found
 
 
+@dataclass
+class _Copies:
+    """What workers have sent that hold the same batches: (result, its senders) for each different result."""
+
+    versions: list[tuple[Array, list[int]]] = field(default_factory=list)
+    settled: bool = False  # whether the first version is the one that counts
+    computed: bool = False  # whether it was computed by the master
+
+    def add(self, worker: int, result: Array) -> None:
+        """Adds what a worker has sent."""
+        for version, senders in self.versions:
+            if _same(version, result):
+                senders.append(worker)
+                return
+        self.versions.append((result, [worker]))
+
+    def settle(self, true: Array) -> list[int]:
+        """Makes the version that is the true result the only one. Returns the workers that sent another."""
+        wrong = [worker for version, senders in self.versions if not _same(version, true) for worker in senders]
+        self.versions = [each for each in self.versions if _same(each[0], true)] or [(true, [])]
+        self.settled = self.computed = True
+        return wrong
+
+
 class _Round:
     """One round at the master: what has arrived, and whether it determines the sum.
 
-    weights: of the arrived workers' messages once it does; None until then.
+    compute: returns what a worker should send.
     """
 
-    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch) -> None:
+    def __init__(
+        self, number: int, code: GradientCode, like: Array, watch: Watch, agreeing: int, compute: Callable[[int], Array]
+    ) -> None:
         self.began_s = time.perf_counter()
-        self.weights: Any = None
         self._number, self._code, self._like, self._watch = number, code, like, watch
+        self._agreeing, self._compute = agreeing, compute
         batches_W = [tuple(np.flatnonzero(code_B).tolist()) for code_B in code.code_WB]
         self._reports = [WorkerReport(worker, batches) for worker, batches in enumerate(batches_W)]
         self._arrived: list[int] = []
-        self._sums: dict[int, Array] = {}
-        self._held_B = np.zeros(code.code_WB.shape[1], dtype=np.bool_)  # batches in what has arrived
+        self._sums: dict[int, Array] = {}  # by worker, where messages are no copies of each other
+        self._copies = {} if code.needed is not None else {batches: _Copies() for batches in sorted({*batches_W} - {()})}
+        self._weights: Any = None
         self._compute_s, self._late = 0.0, 0
+
+    @property
+    def determined(self) -> bool:
+        """Whether what has arrived determines the sum."""
+        if self._code.needed is not None:
+            return self._weights is not None
+        return all(copies.settled for copies in self._copies.values())
 
     def set_state(self, worker: int, state: str) -> None:
         """Records what became of a worker, now, and tells `watch`."""
@@ -240,7 +321,7 @@ class _Round:
                 self.set_state(report.worker, "not needed")
 
     def take(self, head: dict[str, Any], message: Array | None) -> None:
-        """Handles a message from a worker: counted as late, refused, or used unless all of its batches have come."""
+        """Handles a message from a worker: counted as late, refused, used, or compared with those of the same batches."""
         worker = head["worker"]
         if head["round"] != self._number or self._reports[worker].state != "working":
             self._late += 1
@@ -251,13 +332,38 @@ class _Round:
             return
         assert message is not None
         self._compute_s = max(self._compute_s, head["seconds"])
-        needed = self._code.needed is not None or bool((self._code.holds_WB[worker] & ~self._held_B).any())
-        self._held_B |= self._code.holds_WB[worker]
         self._arrived.append(worker)
-        if needed:
+        if self._code.needed is not None:
             self._sums[worker] = message
-        self.set_state(worker, "used" if needed else "not needed")
-        self.weights = self._code.weights(self._arrived)
+            self.set_state(worker, "used")
+            self._weights = self._code.weights(self._arrived)
+            return
+        batches = self._reports[worker].batches
+        copies = self._copies[batches]
+        self.set_state(worker, "not needed" if copies.versions else "used")
+        copies.add(worker, message)
+        if len(copies.versions) > 1:
+            self._settle(batches)
+        elif len(copies.versions[0][1]) >= self._agreeing:
+            copies.settled = True
+        else:
+            self.check_recoverable()
+
+    def _settle(self, batches: tuple[int, ...]) -> None:
+        """Computes what workers of the same batches should have sent, and sets those aside that sent something else."""
+        holders = [report.worker for report in self._reports if report.batches == batches]
+        copies = self._copies[batches]
+        try:
+            true = copies.versions[0][0] if copies.computed else self._compute(holders[0])
+        except Exception as error:
+            what = f"batches {', '.join(map(str, batches))}, which workers {', '.join(map(str, holders))} hold"
+            raise RankFailed(f"aggregation: {what}, cannot be checked here: {describe_error(error)}") from None
+        for worker in copies.settle(true):
+            self._arrived.remove(worker)
+            self.set_state(worker, "wrong: sent something else than what was computed anew for its batches")
+        used = next((worker for worker in self._arrived if worker in holders), None)
+        if used is not None and self._reports[used].state == "not needed":
+            self.set_state(used, "used")
 
     def lose(self, worker: int, reason: str) -> None:
         """Records that a worker's process has ended."""
@@ -265,20 +371,38 @@ class _Round:
             self.set_state(worker, reason)
 
     def check_recoverable(self) -> None:
-        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs."""
+        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs.
+
+        Batches that have come, and that nobody is left to agree on, are computed here.
+        """
+        working = {report.batches for report in self._reports if report.state == "working"}
+        for batches, copies in self._copies.items():
+            if copies.versions and not copies.settled and batches not in working:
+                self._settle(batches)
         lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
-        possible = self._arrived + [report.worker for report in self._reports if report.state == "working"]
-        if not lost or self._code.weights(possible) is not None:
+        if not lost or self.determined:
             return
-        missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
+        if self._code.needed is None:
+            gone = [batches for batches, copies in self._copies.items() if not copies.versions and batches not in working]
+            missing, recoverable = sorted(batch for batches in gone for batch in batches), not gone
+        else:
+            possible = self._arrived + [report.worker for report in self._reports if report.state == "working"]
+            missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
+            recoverable = self._code.weights(possible) is not None
+        if recoverable:
+            return
         what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
         reasons = "; ".join(f"worker {report.worker} {report.state}" for report in lost)
         raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
-        """The sum and what became of each worker, once `weights` are known."""
-        weighted = zip(self._arrived, self.weights.tolist(), strict=True)
-        total = _decoded([(self._sums[worker], weight) for worker, weight in weighted if weight], self._code, self._like)
+        """The sum and what became of each worker, once it is determined."""
+        if self._code.needed is None:
+            weighted = [(copies.versions[0][0], 1.0) for copies in self._copies.values()]
+        else:
+            pairs = zip(self._arrived, self._weights.tolist(), strict=True)
+            weighted = [(self._sums[worker], weight) for worker, weight in pairs if weight]
+        total = _decoded(weighted, self._code, self._like)
         seconds = time.perf_counter() - self.began_s
         reports = [replace(r, state="not waited for") if r.state == "working" else r for r in self._reports]
         self._watch(reports)
@@ -295,6 +419,14 @@ class _Round:
         if message.dtype.kind == "f" and not np.isfinite(message).all():
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
+
+
+def _same(a: Array, b: Array) -> bool:
+    """Whether two results are the same: integers exactly, other numbers but for rounding."""
+    if a.dtype.kind != "f":
+        return np.array_equal(a, b)
+    largest = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return bool(np.allclose(a, b, rtol=0.0, atol=largest * float(np.sqrt(np.finfo(a.dtype).eps))))
 
 
 def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
@@ -324,6 +456,7 @@ class _Job:
     work: Work
     codes: tuple[GradientCode, ...]
     delay_s: Delay | None
+    secret: bytes  # empty: messages prove nothing
 
 
 def _run_worker(connection: Connection, rank_info: RankInfo, job: _Job) -> None:
@@ -342,7 +475,8 @@ def _serve_rounds(rank_info: RankInfo, job: _Job) -> NoReturn:
     newest, worker, number = _NewestRound(rank_info), rank_info.rank, 0
     while True:
         number = newest.after(number)
-        head, argument = _unpacked(store, store.get(_argument_key(number)), delete=False)
+        head, argument = _unpacked(store, job.secret, store.get(_argument_key(number)), delete=False)
+        run = head["run"]
         code = job.codes[head["code"]]
         delay_s = job.delay_s(worker, number) if job.delay_s else 0.0
         if delay_s and newest.after(number, delay_s) > number:
@@ -350,20 +484,21 @@ def _serve_rounds(rank_info: RankInfo, job: _Job) -> NoReturn:
         began_s = time.perf_counter()
         total, error = None, ""
         try:
-            total = _weighted_sum(job.work, code, worker, argument, newest, number)
+            total = _weighted_sum(job.work, code, worker, argument, partial(newest.is_after, number))
         except Exception as failure:
             lines = str(failure).strip().splitlines()
             error = f"{type(failure).__name__}: {lines[0] if lines else 'no message'}"
         if newest.number == number and code.code_WB[worker].any():
-            head = {"round": number, "worker": worker, "error": error, "seconds": time.perf_counter() - began_s}
-            message = _packed(store, f"aggregation/result/{number}/{worker}", head, total)
+            seconds = time.perf_counter() - began_s
+            head = {"run": run, "round": number, "worker": worker, "error": error, "seconds": seconds}
+            message = _packed(store, job.secret, f"aggregation/result/{number}/{worker}", head, total)
             store.queue_push(RESULTS_KEY, message)
 
 
 def _weighted_sum(
-    work: Work, code: GradientCode, worker: int, argument: Array | None, newest: "_NewestRound", number: int
+    work: Work, code: GradientCode, worker: int, argument: Array | None, over: Callable[[], bool]
 ) -> Array | None:
-    """Sums the worker's batches by the code's weights; None if it holds none. Stops early when a later round begins."""
+    """Sums the worker's batches by the code's weights; None if it holds none. Stops early when the round is `over`."""
     total: Array | None = None
     for batch in np.flatnonzero(code.code_WB[worker]).tolist():
         result = work(batch, argument)
@@ -372,7 +507,7 @@ def _weighted_sum(
         if total is not None and total.shape != result.shape:
             raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
         total = np.array(result) if total is None else total + result
-        if newest.number > number:
+        if over():
             break
     return total
 
@@ -390,6 +525,10 @@ class _NewestRound:
         with self._changed:
             self._changed.wait_for(lambda: self.number > number, timeout_s)
             return self.number
+
+    def is_after(self, number: int) -> bool:
+        """Returns whether the newest round comes after `number`."""
+        return self.number > number
 
     def _follow(self, rank_info: RankInfo) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -414,8 +553,8 @@ def _argument_key(number: int) -> str:
     return f"aggregation/argument/{number}"
 
 
-def _packed(store: Any, key: str, head: dict[str, Any], array: Array | None) -> bytes:
-    """A value of the store: head as JSON and array as npy, or the head alone if a large array's pieces lie under `key`."""
+def _packed(store: Any, secret: bytes, key: str, head: dict[str, Any], array: Array | None) -> bytes:
+    """A value of the store: a proof, head as JSON, array as npy; without the array if a large one's pieces lie under `key`."""
     body = io.BytesIO()
     if array is not None:
         np.save(body, array, allow_pickle=False)
@@ -423,17 +562,29 @@ def _packed(store: Any, key: str, head: dict[str, Any], array: Array | None) -> 
     pieces = -(-len(sent) // PIECE_BYTES) if len(sent) > PIECE_BYTES else 0
     for piece in range(pieces):
         store.set(f"{key}/{piece}", bytes(sent[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]))
-    line = json.dumps({**head, "key": key, "pieces": pieces, "empty": array is None})
-    return line.encode() + b"\n" + (b"" if pieces else bytes(sent))
+    digest = hashlib.sha256(sent).hexdigest()
+    line = json.dumps({**head, "key": key, "pieces": pieces, "empty": array is None, "digest": digest}).encode()
+    return proof(secret, line).encode() + b"\n" + line + b"\n" + (b"" if pieces else bytes(sent))
 
 
-def _unpacked(store: Any, message: bytes, delete: bool) -> Message:
-    """Head and array of a message that `_packed` made; nothing is unpickled. With `delete`, an array's pieces are removed."""
-    line, _, body = message.partition(b"\n")
-    head = json.loads(line)
-    keys = [f"{head['key']}/{piece}" for piece in range(head["pieces"])]
-    if keys:
-        body = b"".join(store.get(key) for key in keys)
-        for key in keys if delete else ():
-            store.delete_key(key)
-    return head, None if head["empty"] else np.load(io.BytesIO(body), allow_pickle=False)
+def _unpacked(store: Any, secret: bytes, message: bytes, delete: bool) -> Message:
+    """Head and array of a message that `_packed` made; nothing is unpickled. With `delete`, an array's pieces are removed.
+
+    Raises BadInput if the message is none of this run's members.
+    """
+    proved, _, rest = message.partition(b"\n")
+    line, _, body = rest.partition(b"\n")
+    if not proves(secret, proved, line):
+        raise BadInput("comes from no member of the run")
+    try:
+        head = json.loads(line)
+        keys = [f"{head['key']}/{piece}" for piece in range(head["pieces"])]
+        if keys:
+            body = b"".join(store.get(key) for key in keys)
+            for key in keys if delete else ():
+                store.delete_key(key)
+        if hashlib.sha256(body).hexdigest() != head["digest"]:
+            raise BadInput("was changed on its way")
+        return head, None if head["empty"] else np.load(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"cannot be read: {error}") from None

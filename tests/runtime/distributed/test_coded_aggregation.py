@@ -1,6 +1,8 @@
-"""Sums from redundant processes: those that stall, die or lie change nothing, and none is left behind."""
+"""Sums from redundant processes: those that stall or die change nothing, those that lie are found out, none is left behind."""
 
 import functools
+import io
+import json
 import multiprocessing
 import os
 import signal
@@ -9,10 +11,12 @@ import time
 import numpy as np
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, make_code
-from aurora.runtime.distributed.coded_aggregation import CodedAggregator, coded_sum
+from aurora.runtime.distributed.coded_aggregation import RESULTS_KEY, CodedAggregator, _packed, _unpacked, coded_sum
+from aurora.runtime.distributed.secret import new_secret, proof
 
 COUNTS = np.zeros((3, 4), dtype=np.int64)
 REALS = np.zeros(5)
@@ -173,6 +177,110 @@ def test_nothing_for_too_long_is_a_failure():
         coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
 
 
+def lies(known, lying, batch, _argument):
+    """The workers `lying` add a thousand; the others wait for them. The master computes what is right."""
+    name = multiprocessing.current_process().name
+    if name == "MainProcess" or me() not in lying:
+        if name != "MainProcess":
+            wait_for(known)
+        return counts(batch)
+    return counts(batch) + 1000
+
+
+def test_a_copy_that_differs_is_computed_anew_and_who_sent_it_is_named(tmp_path):
+    """The lie comes first. The sum waits for worker 2, so the true copy of what worker 0 holds comes in time."""
+    known = tmp_path / "known"
+    code = GradientCode("balanced", np.array([[1.0, 0], [1, 0], [0, 1]]))
+    work = functools.partial(lies_first, known)
+    with CodedAggregator(work, [code], COUNTS, watch=telling(known, [0, 1])) as aggregator:
+        found = aggregator.aggregate()
+    assert (found.total == serial(counts, 2)).all()
+    assert found.reports[0].state == "wrong: sent something else than what was computed anew for its batches"
+    assert [report.state for report in found.reports[1:]] == ["used", "used"]
+    assert set(found.arrived) == {1, 2}
+
+
+def lies_first(known, batch, _argument):
+    """Worker 0 lies, worker 2 waits until both workers of batch 0 have sent."""
+    if multiprocessing.current_process().name != "MainProcess":
+        if me() == 2:
+            wait_for(known)
+        if me() == 0:
+            return counts(batch) + 1000
+    return counts(batch)
+
+
+@pytest.mark.parametrize(("agreeing", "wrong"), [(1, []), (2, [0])])
+def test_with_two_that_must_agree_a_lie_alone_does_not_count(tmp_path, agreeing, wrong):
+    """The liar is the first; whether others are heard at all is what `agreeing` says."""
+    code = GradientCode("balanced", np.ones((3, 1)))
+    known = tmp_path / "known"
+    with CodedAggregator(
+        functools.partial(lies, known, (0,)), [code], COUNTS, agreeing=agreeing, watch=telling(known, [0])
+    ) as aggregator:
+        found = aggregator.aggregate()
+    assert (found.total == counts(0) + 1000 * (agreeing == 1)).all()
+    assert [r.worker for r in found.reports if r.state.startswith("wrong")] == wrong
+
+
+def test_where_nobody_is_left_to_agree_the_master_computes(tmp_path):
+    """One of two workers dies, and the other lies."""
+    known = tmp_path / "known"
+    known.touch()
+    work = functools.partial(lies_or_dies, known)
+    with CodedAggregator(work, [GradientCode("balanced", np.ones((2, 2)))], COUNTS, agreeing=2) as aggregator:
+        found = aggregator.aggregate()
+    assert (found.total == serial(counts, 2)).all()
+    assert [report.state.partition(":")[0] for report in found.reports] == ["killed by signal 9", "wrong"]
+    assert found.arrived == ()
+
+
+def lies_or_dies(known, batch, argument):
+    if multiprocessing.current_process().name != "MainProcess" and me() == 0:
+        return misbehave("die", (0,), batch)
+    return lies(known, (1,), batch, argument)
+
+
+def forged(worker):
+    """A message of the first round as whoever knows the format, but no secret, would write it."""
+    body = io.BytesIO()
+    np.save(body, counts(0) + 1000)
+    line = {"round": 1, "worker": worker, "error": "", "seconds": 0.1, "key": "k", "pieces": 0, "empty": False}
+    return json.dumps(line).encode() + b"\n" + body.getvalue()
+
+
+def test_messages_of_others_in_the_store_change_nothing(tmp_path, caplog):
+    known = tmp_path / "known"
+    with CodedAggregator(functools.partial(waiting, known), [GradientCode("balanced", np.ones((2, 1)))], COUNTS) as aggregator:
+        store = TCPStore("127.0.0.1", aggregator._store.port, is_master=False)
+        for message in (forged(0), forged(99), b"garbage", b"", b"\n" + forged(1), b"0" * 64 + b"\n" + forged(1)):
+            store.queue_push(RESULTS_KEY, message)
+        known.touch()
+        found = aggregator.aggregate()
+    assert (found.total == counts(0)).all()
+    assert found.refused == 6
+    assert len(caplog.records) == 1
+    assert "comes from no member of the run" in caplog.text
+
+
+def waiting(known, batch, _argument):
+    wait_for(known)
+    return counts(batch)
+
+
+def test_messages_of_members_that_cannot_be_read_are_sentences():
+    store, secret = {}, new_secret()
+    packed = _packed(store, secret, "key", {"worker": 0}, counts(0))
+    head, array = _unpacked(store, secret, packed, delete=False)
+    assert head["worker"] == 0
+    assert (array == counts(0)).all()
+    with pytest.raises(BadInput, match="was changed on its way"):
+        _unpacked(store, secret, packed[:-1] + b"?", delete=False)
+    for line in (b"nothing", b"[]", b"{}", b'{"key": 1, "pieces": "many"}'):
+        with pytest.raises(BadInput, match="cannot be read"):
+            _unpacked(store, secret, proof(secret, line).encode() + b"\n" + line + b"\n", delete=False)
+
+
 def scaled(batch, argument):
     return reals(batch) * argument
 
@@ -215,3 +323,10 @@ def test_results_larger_than_the_store_takes_at_once():
 def test_refusals(workers, redundancy, scheme, why):
     with pytest.raises(BadInput, match=why):
         coded_sum(counts, 4, workers, redundancy, scheme, like=COUNTS, rng=rng())
+
+
+def test_who_must_agree():
+    with pytest.raises(BadInput, match="`agreeing`: expected at most the 2 workers that hold each batch, found 3"):
+        coded_sum(counts, 4, 4, 2, "balanced", like=COUNTS, rng=rng(), agreeing=3)
+    with pytest.raises(BadInput, match="`agreeing`: expected 1 with a scheme whose messages are no copies"):
+        coded_sum(counts, 4, 4, 2, "cyclic", like=COUNTS, rng=rng(), agreeing=2)
