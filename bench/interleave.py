@@ -113,7 +113,7 @@ def turns_s() -> dict[str, float]:
     """By name of ALONE: what a layer's turns cost one model that never waits, three computing and two exchanging; the median of
     calls that take turns among the ways."""
     with tempfile.TemporaryDirectory() as folder:
-        (of_thread,), of_process = thread_port_arbiters(1), ProcessPortArbiter(Path(folder), 0, 10.0)
+        (of_thread,), of_process = thread_port_arbiters(1), ProcessPortArbiter(Path(folder), 0)
         ways: dict[str, PortArbiter] = dict(zip(ALONE, (NoArbiter(), of_thread, of_process), strict=True))
         took: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(CALLS):

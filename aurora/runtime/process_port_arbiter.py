@@ -16,9 +16,14 @@ never overtaken once its ticket is drawn, a port is free for the next one as soo
 for one that has nothing to send. An exchange that holds the port passes its ticket to the model's next exchange in the same
 step. Alternatives: a lock of rank 0 only, with the grant sent to the others, would cost a message per exchange; strict
 alternation, as in `aurora.runtime.port_arbiter`, would wait for a model that is idle.
+
+Turns: whoever has the GPU or the port, or is the next to have it, may do nothing with it for as long as it lives: it may be
+stopped, or wait for a rank that is. A turn that lasts longer than TURN_S is passed on: the others go on as if it were over. Two
+models then use the GPU or the port at once if the first one comes back, which costs time and changes no answer.
 """
 
 import fcntl
+import logging
 import mmap
 import os
 import select
@@ -34,7 +39,9 @@ import numpy as np
 
 from aurora.errors import BadInput, RankFailed
 
-TABLE_VERSION = 3
+LOG = logging.getLogger("aurora.run")
+TABLE_VERSION = 4
+TURN_S = 5.0  # how long others wait for one use of the GPU or the port
 PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
 POLL_S = 0.02  # how often a waiting process checks whether the processes before it live
@@ -91,8 +98,10 @@ COLUMNS = (
     ("wants_MG", "i8", (SLOTS, GPUS)),  # ticket of the work that waits for or has a GPU; 0: none; negative: high-priority
     ("has_MG", "i8", (SLOTS, GPUS)),  # 1 where the model computes
     ("here_MG", "i8", (SLOTS, GPUS)),  # 1 where the model's process listens for wake-ups
+    ("slow_M", "i8", SLOTS),  # 1 once a turn of the model was passed on, which is said once
 )
 TABLE = np.dtype([("last", "i8", (1,)), *COLUMNS])  # and the ticket drawn last
+Turn = tuple[int, int]  # a model's slot and its ticket
 
 
 class ProcessPortArbiter:
@@ -103,20 +112,26 @@ class ProcessPortArbiter:
     Args:
         folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
         gpu: number of the GPU on this machine.
-        timeout_s: seconds to wait for the GPU or the port; then RankFailed names the process that holds it.
         slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
         finish: called before the GPU or the port is released; waits for the work submitted to the GPU.
+        turn_s: seconds that a turn of another model lasts before it is passed on.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
     """
 
     def __init__(
-        self, folder: Path, gpu: int, timeout_s: float, slot: int | None = None, finish: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        gpu: int,
+        slot: int | None = None,
+        finish: Callable[[], None] = lambda: None,
+        turn_s: float = TURN_S,
     ) -> None:
         if not 0 <= gpu < GPUS:
             raise BadInput(f"`colocate`: expected GPUs 0 to {GPUS - 1} of one machine, found {gpu}")
-        self._folder, self._gpu, self._timeout_s, self._finish = folder, gpu, timeout_s, finish
+        self._folder, self._gpu, self._finish, self._turn_s = folder, gpu, finish, turn_s
+        self._passed_on: dict[tuple[str, int], int] = {}  # tickets of turns that last too long, by GPU or port and slot
         self._failure: BaseException | None = None
         try:
             self._file = os.open(folder / "table", OPEN, 0o600)
@@ -179,9 +194,9 @@ class ProcessPortArbiter:
     def _acquire_gpu(self) -> None:
         wants_M, has_M = self._table.wants_MG[:, self._gpu], self._table.has_MG[:, self._gpu]
 
-        def before() -> list[int]:
-            wanted = np.flatnonzero(wants_M).tolist()
-            return [m for m in wanted if m != self.slot and (has_M[m] or wants_M[m] < wants_M[self.slot])]
+        def before() -> list[Turn]:
+            wanted = sorted(np.flatnonzero(wants_M).tolist(), key=lambda m: (not has_M[m], wants_M[m]))
+            return [(m, int(wants_M[m])) for m in wanted if m != self.slot and (has_M[m] or wants_M[m] < wants_M[self.slot])]
 
         def acquire() -> None:
             has_M[self.slot] = 1
@@ -200,9 +215,10 @@ class ProcessPortArbiter:
             ticket = table.ticket_MD[self.slot, number % DRAWN]
             assert table.drawn_M[self.slot] - number <= DRAWN, "a rank fell behind"
 
-        def before() -> list[int]:
+        def before() -> list[Turn]:
             behind = np.flatnonzero(done_M < table.drawn_M).tolist()
-            return [m for m in behind if m != self.slot and table.ticket_MD[m, done_M[m] % DRAWN] < ticket]
+            turns = [(m, int(table.ticket_MD[m, done_M[m] % DRAWN])) for m in behind if m != self.slot]
+            return sorted((turn for turn in turns if turn[1] < ticket), key=lambda turn: turn[1])
 
         self._wait(before, "port")
         try:
@@ -244,24 +260,40 @@ class ProcessPortArbiter:
         self._table.last[0] += 1
         return int(self._table.last[0])
 
-    def _wait(self, before: Callable[[], list[int]], what: str, acquire: Callable[[], None] = lambda: None) -> None:
-        """Waits until no living process is in `before`, the slots that come first; then acquires under the table's lock."""
-        until = time.monotonic() + self._timeout_s
+    def _wait(self, before: Callable[[], list[Turn]], what: str, acquire: Callable[[], None] = lambda: None) -> None:
+        """Waits until no living process has one of the turns that come first, by sequence; acquires under the table's lock."""
+        first, since_s = None, 0.0
         while True:
             with self._locked():
-                others = [slot for slot in before() if self._alive(slot, self._gpu)]
-                if not others and self._failure is None:
+                turns = [turn for turn in before() if self._counts(turn, what)]
+                if not turns and self._failure is None:
                     acquire()
             if self._failure is not None:
                 raise RankFailed(f"stopped, because the other model on this rank failed: {self._failure}")
-            if not others:
+            if not turns:
                 return
-            if time.monotonic() > until:
-                raise RankFailed(
-                    f"rank {self._gpu} waited {self._timeout_s:g} s for its {what}, which {self._holder(others[0])} has"
-                )
+            if turns[0] != first:
+                first, since_s = turns[0], time.monotonic()
+            elif time.monotonic() - since_s > self._turn_s:
+                self._pass_on(first, what)
+                continue
             if self._woken.poll(1000 * POLL_S):
                 self._wakeups.read(64)
+
+    def _counts(self, turn: Turn, what: str) -> bool:
+        """Whether a turn is a living process's and has not been passed on."""
+        return self._passed_on.get((what, turn[0])) != turn[1] and self._alive(turn[0], self._gpu)
+
+    def _pass_on(self, turn: Turn, what: str) -> None:
+        """Waits no longer for a turn, and says so if no process has said it of the model before."""
+        slot, self._passed_on[what, slot] = turn
+        with self._locked():
+            said, self._table.slow_M[slot] = bool(self._table.slow_M[slot]), 1
+        if not said:
+            LOG.warning(
+                "%s has had the %s of rank %d for more than %g s: the others go on, now and whenever it takes as long",
+                self._holder(slot), what, self._gpu, self._turn_s,
+            )  # fmt: skip
 
     def _wake_others(self) -> None:
         """Makes the processes that wait on this GPU check again."""

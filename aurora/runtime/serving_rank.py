@@ -210,8 +210,8 @@ def _arbiters(transports: Sequence[Transport], options: RunOptions, on_gpu: bool
         # Rank 0 takes a slot, and no rank begins before all have theirs.
         rank, folder = transport.rank, colocation_folder(options.colocate)
         finish = torch.cuda.synchronize if on_gpu else lambda: None
-        first = ProcessPortArbiter(folder, 0, options.timeout_s, None, finish) if rank == 0 else None
+        first = ProcessPortArbiter(folder, 0, None, finish) if rank == 0 else None
         slot = int(transport.gather(torch.tensor([-1 if first is None else first.slot]))[0])
-        arbiters.append(first or ProcessPortArbiter(folder, rank, options.timeout_s, slot, finish))
+        arbiters.append(first or ProcessPortArbiter(folder, rank, slot, finish))
     transports[0].gather(torch.zeros(1))
     return arbiters

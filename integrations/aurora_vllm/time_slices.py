@@ -14,8 +14,6 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 
-ARBITER_TIMEOUT_S = 300.0  # how long a rank waits for a server that is alive and does not move
-
 
 class TimeSlices:
     """This rank's use of its GPU, granted by a port arbiter.
@@ -81,7 +79,7 @@ def join_port_arbiter(
     if rank == 0:
         slot = ""
         try:
-            arbiter = ProcessPortArbiter(folder, 0, ARBITER_TIMEOUT_S, None, finish)
+            arbiter = ProcessPortArbiter(folder, 0, None, finish)
             slot = str(arbiter.slot)
         finally:
             store.set(f"{key}/slot", slot)
@@ -93,4 +91,4 @@ def join_port_arbiter(
     slot = store.get(f"{key}/slot").decode()
     if not slot:
         raise BadInput("colocate: rank 0 has no slot")
-    return ProcessPortArbiter(folder, rank, ARBITER_TIMEOUT_S, int(slot), finish)
+    return ProcessPortArbiter(folder, rank, int(slot), finish)

@@ -91,9 +91,10 @@ def coded_sum(
 
     Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
+    load = load_of(scheme, workers, batches, redundancy)
     if agreeing > redundancy:
         raise BadInput(f"`agreeing`: expected at most the {redundancy} workers that hold each batch, found {agreeing}")
-    code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), rng)
+    code = make_code(scheme, workers, batches, load, rng)
     with CodedAggregator(
         work, [code], like, timeout_s=timeout_s, agreeing=agreeing, delay_s=delay_s, watch=watch, rank_info=rank_info
     ) as aggregator:  # fmt: skip
