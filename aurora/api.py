@@ -30,6 +30,7 @@ from aurora.types import (
     Schedule,
     SyntheticOptions,
     Trace,
+    TrainOptions,
     WorkerReport,
 )
 from aurora.types.options import INTERLEAVE, SIMULATED_ORDERS
@@ -57,6 +58,7 @@ __all__ = [
     "save",
     "simulate",
     "synthetic_profile",
+    "train",
 ]
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.runtime.result import RunResult
     from aurora.simulator.changing_traffic import FollowedTraffic
+    from aurora.training.run import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
@@ -782,6 +785,46 @@ def run(
     if journal is not None:
         raise BadInput("`journal`: expected a run with `survive`")
     return served(plan, models, prompts, options)
+
+
+def train(
+    model: str | Path, text: Sequence[str | Path], options: TrainOptions | None = None, *, output: str | Path
+) -> TrainResult | None:
+    """Train a model on text on real processes, with replicas of its experts.
+
+    A global batch is a fixed set of samples, which all ranks share; the result does not depend on how many ranks there are.
+
+    Args:
+        model: folder of a transformers MoE model, or its name in the local hub cache.
+        text: files of text, prompts or token ids.
+        options: steps, ranks, sizes, optimizer, replicas and checkpoints.
+        output: folder for the trained model, its checkpoints and the log of all steps.
+
+    Returns:
+        The steps with their losses, and where the model was written; under torchrun only on rank 0, None elsewhere.
+
+    Raises:
+        BadInput: if model, text and options do not fit each other, or the loss is no longer finite.
+        InfeasiblePlan: if the replicas do not fit.
+        RankFailed: if a rank is lost.
+
+    Source:
+        Lazarus (arXiv:2407.04656).
+
+    Example:
+        >>> import tempfile
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> mixtral, text = shipped("models/mixtral-topics"), shipped("models/mixtral-topics/recipe.json")
+        >>> options = aurora.TrainOptions(steps=2, ranks=2, batch=2, length=16, transport="memory")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = aurora.train(mixtral, [text], options, output=folder)
+        >>> len(result.steps)
+        2
+    """
+    from aurora.training.run import train as trained
+
+    return trained(model, text, options or TrainOptions(), Path(output))
 
 
 def all_to_all(

@@ -4,7 +4,17 @@ import re
 from collections.abc import Callable, Iterable
 
 from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
-from aurora.types.options import ALL_TO_ALLS, DTYPES, INTERLEAVE, LINK_TRANSPORTS, RUN_ORDERS, SIMULATED_ORDERS, TRANSPORTS
+from aurora.types.options import (
+    ALL_TO_ALLS,
+    DTYPES,
+    INTERLEAVE,
+    LINK_TRANSPORTS,
+    RUN_ORDERS,
+    SIMULATED_ORDERS,
+    TRAIN_DTYPES,
+    TRAIN_TRANSPORTS,
+    TRANSPORTS,
+)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -149,6 +159,8 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "all_to_all": lambda: ALL_TO_ALLS,
     "transport": lambda: TRANSPORTS,
     "dtype": lambda: DTYPES,
+    "train_transport": lambda: TRAIN_TRANSPORTS,
+    "train_dtype": lambda: TRAIN_DTYPES,
     "link_transport": lambda: LINK_TRANSPORTS,
     "interleave": lambda: INTERLEAVE,
     "run_order": lambda: RUN_ORDERS,

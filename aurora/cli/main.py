@@ -27,6 +27,7 @@ from aurora.cli import (
     simulate,
     sweep,
     synthetic,
+    train,
 )
 from aurora.cli.subcommand import Subcommand
 from aurora.errors import AuroraError
@@ -44,6 +45,7 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweep.sweep,
     "replay": replay.replay,
     "run": run.run,
+    "train": train.train,
     "report": report.report,
     "order": order.order,
     "place": place.place,

@@ -185,16 +185,16 @@ class RowPerExpert:
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
         """Returns the rows (X, H) that arrive for this rank's experts, by sender and then by slot."""
-        return _exchanged(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
+        return exchange_rows(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
 
     def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
         """Returns (X, H), the local experts' outputs for the rows that arrived."""
         slots_X = np.repeat(self._map.arrival_slots, self._counts_RP[:, self._map.local].ravel())
-        return _apply(experts, rows, torch.from_numpy(slots_X).to(rows.device))
+        return apply_experts(experts, rows, torch.from_numpy(slots_X).to(rows.device))
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
         """Returns the answers (X, H) to this rank's rows, from each rank's answers to the rows that arrived there."""
-        return _exchanged(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
+        return exchange_rows(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
 
     def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
         """Returns (N, H): what `combine` returned, weighted and summed by token."""
@@ -238,7 +238,7 @@ class RowPerRank:
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
         """Returns the rows (X, row_bytes) that arrive for this rank's experts."""
-        return _exchanged(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
+        return exchange_rows(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
 
     def received(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns hidden states (X, H), weights (X, K) and slots (X, K), -1 for other ranks', of the rows that arrived."""
@@ -254,19 +254,19 @@ class RowPerRank:
         gather_rows(hidden_X, here_XK.nonzero()[:, 0], hidden_Q)
         answer_XK = torch.full(slots_XK.shape, -1, device=rows.device)
         answer_XK[here_XK] = torch.arange(len(slots_Q), device=rows.device)
-        return weighted_sum(_apply(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
+        return weighted_sum(apply_experts(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
         """Returns the sums (X, H) for this rank's rows, from each rank's answers to the rows that arrived there."""
-        return _exchanged(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
+        return exchange_rows(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
 
     def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
         """Returns (N, H): what `combine` returned, summed by token."""
         return weighted_sum(answers, self._row_NK)
 
 
-def _exchanged(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, rank: int) -> torch.Tensor:
-    """What arrives by rank in one exchange, if each rank sends each other as many of its rows as sizes_RR says, by rank."""
+def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, rank: int) -> torch.Tensor:
+    """Returns what arrives, by rank, if each rank sends each other as many of its rows as sizes_RR (R, R) says, by rank."""
     out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
     arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
     sends, recvs = (
@@ -277,8 +277,8 @@ def _exchanged(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, r
     return arrived
 
 
-def _apply(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """(X, H) the experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted, in the rows' dtype."""
+def apply_experts(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Returns an experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted, in the rows' dtype."""
     if len(rows) == 0:
         return rows
     answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))

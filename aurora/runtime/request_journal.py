@@ -104,7 +104,7 @@ class RequestJournal:
             program = program_in_force(self._program, members, held_R) if stays else self._program
             program = program_among(program, members, self._load_MLE, held_R)
             self._restore_replicas(program, members)
-        transfers = expert_transfers(program, held_R, held[0].expert_bytes_M)
+        transfers = expert_transfers(program.placements_M, held_R, held[0].expert_bytes_M)
         cluster = Cluster(self._plan.cluster.name, tuple(self._plan.cluster.gpus[rank] for rank in members))
         bytes_RR = transfer_bytes(transfers, held[0].expert_bytes_M, len(members))
         order, predicted_s = self._order(bytes_RR, cluster)

@@ -20,6 +20,7 @@ from aurora.types.options import (
     ReproduceOptions,
     RunOptions,
     SyntheticOptions,
+    TrainOptions,
 )
 from aurora.types.placement import Placement
 from aurora.types.plan import ModelPlan, Plan
@@ -93,6 +94,7 @@ __all__ = [
     "TokenRouting",
     "Trace",
     "TraceRecorder",
+    "TrainOptions",
     "WorkerReport",
     "has_next_slice",
     "leaf_spine",

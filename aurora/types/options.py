@@ -7,6 +7,8 @@ from aurora.errors import BadInput
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
+TRAIN_DTYPES = ("float32", "bfloat16", "float64")
+TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 RUN_ORDERS = ("plan", "auto")
 SIMULATED_ORDERS = ("plan", "batch")
@@ -45,6 +47,15 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "features": 1_000_000,
     "draws": 100_000,
     "seed": 2**63 - 1,
+    "steps": 1 << 40,
+    "ranks": MOST_PROCESSES,
+    "length": 1 << 20,
+    "learning_rate": 1e6,
+    "weight_decay": 1e6,
+    "max_norm": 1e30,
+    "router_loss": 1e6,
+    "rebalance_every": 1 << 40,
+    "checkpoint_every": 1 << 40,
 }
 
 
@@ -291,6 +302,69 @@ class RunOptions:
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
         if not 0 <= self.port < 65536:
             raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `aurora.train`.
+
+    Args:
+        steps: steps to take in all, those before `resume` included.
+        ranks: processes that train; under torchrun its ranks.
+        batch: samples of a global batch, which all ranks share.
+        length: tokens of a sample.
+        learning_rate: step size of AdamW.
+        weight_decay: weight decay of AdamW.
+        max_norm: Euclidean norm above which the gradient of a step is scaled down to it; None: none.
+        router_loss: weight of the load-balancing loss; None: that of the model's config.
+        min_replicas: replicas that each expert has at least, each on another rank; None: two, or one on one rank.
+        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: as many as the least replicas take.
+        rebalance_every: steps after which experts are placed anew by their loads, if that pays; None: they stay.
+        checkpoint_every: steps between two checkpoints; None: one at the end.
+        resume: go on from the newest checkpoint in the output folder.
+        dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
+        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
+        seed: for the sequence of the samples.
+        timeout_s: seconds that a rank waits for a peer before the run ends.
+        port: port of the ranks' rendezvous; 0: a free one.
+    """
+
+    steps: int = 100
+    ranks: int = 1
+    batch: int = 8
+    length: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_norm: float | None = 1.0
+    router_loss: float | None = None
+    min_replicas: int | None = None
+    slots_per_gpu: int | None = None
+    rebalance_every: int | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    dtype: str = "float32"
+    transport: str = "auto"
+    seed: int = 0
+    timeout_s: float = 300.0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "steps", "ranks", "batch", "length", "learning_rate", "max_norm", "min_replicas", "slots_per_gpu")
+        _above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s")
+        _zero_or_more(self, "weight_decay", "seed")
+        if self.router_loss is not None:
+            _zero_or_more(self, "router_loss")
+        for name, known in (("dtype", TRAIN_DTYPES), ("transport", TRAIN_TRANSPORTS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.length < 2:
+            raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
+        if not 0 <= self.port < 65536:
+            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
+
+    def min_replicas_among(self, ranks: int) -> int:
+        """Returns how many replicas each expert has at least if this many ranks train."""
+        return min(2 if self.min_replicas is None else self.min_replicas, ranks)
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,20 @@ ODD = (
 )
 NUMBERS = {"int": ("x", "", "-7", "1.5", "nan", str(10**30)), "float": ("x", "", "-1", "nan", "inf", "1e400")}
 OUTPUTS = {"output", "trace"}  # of these parameters, those that are options
-FOLDERS = {"sweep", "recommend", "demo", "reproduce aurora", "reproduce bcc", "reproduce lazarus"}  # whose output is a folder
+FOLDERS = {
+    "sweep",
+    "recommend",
+    "demo",
+    "train",
+    "reproduce aurora",
+    "reproduce bcc",
+    "reproduce lazarus",
+}  # whose output is a folder
 ANY_TEXT = {
     ("profile", "text"),
     ("profile", "more_text"),
     ("run", "prompts"),
+    ("train", "text"),
 }  # files whose contents may be anything that is text
 EMPTY_FOLDER = {("record", "folder")}  # that need not exist
 

@@ -33,6 +33,7 @@ from aurora.types import (
     ReproduceOptions,
     RunOptions,
     SyntheticOptions,
+    TrainOptions,
 )
 from tests.cli.refusal import refused
 from tests.reproduce.aurora.test_evaluation import small
@@ -89,6 +90,7 @@ def test_few_options_and_only_registered_placeholders():
         ("run", ControlOptions, set()),
         ("simulate", ControlOptions, set()),
         ("drift", DriftOptions, set()),
+        ("train", TrainOptions, set()),
         ("reproduce aurora", ReproduceOptions, set()),
         ("reproduce bcc", BccOptions, {"features"}),
     ],
@@ -141,6 +143,7 @@ LINES = {
     "simulate": "p.json",
     "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 --no-plots -o maps",
     "replay": "t.csv --nodes 4 --minutes 1",
+    "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
     "report": "p.json",
     "order": "m.csv",
     "place": "loads.csv --gpus 2 --slots 2 --explain",

@@ -141,18 +141,21 @@ class ExpertTransfer:
     to: int
 
 
-def expert_transfers(program: Program, held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]) -> list[ExpertTransfer]:
-    """Returns the transfers that bring each rank the weights it lacks of its experts in `program`.
+def expert_transfers(
+    placements_M: Sequence[Placement], held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]
+) -> list[ExpertTransfer]:
+    """Returns the transfers that bring each rank the weights it lacks of the experts that each model's placement gives it.
 
     If several ranks have the weights, the one that has sent the fewest bytes so far sends them. held_R: as in `program_among`.
     """
     found: list[ExpertTransfer] = []
-    sent_R = [0] * program.ranks
-    for model, placement in enumerate(program.placements_M):
+    ranks = len(held_R)
+    sent_R = [0] * ranks
+    for model, placement in enumerate(placements_M):
         for layer, slots_R in enumerate(placement.slots_LG):
             for to, slots in enumerate(slots_R):
                 for expert in sorted(set(slots) - set(held_R[to][model][layer])):
-                    owners = [rank for rank in range(program.ranks) if expert in held_R[rank][model][layer]]
+                    owners = [rank for rank in range(ranks) if expert in held_R[rank][model][layer]]
                     source = min(owners, key=lambda rank: (sent_R[rank], rank), default=None)
                     if source is not None:
                         sent_R[source] += expert_bytes_M[model]

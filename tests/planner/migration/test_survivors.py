@@ -77,7 +77,7 @@ def test_all_is_held_and_nobody_gives_up_what_was_planned(drawn):
         elif isinstance(op, Compute):
             assert op == before
     assert program_in_force(program, alive, held_R) == program
-    found = expert_transfers(left, held_R, [100])
+    found = expert_transfers(left.placements_M, held_R, [100])
     for layer in range(layers):
         for rank in range(len(alive)):
             came = {move.expert for move in found if (move.layer, move.to) == (layer, rank)}
@@ -96,7 +96,7 @@ def test_who_comes_back_gets_back_what_was_planned(drawn):
     everything = (tuple(tuple(range(planned.experts)) for _ in range(layers)),)
     again = program_among(program, range(program.ranks), [np.ones((layers, planned.experts))], [everything] * program.ranks)
     assert again.placements_M[0].slots_LG == planned.slots_LG
-    assert not expert_transfers(again, [everything] * program.ranks, [1])
+    assert not expert_transfers(again.placements_M, [everything] * program.ranks, [1])
 
 
 def test_the_heaviest_orphan_goes_where_least_load_is():

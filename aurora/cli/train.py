@@ -1,0 +1,93 @@
+"""aurora train: train a MoE model on text, on real processes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aurora.cli.common import check_folder, check_model, need
+from aurora.cli.subcommand import Json, chosen, option, show
+from aurora.types import TrainOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from aurora.training.run import TrainResult
+
+DEFAULTS = TrainOptions()
+SHOWN = 10  # steps in the table
+RANKS, LOSS, EXPERTS, CHECKPOINTS = "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints"
+
+
+def train(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="model folder, or name in the local hub cache")],
+    text: Annotated[list[Path], typer.Option(help="text to train on: .jsonl, .npy of token ids, any other as UTF-8 text")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="folder for the trained model (model), checkpoints and log.jsonl")
+    ],
+    steps: Annotated[int, option(TrainOptions, "steps")] = DEFAULTS.steps,
+    batch: Annotated[int, option(TrainOptions, "batch")] = DEFAULTS.batch,
+    length: Annotated[int, option(TrainOptions, "length")] = DEFAULTS.length,
+    seed: Annotated[int, option(TrainOptions, "seed")] = DEFAULTS.seed,
+    ranks: Annotated[int, option(TrainOptions, "ranks", panel=RANKS)] = DEFAULTS.ranks,
+    transport: Annotated[
+        str, option(TrainOptions, "transport", more=" ({train_transport})", panel=RANKS, choices=["train_transport"])
+    ] = DEFAULTS.transport,
+    dtype: Annotated[
+        str, option(TrainOptions, "dtype", more=" ({train_dtype})", panel=RANKS, choices=["train_dtype"])
+    ] = DEFAULTS.dtype,
+    port: Annotated[int, option(TrainOptions, "port", panel=RANKS)] = DEFAULTS.port,
+    timeout_s: Annotated[float, option(TrainOptions, "timeout_s", "--timeout", panel=RANKS)] = DEFAULTS.timeout_s,
+    learning_rate: Annotated[float, option(TrainOptions, "learning_rate", panel=LOSS)] = DEFAULTS.learning_rate,
+    weight_decay: Annotated[float, option(TrainOptions, "weight_decay", panel=LOSS)] = DEFAULTS.weight_decay,
+    max_norm: Annotated[float | None, option(TrainOptions, "max_norm", panel=LOSS)] = DEFAULTS.max_norm,
+    router_loss: Annotated[float | None, option(TrainOptions, "router_loss", panel=LOSS)] = DEFAULTS.router_loss,
+    min_replicas: Annotated[int | None, option(TrainOptions, "min_replicas", panel=EXPERTS)] = DEFAULTS.min_replicas,
+    slots_per_gpu: Annotated[int | None, option(TrainOptions, "slots_per_gpu", panel=EXPERTS)] = DEFAULTS.slots_per_gpu,
+    rebalance_every: Annotated[int | None, option(TrainOptions, "rebalance_every", panel=EXPERTS)] = DEFAULTS.rebalance_every,
+    checkpoint_every: Annotated[
+        int | None, option(TrainOptions, "checkpoint_every", panel=CHECKPOINTS)
+    ] = DEFAULTS.checkpoint_every,
+    resume: Annotated[bool, option(TrainOptions, "resume", "--resume", panel=CHECKPOINTS)] = DEFAULTS.resume,
+    as_json: Json = False,
+) -> None:
+    """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
+    options = chosen(TrainOptions, context)
+    check_model(model)
+    check_folder(output)
+    need("torch", "transformers")
+    from aurora import api
+
+    result = api.train(model, text, options, output=output)
+    if result is None:
+        return  # under torchrun rank 0 speaks
+    tokens_per_s = result.tokens_per_s
+    found = asdict(result) | {"tokens_per_s": tokens_per_s}
+    show(
+        as_json,
+        found,
+        _table(result),
+        *result.remarks,
+        f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
+        f"at least {result.min_replicas}: {tokens_per_s:.0f} tokens/s",
+        f"wrote {result.model}",
+    )
+
+
+def _table(result: TrainResult) -> Table:
+    """A table of some steps, the first and the last among them."""
+    from rich.table import Table
+
+    from aurora.reports.formatting import right, seconds
+
+    table = Table(*right("step", "loss", "router loss", "gradient norm", "time", "experts moved"))
+    every = max(1, -(-len(result.steps) // SHOWN))
+    for step in result.steps:
+        if step.step % every == 0 or step is result.steps[-1] or step.moved:
+            numbers = (f"{step.loss:.4f}", f"{step.router_loss:.4f}", f"{step.gradient_norm:.4f}")
+            table.add_row(str(step.step), *numbers, seconds(step.seconds), str(step.moved))
+    return table

@@ -1,0 +1,1 @@
+"""Training of transformers MoE models: ranks share each global batch, and each rank holds the experts of its slots."""

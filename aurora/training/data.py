@@ -1,0 +1,73 @@
+"""Training data: samples of equal length, and which of them make the global batch of each step."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.models.loading import MoeModel
+from aurora.models.prompts import Corpus
+from aurora.types.arrays import IntArray
+
+
+def read_samples(model: MoeModel, files: Sequence[str | Path], length: int) -> IntArray:
+    """Reads files as samples of `length` tokens. Rows that are shorter are joined; what is left over is not used.
+
+    Args:
+        model: its tokenizer reads the text; what is shorter than a sample ends with the tokenizer's end-of-text token.
+        files: as of `aurora.models.prompts.Corpus`.
+        length: tokens of a sample.
+
+    Returns:
+        (N, T) int64, the token ids of each sample.
+
+    Raises:
+        BadInput: if the files cannot be read, or hold no sample.
+    """
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise BadInput(f"`length`: {model.name} takes at most {longest} tokens, found {length}")
+    end, ids = model.tokenizer.eos_token_id, list[int]()
+    for row in Corpus(model.tokenizer, model.vocabulary, files, length):
+        ids += row if len(row) == length or end is None else [*row, end]
+    if len(ids) < length:
+        raise BadInput(f"{', '.join(map(str, files))}: expected at least one sample of {length} tokens, found none")
+    return np.array(ids[: len(ids) // length * length], dtype=np.int64).reshape(-1, length)
+
+
+class GlobalBatches:
+    """The global batch of each step: a fixed set of samples, however many ranks share it.
+
+    Steps take the samples in a sequence that is drawn anew each time all have been taken.
+
+    Args:
+        samples_NT: (N, T) int64, the token ids of each sample.
+        batch: samples in a global batch.
+        seed: for the sequence.
+    """
+
+    def __init__(self, samples_NT: IntArray, batch: int, seed: int) -> None:
+        self._samples_NT, self.batch, self._seed = samples_NT, batch, seed
+        self._epoch = lru_cache(maxsize=2)(self._drawn)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a global batch."""
+        return self.batch * len(self._samples_NT[0])
+
+    @property
+    def predicted(self) -> int:
+        """Tokens of a global batch that are predicted: all but the first of each sample."""
+        return self.batch * (len(self._samples_NT[0]) - 1)
+
+    def of(self, step: int, rank: int = 0, ranks: int = 1) -> IntArray:
+        """Returns (B, T) int64, the samples of a step's global batch that `rank` of `ranks` computes."""
+        first, each = step * self.batch, len(self._samples_NT)
+        at_B = np.array_split(np.arange(first, first + self.batch), ranks)[rank]
+        return self._samples_NT[[self._epoch(at // each)[at % each] for at in at_B.tolist()]]
+
+    def _drawn(self, epoch: int) -> IntArray:
+        """(N,) int64: the sequence of the samples in one pass over all of them."""
+        return np.random.default_rng((self._seed, epoch)).permutation(len(self._samples_NT))

@@ -1,0 +1,86 @@
+"""Experts on their way between ranks, each with its weights and what AdamW keeps of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.migration.recovery import recover
+from aurora.planner.migration.survivors import ExpertTransfer, expert_transfers, transfer_bytes
+from aurora.planner.placement.slot_counts import failure_domains
+from aurora.runtime.distributed.transport import Transport
+from aurora.training.state import ExpertState, TrainState
+from aurora.training.tensor_exchange import exchange_tensors
+from aurora.types import Cluster, Placement
+from aurora.types.arrays import FloatArray
+
+HeldL = Sequence[Sequence[int]]  # by layer: the experts that one rank holds
+
+
+def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluster, slots: int, min_replicas: int) -> Placement:
+    """Returns a placement with replicas by load, relabelled so that the fewest experts move from what the ranks hold.
+
+    Args:
+        held_R: for each rank, the experts that it holds; none if it has joined.
+        load_LE: (L, E), the load of each expert.
+        cluster: the ranks' GPUs; those of a node fail together.
+        slots: experts that each rank holds in a layer, replicas included.
+        min_replicas: replicas of each expert at least, as far as slots allow.
+
+    Raises:
+        InfeasiblePlan: if one replica of each expert does not fit.
+    """
+    domains = failure_domains(cluster, np.full(len(cluster), slots, dtype=np.int64))
+    everyone_N = np.ones(len(cluster), dtype=bool)
+    return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, cluster, 1, min_replicas).placement
+
+
+def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int, ...]]]:
+    """Returns for each rank and layer the experts that the rank holds. A collective call."""
+    holds_LE = torch.zeros(len(state.layers), state.layers[0].count, dtype=torch.uint8)
+    for holds_E, layer in zip(holds_LE, state.layers, strict=True):
+        holds_E[list(layer.held)] = 1
+    return [[tuple(holds_E.nonzero()[:, 0].tolist()) for holds_E in each] for each in transport.gather(holds_LE)]
+
+
+def move_experts(
+    state: TrainState, held_R: Sequence[HeldL], placement: Placement, cluster: Cluster, transport: Transport
+) -> list[ExpertTransfer]:
+    """Makes each rank hold the experts that a placement gives it. A collective call: all ranks make it.
+
+    What a rank lacks comes from a rank that has it. Before the first step, what no rank has is read from the model's files.
+
+    Args:
+        state: what this rank trains.
+        held_R: what all ranks hold, as `held_by_all` returns it.
+        placement: the experts of each rank.
+        cluster: the ranks' GPUs and their network, for the order of the transfers.
+        transport: carries the experts between the ranks.
+
+    Returns:
+        The transfers; those without a source were read.
+    """
+    rank, ranks = transport.rank, transport.ranks
+    likes_L = [state.likes(layer) for layer in range(len(state.layers))]
+    expert_bytes = sum(like.nbytes for like in likes_L[0].values())
+    transfers = expert_transfers([placement], [[held] for held in held_R], [expert_bytes])
+    outgoing_R: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+    incoming_R: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
+    for move in transfers:
+        if move.source == rank:
+            outgoing_R[move.to] += state.expert(move.layer, move.expert).values()
+        elif move.to == rank and move.source is not None:
+            incoming_R[move.source].append(move)
+    like_R = [[like for move in moves for like in likes_L[move.layer].values()] for moves in incoming_R]
+    bytes_RR = transfer_bytes(transfers, [expert_bytes], ranks)
+    order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
+    arrived_L: list[dict[int, ExpertState]] = [{} for _ in likes_L]
+    found_R = exchange_tensors(transport, order, outgoing_R, like_R, next(state.parameters()).state)
+    for moves, found in zip(incoming_R, map(iter, found_R), strict=True):
+        for move in moves:
+            arrived_L[move.layer][move.expert] = {name: next(found) for name in likes_L[move.layer]}
+    for number, slots_G in enumerate(placement.slots_LG):
+        state.hold(number, slots_G[rank], arrived_L[number])
+    state.continue_after(state.steps)
+    return transfers

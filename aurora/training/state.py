@@ -1,0 +1,198 @@
+"""What a rank trains: the weights that it holds, and with them what AdamW keeps of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from aurora.models.loading import MoeModel, expert_parameters
+from aurora.runtime.distributed.transport import Transport
+from aurora.training.expert_parallel import ExpertParallel
+from aurora.training.gradients import Holders, sum_over_holders
+from aurora.types import Order, Placement, TrainOptions
+
+ExpertState = Mapping[str, torch.Tensor]  # of one expert: by parameter name its state, see TrainedParameter
+
+
+class TrainedParameter:
+    """A parameter of the model and its state: (3, *shape), the weights and AdamW's means of the gradient and of its square.
+
+    Args:
+        parameter: the model's parameter, in the dtype of the state.
+        compute_dtype: dtype in which the model computes from now on.
+
+    Attributes:
+        state: the state; `hold` sets another one.
+        weights: the optimizer's parameter: a view of `state`, and the model's parameter itself if dtypes are the same.
+    """
+
+    def __init__(self, parameter: nn.Parameter, compute_dtype: torch.dtype) -> None:
+        self._parameter, self._compute_dtype = parameter.requires_grad_(), compute_dtype
+        self.weights = parameter if parameter.dtype == compute_dtype else nn.Parameter(parameter.detach())
+        self.hold(untrained(parameter.detach()))
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The optimizer's gradient."""
+        assert self.weights.grad is not None, "gradients are summed before a step"
+        return self.weights.grad
+
+    def hold(self, state: torch.Tensor) -> None:
+        """Makes the parameter train `state`, whose shape may differ."""
+        self.state = state
+        self.weights.data = state[0]
+        self.round()
+
+    def round(self) -> None:
+        """Gives the model the weights that the optimizer has changed."""
+        if self._parameter is not self.weights:
+            self._parameter.data = self.state[0].to(self._compute_dtype)
+
+    def take_gradient(self) -> None:
+        """Moves the model's gradient to the optimizer; zeros if there is none."""
+        found, self._parameter.grad = self._parameter.grad, None
+        self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
+
+    def forget_gradient(self) -> None:
+        """Forgets the gradient."""
+        self.weights.grad = self._parameter.grad = None
+
+
+def untrained(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the state (3, *shape) of weights before the first step."""
+    state = weights.new_zeros((3, *weights.shape))
+    state[0] = weights
+    return state
+
+
+def optimizer_dtype(options: TrainOptions) -> torch.dtype:
+    """Returns the dtype of the state: that in which the model computes, or float32 where that is narrower."""
+    return torch.float64 if options.dtype == "float64" else torch.float32
+
+
+class TrainState:
+    """The weights of a model that this rank trains, and AdamW's state of them.
+
+    Args:
+        model: a model of `load_without_experts`, in `optimizer_dtype`. Its MoE layers' experts modules are replaced.
+        options: dtype, learning rate and weight decay.
+
+    Attributes:
+        layers: the MoE layers.
+        names_L: the name of each layer's experts module in the model.
+        dense: the parameters outside experts, by name.
+        experts_L: by layer, the parameters of its experts by name; a state's second axis is the layer's slots.
+        steps: how many steps were taken.
+    """
+
+    def __init__(self, model: MoeModel, options: TrainOptions) -> None:
+        compute_dtype = getattr(torch, options.dtype)
+        modules_L = [layer.experts for layer in model.layers]
+        name_of = {id(module): name for name, module in model.model.named_modules()}
+        self.names_L = [name_of[id(module)] for module in modules_L]
+        of_experts = {id(each) for module in modules_L for _, each in expert_parameters(module)}
+        self.dense = {
+            name: TrainedParameter(parameter, compute_dtype)
+            for name, parameter in model.model.named_parameters()
+            if id(parameter) not in of_experts
+        }
+        self.experts_L = [
+            {name: TrainedParameter(parameter, compute_dtype) for name, parameter in expert_parameters(module)}
+            for module in modules_L
+        ]
+        self.layers = [ExpertParallel(module) for module in modules_L]
+        for layer, trained in zip(model.layers, self.layers, strict=True):
+            setattr(layer.block, layer.name, trained)
+        weights = [trained.weights for trained in self.parameters()]
+        self._adam = torch.optim.AdamW(weights, options.learning_rate, weight_decay=options.weight_decay)
+        self.continue_after(0)
+
+    def parameters(self) -> Iterator[TrainedParameter]:
+        """Yields all parameters, those outside experts first."""
+        yield from self.dense.values()
+        for named in self.experts_L:
+            yield from named.values()
+
+    def likes(self, layer: int) -> dict[str, torch.Tensor]:
+        """Returns for each parameter of a layer's experts an empty tensor like one expert's state."""
+        return {name: trained.state.new_empty((3, *trained.state.shape[2:])) for name, trained in self.experts_L[layer].items()}
+
+    def expert(self, layer: int, expert: int) -> ExpertState:
+        """Returns the state of an expert that this rank holds: views."""
+        slot = self.layers[layer].held.index(expert)
+        return {name: trained.state[:, slot] for name, trained in self.experts_L[layer].items()}
+
+    def hold(self, layer: int, wanted: Sequence[int], arrived: Mapping[int, ExpertState]) -> None:
+        """Makes this rank hold exactly the experts `wanted` of a layer, by slot; then `continue_after` must be called.
+
+        Args:
+            layer: index of the MoE layer.
+            wanted: the experts.
+            arrived: the state of those that are not held. Before the first step others are read from the model's files.
+        """
+        module = self.layers[layer]
+        if tuple(wanted) == module.held:
+            return
+        lacking = [expert for expert in wanted if expert not in module.held and expert not in arrived]
+        assert not lacking or not self.steps, "the model's files have experts as they were before the first step"
+        read = module.reader.read(lacking) if lacking else {}
+        found = {**arrived, **{expert: {name: untrained(each) for name, each in read[expert].items()} for expert in read}}
+        for name, trained in self.experts_L[layer].items():
+            held = dict(zip(module.held, trained.state.unbind(1), strict=True))
+            parts = [found[expert][name] if expert in found else held[expert] for expert in wanted]
+            trained.hold(torch.stack(parts, dim=1) if parts else trained.state[:, :0].clone())
+        module.held, module.local.num_experts = tuple(wanted), len(wanted)
+
+    def continue_after(self, steps: int) -> None:
+        """Makes the optimizer go on from the parameters' states, after so many steps."""
+        self.steps = steps
+        self._adam.state.clear()
+        for trained in self.parameters():
+            _, mean, square_mean = trained.state
+            self._adam.state[trained.weights] = {
+                "step": torch.tensor(steps, dtype=torch.float32), "exp_avg": mean, "exp_avg_sq": square_mean
+            }  # fmt: skip
+
+    def sum_gradients(self, placement: Placement, order: Order, transport: Transport) -> float:
+        """Moves the model's gradients to the optimizer, summed over the ranks that hold each weight. A collective call.
+
+        Args:
+            placement: which rank holds which experts.
+            order: the order of the first all-to-all, see `sum_over_holders`.
+            transport: carries gradients between the ranks.
+
+        Returns:
+            This rank's part of the sum of squares, in which each weight counts once over all ranks.
+        """
+        for trained in self.parameters():
+            trained.take_gradient()
+        views: dict[Holders, list[torch.Tensor]] = {
+            tuple(range(transport.ranks)): [trained.gradient for trained in self.dense.values()]
+        }
+        for number, named in enumerate(self.experts_L):
+            holds_EG = placement.holds_EG(number)
+            for slot, expert in enumerate(self.layers[number].held):
+                holders = tuple(np.flatnonzero(holds_EG[expert]).tolist())
+                views.setdefault(holders, []).extend(trained.gradient[slot] for trained in named.values())
+        flats = {holders: torch.cat([view.reshape(-1) for view in own]) for holders, own in views.items()}
+        squares = sum_over_holders(transport, order, flats)
+        for holders, own in views.items():
+            for view, total in zip(own, flats[holders].split_with_sizes([view.numel() for view in own]), strict=True):
+                view.copy_(total.view(view.shape))
+        return squares
+
+    def step(self, scale: float) -> None:
+        """Takes one step of AdamW by the summed gradients times `scale`."""
+        for trained in self.parameters():
+            trained.gradient.mul_(scale)
+        self._adam.step()
+        for trained in self.parameters():
+            trained.forget_gradient()
+            trained.round()
+        self.steps += 1
+
+    def forget_gradients(self) -> None:
+        """Forgets all gradients, so that a step can be prepared anew."""
+        for trained in self.parameters():
+            trained.forget_gradient()

@@ -1,0 +1,175 @@
+"""Trainer: one rank's part of each training step. A step is prepared with all other ranks, and committed by each on its own."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from aurora.errors import BadInput
+from aurora.models.loading import MoeModel
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.dispatch_layout import ExpertMap
+from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.token_permutation import exact_dtype
+from aurora.training.data import GlobalBatches
+from aurora.training.migration import held_by_all, move_experts, next_placement
+from aurora.training.router_loss import load_balancing_loss, router_loss_weight
+from aurora.training.state import TrainState
+from aurora.types import Cluster, Order, Placement, TrainOptions
+from aurora.types.arrays import FloatArray, IntArray
+
+LEAST_GAIN = 0.02  # of the busiest ranks' loads, for which experts move
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """A step whose gradients are summed: whoever has it can commit it, without any other rank.
+
+    Attributes:
+        step: its number, from 0.
+        loss: mean loss of the global batch's predicted tokens, without the load-balancing loss.
+        router_loss: the load-balancing loss, not weighted; zero if it has no weight.
+        gradient_norm: Euclidean norm of the gradient of all weights, each expert once.
+        scale: what the gradient is multiplied by, so that its norm is within the limit.
+    """
+
+    step: int
+    loss: float
+    router_loss: float
+    gradient_norm: float
+    scale: float
+
+
+class Trainer:
+    """One rank's part of the training of a model. Dropout is off: what is computed for a token does not depend on its rank.
+
+    Between two steps, experts may move, and a trainer may go on with other ranks (`join`, then `place`).
+
+    Args:
+        model: a model of `load_without_experts`, in `optimizer_dtype`.
+        batches: the global batch of each step.
+        options: how to train.
+
+    Attributes:
+        state: the weights that this rank trains.
+        placement: which rank holds which experts; set by `place`.
+    """
+
+    placement: Placement
+
+    def __init__(self, model: MoeModel, batches: GlobalBatches, options: TrainOptions) -> None:
+        self._model, self._batches, self._options = model, batches, options
+        if options.dtype == "float64":  # which torch's grouped kernels do not take
+            model.model.set_experts_implementation("eager")
+        self._router_weight = router_loss_weight(model, options.router_loss)
+        self._device = next(model.model.parameters()).device
+        self.state = TrainState(model, options)
+
+    def join(self, transport: Transport, cluster: Cluster) -> None:
+        """Trains with these ranks from the next step on; `place` must follow.
+
+        Args:
+            transport: carries tokens, gradients and experts between the ranks.
+            cluster: the ranks' GPUs; those of a node fail together.
+        """
+        self._transport, self._cluster = transport, cluster
+        everyone_RR = 1 - np.eye(transport.ranks, dtype=np.int64)
+        self._gradient_order = self._order(everyone_RR)
+
+    def place(self, placement: Placement) -> int:
+        """Makes each rank hold and serve the experts that a placement gives it. A collective call.
+
+        Returns:
+            How many experts came from other ranks.
+        """
+        held_R = held_by_all(self.state, self._transport)
+        transfers = move_experts(self.state, held_R, placement, self._cluster, self._transport)
+        self.placement = placement
+        rank, ranks = self._transport.rank, self._transport.ranks
+        for number, layer in enumerate(self.state.layers):
+            slots_G, split_EG = placement.slots_LG[number], placement.split_EG(number)
+            expert_map = ExpertMap(slots_G, rank, split_EG, local_first=True).to(self._device)
+            tokens_G = np.ceil((layer.tokens_E + 1) @ split_EG).astype(np.int64)
+            layer.serve(slots_G, expert_map, self._order(np.tile(tokens_G, (ranks, 1))), self._transport)
+        return sum(move.source is not None for move in transfers)
+
+    def planned(self) -> Placement:
+        """Returns a placement by the tokens since experts moved last, near what the ranks hold. A collective call."""
+        held_R = held_by_all(self.state, self._transport)
+        load_LE, ranks = self._load_LE(), self._transport.ranks
+        min_replicas = self._options.min_replicas_among(ranks)
+        slots = max(self._options.slots_per_gpu or 0, -(-load_LE.shape[1] * min_replicas // ranks))
+        return next_placement(held_R, load_LE, self._cluster, slots, min_replicas)
+
+    def rebalance(self) -> int:
+        """Places experts anew by the tokens since they moved last, if that pays. A collective call.
+
+        They stay where they are unless the busiest ranks, summed over layers, would have had LEAST_GAIN fewer tokens.
+
+        Returns:
+            How many experts came from other ranks.
+        """
+        load_LE, found = self._load_LE(), self.planned()
+        if busiest(found, load_LE) > (1 - LEAST_GAIN) * busiest(self.placement, load_LE):
+            return 0
+        moved = self.place(found)
+        for layer in self.state.layers:
+            layer.tokens_E[:] = 0
+        return moved
+
+    def _load_LE(self) -> FloatArray:
+        """(L, E): the tokens of each expert since experts moved last; equal before any."""
+        load_LE = np.array([layer.tokens_E for layer in self.state.layers], dtype=np.float64)
+        return load_LE if load_LE.any() else load_LE + 1
+
+    def prepare(self) -> PreparedStep:
+        """Computes the gradients of the next step, summed over all ranks. A collective call: all ranks make it.
+
+        Raises:
+            BadInput: if the loss or a gradient is not finite; on all ranks alike.
+            RankFailed: if a rank is lost.
+        """
+        step, transport = self.state.steps, self._transport
+        tokens_BT = torch.from_numpy(self._batches.of(step, transport.rank, transport.ranks)).to(self._device)
+        balanced = {"output_router_logits": True} if self._router_weight else {}
+        out = self._model.model(input_ids=tokens_BT, use_cache=False, **balanced)
+        logits_BTV = out.logits[:, :-1]
+        logits_BTV = logits_BTV.to(exact_dtype(logits_BTV.dtype))
+        loss = cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="sum") / self._batches.predicted
+        router_loss = torch.zeros_like(loss)
+        if self._router_weight:
+            model, tokens = self._model, self._batches.tokens
+            router_loss = load_balancing_loss(out.router_logits, model.experts, model.top_k, tokens, transport)
+        (loss + self._router_weight * router_loss).backward()  # type: ignore[no-untyped-call]
+        squares = self.state.sum_gradients(self.placement, self._gradient_order, transport)
+        parts = torch.tensor([loss.item(), router_loss.item(), squares], dtype=torch.float64)
+        whole_loss, whole_router_loss, whole_squares = transport.gather(parts).sum(dim=0).tolist()
+        norm = math.sqrt(whole_squares)
+        if not math.isfinite(whole_loss + norm):
+            raise BadInput(
+                f"step {step}: expected a finite loss and gradient, found {whole_loss:g} and {norm:g}; try a smaller "
+                "`learning_rate`"
+            )
+        limit = self._options.max_norm
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        return PreparedStep(step, whole_loss, whole_router_loss, norm, scale)
+
+    def commit(self, prepared: PreparedStep) -> None:
+        """Takes the step that `prepare` returned last. Asks no other rank."""
+        assert prepared.step == self.state.steps, "a step is committed once"
+        self.state.step(prepared.scale)
+
+    def discard(self) -> None:
+        """Forgets a step that `prepare` began, so that it can be prepared anew, with other ranks too."""
+        self.state.forget_gradients()
+
+    def _order(self, bytes_RR: IntArray) -> Order:
+        np.fill_diagonal(bytes_RR, 0)
+        return ORDER["openshop"](bytes_RR, self._cluster.network, rng=np.random.default_rng(0))
+
+
+def busiest(placement: Placement, load_LE: FloatArray) -> float:
+    """Returns the tokens of the busiest rank of each layer, summed over layers, where the loads are load_LE (L, E)."""
+    return float(sum((load_E @ placement.split_EG(layer)).max() for layer, load_E in enumerate(load_LE)))

@@ -1,0 +1,87 @@
+"""Training runs: checkpoints, resuming on other ranks, and the trained model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.models.loading import load_model
+from aurora.training.run import train
+from aurora.types import TrainOptions
+from tests.models.architectures import build
+
+OPTIONS = TrainOptions(steps=4, ranks=2, batch=4, length=8, dtype="float64", transport="memory", checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return build("qwen3_moe", tmp_path_factory.mktemp("training") / "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def straight(folder, tmp_path_factory):
+    """A run without a stop, on two threads."""
+    made = tmp_path_factory.mktemp("straight")
+    (made / "text.txt").write_text("def f(x): return x + 1\n" * 20)
+    return train(folder, [made / "text.txt"], OPTIONS, made / "out"), made
+
+
+def losses(result):
+    return [step.loss for step in result.steps]
+
+
+def test_ranks_in_processes_do_the_same(folder, straight, tmp_path):
+    result, made = straight
+    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=2, transport="gloo"), tmp_path / "out")
+    assert again.transport == "gloo"
+    np.testing.assert_allclose(losses(again), losses(result)[:2], rtol=0, atol=1e-9)
+
+
+def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight, tmp_path):
+    result, made = straight
+    files = [made / "text.txt"]
+    train(folder, files, replace(OPTIONS, steps=3, ranks=3, checkpoint_every=1), tmp_path)
+    whole = sorted(tmp_path.glob("checkpoints/*"))[-2:]  # and an older one, if the first rank was the first to write
+    assert [path.name for path in whole] == ["step-00000002", "step-00000003"]
+    (torn,) = whole[1].glob("shard-1-of-3-*")
+    torn.write_bytes(torn.read_bytes()[:-1] + b"x")
+    with pytest.raises(BadInput, match="step-00000002: was made with seed 0, expected 1"):
+        train(folder, files, replace(OPTIONS, resume=True, seed=1), tmp_path)
+    rest = train(folder, files, replace(OPTIONS, resume=True), tmp_path)
+    assert (rest.resumed, [step.step for step in rest.steps]) == (2, [2, 3])
+    assert rest.remarks == (f"{torn}: is not what was written",)
+    np.testing.assert_allclose(losses(rest), losses(result)[2:], rtol=0, atol=1e-9)
+    weights, expected = (load_file(each.model / "model.safetensors") for each in (rest, result))
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-9)
+
+
+def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
+    result, _ = straight
+    trained = AutoModelForCausalLM.from_pretrained(result.model, dtype=torch.float64, experts_implementation="eager")
+    before = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    for (name, weight), old in zip(trained.named_parameters(), before.parameters(), strict=True):
+        assert not torch.equal(weight, old), name
+    assert len(load_model(result.model).layers) == 4
+    assert len(result.steps) == 4
+
+
+def test_ranks_that_do_not_fit_are_refused_before_any_starts(folder, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("short")
+    for change, error, said in (
+        ({"ranks": 5}, BadInput, "`batch`: expected a sample for each of 5 ranks or more, found 4"),
+        (
+            {"min_replicas": 3},
+            InfeasiblePlan,
+            "`min_replicas` 3: replicas of an expert are on different ranks, found 2",
+        ),
+        ({}, BadInput, "text.txt: expected at least one sample of 8 tokens, found none"),
+        ({"length": 300}, BadInput, "`length`: qwen3_moe takes at most 256 tokens, found 300"),
+    ):
+        with pytest.raises(error, match=said):
+            train(folder, [file], replace(OPTIONS, **change), tmp_path / "out")
