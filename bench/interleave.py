@@ -28,6 +28,7 @@ from machine import machine
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "network")]
 from net import PAYLOAD, network, refusal  # noqa: E402
+from protocol import DEEP, by_turns  # noqa: E402
 from serving import TOKEN_S, NoArbiter, served_alone, served_on_hosts  # noqa: E402
 
 from aurora.advisor.simulated_choice import with_time_slice  # noqa: E402
@@ -88,13 +89,12 @@ def alone(plan: Plan, repetitions: int) -> list[str]:
     """Median seconds of each of ALONE, and ratios within rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in ALONE}
     paths, prompts = [str(shipped(f"models/{MODELS[0]}"))], [texts(16)[0]]
-    for repetition in range(repetitions):
-        for name in list(ALONE)[:: 1 if repetition % 2 else -1]:
-            options = replace(ALONE[name] or RunOptions(), max_new_tokens=24, transport="gloo")
-            shares = launch(served_alone, 2, ALONE[name] is not None, plan, paths, prompts, options)
-            result = merge_results([result for results in shares for result in results], MODELS[:1])
-            seconds[name].append(result.seconds)
-            passes = int(result.trace.step_X.max()) + 1
+    for _, name in by_turns(ALONE, repetitions):
+        options = replace(ALONE[name] or RunOptions(), max_new_tokens=24, transport="gloo")
+        shares = launch(served_alone, 2, ALONE[name] is not None, plan, paths, prompts, options)
+        result = merge_results([result for results in shares for result in results], MODELS[:1])
+        seconds[name].append(result.seconds)
+        passes = int(result.trace.step_X.max()) + 1
     base = seconds["no turns"]
     layer_s, cost_s = statistics.median(base) / passes / len(plan.models[0].dispatch_L), turns_s()
     lines = [
@@ -133,20 +133,19 @@ def turns_s() -> dict[str, float]:
 def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
     runs: dict[str, list[tuple[RunResult, Trace, Comparison]]] = {name: [] for name in TOGETHER}
     paths, prompts = [str(shipped(f"models/{name}")) for name in MODELS], texts(4 * BATCH * STEPS)
-    with network([PORT_bps] * 4, 16 << 20) as hosts, tempfile.TemporaryDirectory() as folder:
-        for repetition in range(repetitions):
-            for name in list(TOGETHER)[:: 1 if repetition % 2 else -1]:
-                of_way, time_slice = TOGETHER[name]
-                served = replace(plan, options=replace(plan.options, time_slice=time_slice))
-                options = replace(of_way, max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
-                meeting = f"{folder}/{name}{repetition}"
-                shares = launch(served_on_hosts, 4, hosts, meeting, served, paths, prompts, options)
-                result = merge_results([result for results in shares for result in results], MODELS)
-                assert result.conditions is not None
-                seen = replace(served, cluster=result.conditions.cluster)
-                traffic = result.conditions.traffic(known)
-                predicted = simulate_plan(seen, traffic, interleave=options.interleave != "off")
-                runs[name].append((result, predicted, compare(predicted, result.trace)))
+    with network([PORT_bps] * 4, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+        for repetition, name in by_turns(TOGETHER, repetitions):
+            of_way, time_slice = TOGETHER[name]
+            served = replace(plan, options=replace(plan.options, time_slice=time_slice))
+            options = replace(of_way, max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True)
+            meeting = f"{folder}/{name}{repetition}"
+            shares = launch(served_on_hosts, 4, hosts, meeting, served, paths, prompts, options)
+            result = merge_results([result for results in shares for result in results], MODELS)
+            assert result.conditions is not None
+            seen = replace(served, cluster=result.conditions.cluster)
+            traffic = result.conditions.traffic(known)
+            predicted = simulate_plan(seen, traffic, interleave=options.interleave != "off")
+            runs[name].append((result, predicted, compare(predicted, result.trace)))
     slow = [found.trace.seconds for found, _, _ in runs["one after the other"]]
     lines = [
         "| | seconds | throughput, median (smallest-largest) | simulated seconds | simulated throughput "

@@ -9,19 +9,15 @@ measured before it. Writes bench/results/serve-servers-DATE.md.
 """
 
 import argparse
-import datetime
-import os
-import signal
 import statistics
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from interleave import BATCH, HERE, MODELS, STEPS, TOKENS, known_texts, texts
-from machine import machine
-from net import PAYLOAD, refusal, servers
+from interleave import BATCH, MODELS, STEPS, TOKENS, known_texts, texts
+from net import PAYLOAD, servers
+from protocol import DEEP, Results, by_turns, options
 from serving import TOKEN_S, served_on_hosts
 
 from aurora.io import shipped
@@ -58,28 +54,27 @@ def profile(path: Path, folder: Path) -> Profile:
 def measured(repetitions: int) -> list[str]:
     """A table with a row for each plan."""
     path, (prompts, _) = shipped(f"models/{MODELS[0]}"), texts(4 * BATCH * STEPS)
-    options = RunOptions(max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True, keep_logits=True)
+    served = RunOptions(max_new_tokens=1, batch=BATCH, transport="gloo", predictable=True, keep_logits=True)
     took: dict[str, list[tuple[float, float, int, int]]] = {
         way: [] for way in WAYS
     }  # seconds, simulated, NIC bytes, differences
     with (
-        servers(SERVER_G, INSIDE_bps, NIC_bps, False, 16 << 20) as hosts,
+        servers(SERVER_G, INSIDE_bps, NIC_bps, False, DEEP) as hosts,
         tempfile.TemporaryDirectory() as folder,
     ):
         known = profile(path, Path(folder))
         plans = {way: make_plan(cluster(), [known], PlanOptions(coactivation=True, all_to_all=way)) for way in WAYS}
-        for number in range(repetitions):
-            for way in WAYS[:: 1 if number % 2 else -1]:
-                plan, meeting = plans[way], f"{folder}/{way}{number}"
-                shares = launch(served_on_hosts, len(SERVER_G), hosts, meeting, plan, [str(path)], [prompts], options)
-                result = merge_results([each for results in shares for each in results], MODELS[:1])
-                assert result.conditions is not None
-                simulated = simulate_plan(replace(plan, cluster=result.conditions.cluster), result.conditions.traffic([known]))
-                trace, server_G = result.trace, np.array(SERVER_G)
-                crosses_X = trace.sent_X & (trace.peer_X >= 0) & (server_G[trace.rank_X] != server_G[trace.peer_X])
-                wrong = len(verify(result, [path], [prompts], options)) if number == 0 else 0
-                took[way].append((trace.seconds, simulated.seconds, int(trace.bytes_X[crosses_X].sum()), wrong))
-                print(way, took[way][-1], flush=True)
+        for number, way in by_turns(WAYS, repetitions):
+            plan, meeting = plans[way], f"{folder}/{way}{number}"
+            shares = launch(served_on_hosts, len(SERVER_G), hosts, meeting, plan, [str(path)], [prompts], served)
+            result = merge_results([each for results in shares for each in results], MODELS[:1])
+            assert result.conditions is not None
+            simulated = simulate_plan(replace(plan, cluster=result.conditions.cluster), result.conditions.traffic([known]))
+            trace, server_G = result.trace, np.array(SERVER_G)
+            crosses_X = trace.sent_X & (trace.peer_X >= 0) & (server_G[trace.rank_X] != server_G[trace.peer_X])
+            wrong = len(verify(result, [path], [prompts], served)) if number == 0 else 0
+            took[way].append((trace.seconds, simulated.seconds, int(trace.bytes_X[crosses_X].sum()), wrong))
+            print(way, took[way][-1], flush=True)
     lines = [
         "| plan | chunks | NIC MB | seconds, median | simulated | error of each run | answers that differ |",
         "|" + "---|" * 7,
@@ -103,28 +98,13 @@ def measured(repetitions: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    repetitions = parser.parse_args().repetitions
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today, load = datetime.datetime.now(datetime.UTC).date().isoformat(), os.getloadavg()[0]
-    lines = measured(repetitions)
-    text = "\n".join(
-        [
-            f"# A served model on servers, {today}",
-            "",
-            f"`python bench/serve_servers.py --repetitions {repetitions}` on {machine()}; load average {load:.1f} before, "
-            f"{os.getloadavg()[0]:.1f} after.",
-            "",
-            f"{MODELS[0]}, {4 * BATCH * STEPS} prompts of {TOKENS} tokens on 2 x 2 ranks, {INSIDE_bps / 1e6:g} Mbit/s inside, "
-            f"a NIC of {NIC_bps / 1e6:g} Mbit/s for each rank; experts wait {TOKEN_S * 1e6:g} us a row.",
-            "",
-            *lines,
-        ]
+    chosen = options(parser)
+    results = Results("serve-servers", "A served model on servers", chosen.out)
+    about = (
+        f"{4 * BATCH * STEPS} prompts of {TOKENS} tokens on 2 x 2 ranks, {INSIDE_bps / 1e6:g} Mbit/s inside, a NIC of "
+        f"{NIC_bps / 1e6:g} Mbit/s for each rank; experts wait {TOKEN_S * 1e6:g} us a row."
     )
-    (HERE / "results" / f"serve-servers-{today}.md").write_text(text + "\n")
-    print(text)
+    results.add(MODELS[0], *measured(chosen.repetitions), "", about)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
-"""Ranks of bench/interleave.py: without turns, or in a network namespace with experts that take TOKEN_S a row."""
+"""Ranks of benches: without turns, or in a network namespace with experts that take as long as is said; and what plans know."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 from net import enter
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from aurora.models.loading import load_model
+from aurora.profiler.routing_counts import route_round
 from aurora.runtime import serving_rank as serve
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.result import RankResult
+from aurora.types import Curve, Plan, Profile
 
 TOKEN_S = 200e-6
 
@@ -46,8 +51,11 @@ def served_alone(rank_info: RankInfo, time_slice: bool, *args: Any) -> list[Rank
     return serve.serve_rank(rank_info, *args)
 
 
-def served_on_hosts(rank_info: RankInfo, hosts: Sequence[str], meeting: str, *args: Any) -> list[RankResult]:
-    """In the rank's namespace, with experts that take as long as a GPU's stand-in would."""
+def served_on_hosts(
+    rank_info: RankInfo, hosts: Sequence[str], meeting: str, plan: Plan, *args: Any, token_s: float = TOKEN_S
+) -> list[RankResult]:
+    """In the rank's namespace, with experts that take as long as a GPU's stand-in would: token_s a row at the speed 1."""
+    row_s = token_s / plan.cluster.gpus[rank_info.rank].speed
     enter(hosts[rank_info.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
@@ -65,7 +73,7 @@ def served_on_hosts(rank_info: RankInfo, hosts: Sequence[str], meeting: str, *ar
     def timed(compute: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(compute)
         def waits(experts: Any, rows: Any, index: Any, weights: Any) -> Any:
-            until = time.perf_counter() + TOKEN_S * len(rows)
+            until = time.perf_counter() + row_s * len(rows)
             done = compute(experts, rows, index, weights)
             time.sleep(max(0.0, until - time.perf_counter()))
             return done
@@ -75,4 +83,15 @@ def served_on_hosts(rank_info: RankInfo, hosts: Sequence[str], meeting: str, *ar
     for kind in (MixtralExperts, Qwen3MoeExperts):
         kind.forward = timed(kind.forward)
     serve.default_process_group = joined
-    return serve.serve_rank(rank_info, *args)
+    return serve.serve_rank(rank_info, plan, *args)
+
+
+def waiting_profile(model: Path, prompts: list[list[int]], new_tokens: int, ranks: int, token_s: float) -> Profile:
+    """Of prompts and what a model answers to them, on each rank alike; experts take token_s a row, all else nearly nothing."""
+    moe = load_model(model)
+    counts_LE = sum(one.counts_LE for one in route_round(moe, [prompts], new_tokens, keep=False))
+    tokens_TLSE = np.repeat(counts_LE[None, :, None], ranks, axis=2)
+    rest = Curve(np.array([1.0]), np.array([1e-6]))
+    curves = {"gate": rest, "expert": Curve(np.array([0.0, 1.0]), np.array([0.0, token_s])), "aggregate": rest}
+    sizes = moe.top_k, moe.row_bytes, moe.row_bytes, moe.expert_bytes, 0
+    return Profile(moe.name, moe.fingerprint(), tokens_TLSE, *sizes, {"cpu": curves})

@@ -106,6 +106,12 @@ def run(folder: Path, names: Sequence[str] | None, ranks: int, job: dict[str, ob
     return [json.loads((folder / f"answers-{rank}.json").read_text())["times"] for rank in range(ranks)]
 
 
+def answers(folder: Path, ranks: int) -> dict[str, list[int]]:
+    """The tokens of each prompt's answer."""
+    found = [json.loads((folder / f"answers-{rank}.json").read_text())["answers"] for rank in range(ranks)]
+    return {prompt: answer["tokens"] for each in found for prompt, answer in each.items()}
+
+
 def slowest(times_R: list[list[dict[str, float]]]) -> list[dict[str, float]]:
     """Of each repetition but the first: the seconds of the rank that took longest."""
     return [{phase: max(each[phase] for each in ranks) for phase in ranks[0]} for ranks in list(zip(*times_R, strict=True))[1:]]

@@ -11,10 +11,7 @@ are in hops here, too. Results: bench/results/vllm-servers-DATE.md.
 """
 
 import argparse
-import datetime
 import json
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -26,9 +23,9 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE / "network"), str(HERE.parent)]
-from machine import machine  # noqa: E402
-from net import PAYLOAD, refusal, servers  # noqa: E402
-from vllm import model, run, slowest  # bench/vllm.py  # noqa: E402
+from net import PAYLOAD, servers  # noqa: E402
+from protocol import DEEP, Results, options  # noqa: E402
+from vllm import answers, model, run, slowest  # bench/vllm.py  # noqa: E402
 
 from aurora.io import save  # noqa: E402
 from aurora.io.engine_records import load_records  # noqa: E402
@@ -40,7 +37,7 @@ from aurora.types import servers as fabric_of_servers  # noqa: E402
 from aurora.types.arrays import IntArray  # noqa: E402
 
 SERVER_G = (0, 0, 1, 1)
-INSIDE_BPS, NIC_BPS, BUFFER_BYTES = 1e9, 100e6, 16 << 20
+INSIDE_BPS, NIC_BPS = 1e9, 100e6
 LAYERS, HIDDEN, EXPERTS, TOP_K = 2, 512, 16, 4
 LARGE_BYTES = 1 << 20  # of all pairs together: of a prefill's exchange, not of a decode step's
 NOTED = """
@@ -105,22 +102,13 @@ def span_s(exchange: Sequence[Noted], since: Callable[[Iterable[float]], float] 
     return max(end_s for _, _, end_s, _ in exchange) - since(begin_s for _, begin_s, _, _ in exchange)
 
 
-def answers(folder: Path, ranks: int) -> dict[str, list[int]]:
-    """The tokens of each prompt's answer."""
-    found = [json.loads((folder / f"answers-{rank}.json").read_text())["answers"] for rank in range(ranks)]
-    return {prompt: answer["tokens"] for each in found for prompt, answer in each.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1400, help="of the prompt of each rank")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--shared-nic", action="store_true", help="one NIC for a server, instead of one for each rank")
-    args = parser.parse_args()
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
+    args = options(parser)
+    results = Results("vllm-servers", "The vLLM plugin on servers", args.out)
     ranks, rng = len(SERVER_G), np.random.default_rng(0)
     inside_Bps, nic_Bps = (bps / 8 * PAYLOAD for bps in (INSIDE_BPS, NIC_BPS))
     gpus = tuple(Gpu(f"rank{rank}", "cpu", server, inside_Bps, inside_Bps, 10**10) for rank, server in enumerate(SERVER_G))
@@ -129,7 +117,7 @@ def main() -> None:
     hierarchy = Hierarchy(np.array(SERVER_G))
     with (
         tempfile.TemporaryDirectory() as temporary,
-        servers(SERVER_G, INSIDE_BPS, NIC_BPS, args.shared_nic, BUFFER_BYTES) as names,
+        servers(SERVER_G, INSIDE_BPS, NIC_BPS, args.shared_nic, DEEP) as names,
     ):
         folder = Path(temporary)
         model(folder / "model", HIDDEN, EXPERTS, LAYERS, TOP_K)
@@ -170,11 +158,8 @@ def main() -> None:
             per_pass.append((0.0, 0.0))
         per_pass[-1] = per_pass[-1][0] + measured, per_pass[-1][1] + predicted
     per_pass = per_pass[-args.repetitions :]
-    today = datetime.date.today()
-    lines = [f"# The vLLM plugin on servers, {today}", "", f"`python bench/vllm_servers.py` on {machine()}.", ""]
     nics = "one NIC a server" if args.shared_nic else "a NIC for each rank"
-    what = f"2 x 2 ranks, {nics}, {hierarchy.chunks} chunks, {args.tokens} tokens a rank; answers equal one rank's."
-    lines += [f"{what} Start-up {1e3 * startup_s:.1f} ms; load average {os.getloadavg()[0]:.0f}.", ""]
+    lines = [f"{hierarchy.chunks} chunks; answers equal one rank's. Start-up {1e3 * startup_s:.1f} ms.", ""]
     lines += ["| | measured, ms | predicted, ms | error |", "|---|---|---|---|"]
     for number, (measured, predicted) in enumerate(per_pass):
         error = f"{predicted / measured - 1:+.1%}"
@@ -183,9 +168,7 @@ def main() -> None:
         lines.append(f"| {phase}, median of {len(errors)} | | | {statistics.median(errors):+.1%} |")
     found = [statistics.median(each["prefill"] for each in times[name]) * 1e3 for name in ("hierarchical", "flat")]
     lines += ["", f"A prefill took {found[0]:.0f} ms in two hops, {found[1]:.0f} ms without (medians of {args.repetitions})."]
-    text = "\n".join(lines) + "\n"
-    (HERE / "results" / f"vllm-servers-{today}.md").write_text(text)
-    sys.stdout.write(text)
+    results.add(f"2 x 2 ranks, {nics}, {args.tokens} tokens a rank", *lines)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ fair shares, which TCP does not give. Results: bench/results/prediction-DATE.md,
 """
 
 import argparse
-import datetime
 import os
-import signal
 import statistics
-import sys
 import tempfile
 
 import numpy as np
 from hosts import ExchangeJob, measure_priced, together
-from net import PAYLOAD, network, refusal
-from run import DEEP, HERE, Setting, machine
+from net import PAYLOAD, network
+from protocol import DEEP, Results, options
+from run import Setting
 from traffic import MATRICES, traffic
 
 from aurora.planner.alltoall.registry import ORDER
@@ -44,7 +42,6 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
         for matrix in MATRICES
         for method in METHODS[setting.mixed]
     ]
-    load = os.getloadavg()[0]
     with network(setting.rates_bps, setting.buffer_bytes) as hosts, tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
         shares = launch(measure_priced, setting.hosts, hosts, meeting, jobs, rates_Bps, repetitions)
@@ -56,7 +53,7 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
         says = timed(order, job.bytes_GG, before.network).makespan_s
         error[job.case, job.method] = says / statistics.median(seconds) - 1
     methods = METHODS[setting.mixed]
-    lines = [f"## {setting}", "", f"| case | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
+    lines = [f"| case | {' | '.join(methods)} |", "|---|" + "---|" * len(methods)]
     for case in dict.fromkeys(job.case for job in jobs):
         lines.append(f"| {case} | {' | '.join(f'{error[case, method]:+.1%}' for method in methods)} |")
     for name, sizes in (("prefill", PREFILL), ("decode", (DECODE,))):
@@ -74,7 +71,7 @@ def errors(setting: Setting, repetitions: int) -> list[str]:
         *lines,
         "",
         f"Orders, prefill: {len(ordered)} cases, median error {statistics.median(ordered):.1%}, worst {max(ordered):.1%}. "
-        f"{repetitions} repetitions; measured {seen}. Load average {load:.1f} before, {os.getloadavg()[0]:.1f} after.",
+        f"{repetitions} repetitions; measured {seen}.",
     ]
 
 
@@ -87,22 +84,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--hosts", type=int, action="append", choices=(4, 8))
     parser.add_argument("--rates", action="append", choices=("equal", "mixed"))
-    chosen = parser.parse_args()
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    out = HERE.parent / "results" / f"prediction-{today}.md"
-    _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
-    sections = {part.split("\n")[0]: f"## {part}" for part in parts}
-    title = f"# Predicted and measured all-to-alls, {today}\n\n`python bench/network/compare.py` on {machine()}."
+    chosen = options(parser)
+    results = Results("prediction", "Predicted and measured all-to-alls", chosen.out)
     for hosts in chosen.hosts or (4,):
         for rates in chosen.rates or ("equal", "mixed"):
             setting = Setting(hosts, rates == "mixed", DEEP)
-            sections[str(setting)] = "\n".join(errors(setting, chosen.repetitions))
-            print(sections[str(setting)], flush=True)
-            out.write_text("\n\n".join([title, *(sections[name] for name in sorted(sections))]) + "\n")
+            results.add(str(setting), *errors(setting, chosen.repetitions))
 
 
 if __name__ == "__main__":

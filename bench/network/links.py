@@ -9,25 +9,16 @@ bench/results/links-DATE.md.
 """
 
 import argparse
-import datetime
 import os
-import signal
-import sys
 import tempfile
-import time
-from pathlib import Path
 
 import numpy as np
 from hosts import find_links
-from net import PAYLOAD, network, refusal
+from net import PAYLOAD, network
+from protocol import DEEP, Results, options
 
 from aurora.runtime.distributed.launcher import launch
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent)]
-from machine import machine  # noqa: E402
-
-DEEP = 16 << 20
 MIX_bps = (400e6, 320e6, 200e6, 160e6)
 
 
@@ -37,9 +28,8 @@ def apart(found: np.ndarray, expected: np.ndarray) -> str:
     return f"{np.median(np.abs(off)):.2%} / {off[np.abs(off).argmax()]:+.2%}"
 
 
-def table(name: str, rates_bps: np.ndarray) -> list[str]:
+def table(rates_bps: np.ndarray) -> list[str]:
     rates_Bps, hosts_count = rates_bps / 8 * PAYLOAD, len(rates_bps)
-    began = time.perf_counter()
     with network(rates_bps.tolist(), DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
         links = launch(find_links, hosts_count, hosts, os.path.join(folder, "meeting"))[0]
     other = ~np.eye(hosts_count, dtype=bool)
@@ -49,8 +39,6 @@ def table(name: str, rates_bps: np.ndarray) -> list[str]:
     startups_us = links.startup_s_GG[other] * 1e6
     curve = ", ".join(f"{k} {g:.1%}" for k, g in zip(links.senders_K, links.goodput_K, strict=True))
     return [
-        f"## {name}",
-        "",
         "| what | median / worst deviation from the configured rate |",
         "|---|---|",
         f"| {other.sum()} pairs alone | {apart(links.rate_Bps_GG[other], pair_Bps_GG[other])} |",
@@ -58,34 +46,21 @@ def table(name: str, rates_bps: np.ndarray) -> list[str]:
         f"| {hosts_count} ports receiving from all | {apart(links.in_Bps_G, port_Bps_G)} |",
         "",
         f"Start-ups {startups_us.min():.0f} to {startups_us.max():.0f} us. Goodput of one "
-        f"receiver by senders at once: {curve}; incast {links.incast:.3f}. Took {time.perf_counter() - began:.0f} s.",
+        f"receiver by senders at once: {curve}; incast {links.incast:.3f}.",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=4)
-    count = parser.parse_args().hosts
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    command = f"python bench/network/links.py --hosts {count}"
-    parts = [
-        f"# Links found on a real network, {today}\n\n`{command}` on {machine()}; load average {os.getloadavg()[0]:.1f} before."
-    ]
+    chosen = options(parser)
+    results, count = Results("links", "Links found on a real network", chosen.out), chosen.hosts
     mixed_bps = np.array(MIX_bps)[np.arange(count) * 4 // count]
     for name, rates_bps in (
         (f"{count} hosts of 200 Mbit/s", np.full(count, 200e6)),
         (f"{count} hosts of 400/320/200/160", mixed_bps),
     ):
-        lines = table(name, rates_bps)
-        print("\n".join(lines), flush=True)
-        parts.append("\n".join(lines))
-    out = HERE.parent / "results" / f"links-{today}.md"
-    out.write_text("\n\n".join(parts) + "\n")
-    print(f"wrote {out}")
+        results.add(name, *table(rates_bps))
 
 
 if __name__ == "__main__":

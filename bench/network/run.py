@@ -13,20 +13,16 @@ each network, which replaces that of an earlier run on the same day.
 """
 
 import argparse
-import datetime
 import os
-import signal
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from hosts import AUTO, TORCH, ExchangeJob, measure, together
-from net import BURST_S, PAYLOAD, network, refusal
+from net import BURST_S, PAYLOAD, network
+from protocol import DEEP, Results, options
 from traffic import MATRICES, traffic
 
 from aurora.planner.alltoall.registry import ORDER
@@ -35,11 +31,7 @@ from aurora.planner.network.schedule_time import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent)]
-from machine import machine  # noqa: E402
-
-DEEP, SHALLOW = 16 << 20, 256_000
+SHALLOW = 256_000
 BUFFERS = {"deep": DEEP, "shallow": SHALLOW}
 EQUAL = (TORCH, "all-at-once", "sjf", "random", "spread-out", "openshop-best", "birkhoff", "paced", AUTO)
 MIXED = (TORCH, "all-at-once", "sjf", "openshop-best", "sub-channels", "paced", AUTO)
@@ -83,7 +75,6 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     rates_Bps = setting.rates_bps / 8 * PAYLOAD
     bytes_C = cases(matrices, rates_Bps, seconds)
     jobs = [ExchangeJob(name, method, bytes_GG) for name, bytes_GG in bytes_C.items() for method in methods]
-    began = time.perf_counter()
     with (
         network(setting.rates_bps, setting.buffer_bytes, burst_s=setting.burst_s) as hosts,
         tempfile.TemporaryDirectory() as folder,
@@ -95,7 +86,7 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
     model = Network(rates_Bps, rates_Bps)
     modelled = [method for method in methods if method in ORDER]
     lines = [
-        f"## {setting}: seconds / bound, median / worst (segments sent again a run)",
+        "Seconds / bound, median / worst (segments sent again a run):",
         "",
         f"| matrix | bound ms | {' | '.join(methods)} | model: {', '.join(modelled)} |",
         "|---|" + "---|" * (len(methods) + 2),
@@ -121,8 +112,7 @@ def table(setting: Setting, seconds: float, repetitions: int, matrices: Sequence
         f"| medians / (bound + start-up), median | | {' | '.join(middles)} | |",
         f"| medians / (bound + start-up), worst | | {' | '.join(worsts)} | |",
         "",
-        f"Bounds of {seconds:g} s, {repetitions} repetitions, on {machine()}; took {time.perf_counter() - began:.0f} s. "
-        f"`auto` chose: {shares[0][1]}.",
+        f"Bounds of {seconds:g} s, {repetitions} repetitions. `auto` chose: {shares[0][1]}.",
     ]
     return lines
 
@@ -137,17 +127,8 @@ def main() -> None:
     parser.add_argument("--burst-ms", type=float, default=1e3 * BURST_S, help="what a port lets pass at once after a rest")
     parser.add_argument("--matrix", action="append", choices=tuple(MATRICES), help="repeat for several; default all")
     parser.add_argument("--method", action="append", choices=sorted({*EQUAL, *MIXED}), help="repeat for several; default all")
-    parser.add_argument("--out", type=Path, help="a file instead of bench/results/network-DATE.md")
-    chosen = parser.parse_args()
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    out = chosen.out or HERE.parent / "results" / f"network-{today}.md"
-    _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
-    sections = {part.split(":")[0]: f"## {part}" for part in parts}
-    title = f"# Orders on real sockets, {today}\n\n`python bench/network/run.py`"
+    chosen = options(parser)
+    results = Results("network", "Orders on real sockets", chosen.out)
     settings = [
         Setting(hosts, rates == "mixed", BUFFERS[buffers], chosen.burst_ms / 1e3)
         for hosts in chosen.hosts or (4, 8)
@@ -155,13 +136,8 @@ def main() -> None:
         for buffers in chosen.buffers or BUFFERS
     ]
     for setting in settings:
-        before = os.getloadavg()[0]
-        lines = table(setting, chosen.seconds, chosen.repetitions, chosen.matrix or list(MATRICES), chosen.method or ())
-        lines[-1] += f" Load average {before:.1f} before."
-        print("\n".join(lines), flush=True)
-        sections[str(setting)] = "\n".join(lines)
-        out.write_text("\n\n".join([title, *(sections[name] for name in sorted(sections))]) + "\n")
-    print(f"wrote {out}")
+        matrices, methods = chosen.matrix or list(MATRICES), chosen.method or ()
+        results.add(str(setting), *table(setting, chosen.seconds, chosen.repetitions, matrices, methods))
 
 
 if __name__ == "__main__":

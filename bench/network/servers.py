@@ -19,22 +19,18 @@ Everything is removed at the end, also after an error or an interrupt. Results: 
 """
 
 import argparse
-import datetime
 import os
-import signal
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
-from net import PAYLOAD, refusal, servers
+from hosts import TORCH
+from net import PAYLOAD, servers
+from protocol import DEEP, Results, options
 from routed import HIERARCHICAL, WAYS, Method, RoutedTokens, compile_kernels, measure_routed, together
-from run import DEEP, HERE, TORCH, machine
 
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.hierarchical_layers import place_hierarchical
@@ -165,7 +161,7 @@ def table(
     setting: Setting, name: str, traffic: Traffic, slots_G: Slots, only: str, seconds: float, repetitions: int
 ) -> list[str]:
     """Measured on a network of its own."""
-    began, load, ranks = time.perf_counter(), os.getloadavg()[0], len(setting.server_G)
+    ranks = len(setting.server_G)
     part_G = parts(name, ranks)
     tokens, few = sized(setting, traffic, slots_G, seconds, part_G), dealt(traffic, slots_G, FEW, NARROW, part_G)
     compared = methods(setting, only, name)
@@ -180,7 +176,7 @@ def table(
     took = {key: statistics.median(each) for key, each in seconds_of.items()}
     bound_s = {way: tokens.bound_s(setting.cluster, way) for way in WAYS}
     lines = [
-        f"## {setting}, {name}: seconds, median / worst",
+        "Seconds, median / worst:",
         "",
         f"| method | NIC MB | {' | '.join(f'{way} s | / bound | / (bound + start-up) | predicted' for way in WAYS)} |",
         "|---|---|" + 4 * len(WAYS) * "---|",
@@ -216,7 +212,7 @@ def table(
         "",
         f"Predictions of hierarchical all-to-alls: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}; "
         f"measured {startups}. Bounds {', '.join(f'{bound_s[way]:.3f}' for way in WAYS)} s of {len(tokens.source_U)} tokens; "
-        f"{repetitions} repetitions; load average {load:.1f} before; took {time.perf_counter() - began:.0f} s.",
+        f"{repetitions} repetitions.",
     ]
     return lines
 
@@ -231,17 +227,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.2, help="the bound of every dispatch")
     parser.add_argument("--only", default="", help="a part of the names of the methods that are compared")
-    parser.add_argument("--out", type=Path, help="a file instead of bench/results/servers-network-DATE.md")
-    chosen = parser.parse_args()
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    out = chosen.out or HERE.parent / "results" / f"servers-network-{today}.md"
-    _, *parts = out.read_text().rstrip().split("\n\n## ") if out.exists() else [""]
-    sections = {part.split(":")[0]: f"## {part}" for part in parts}
-    title = f"# Servers on real sockets, {today}\n\n`python bench/network/servers.py` on {machine()}."
+    chosen = options(parser)
+    results = Results("servers-network", "Servers on real sockets", chosen.out)
     rates_bps = 1e6 * chosen.inside_mbps, 1e6 * chosen.nic_mbps
     for shape, nic in product(chosen.shape or SHAPES, chosen.nic or ("each", "shared")):
         setting = Setting(shape, nic == "shared", *rates_bps)
@@ -251,10 +238,7 @@ def main() -> None:
                 print(f"{name} tokens are left out: none in {RECORDED}")
                 continue
             lines = table(setting, name, *sent, chosen.only, chosen.seconds, chosen.repetitions)
-            print("\n".join(lines), flush=True)
-            sections[f"{setting}, {name}"] = "\n".join(lines)
-            out.write_text("\n\n".join([title, *(sections[name] for name in sorted(sections))]) + "\n")
-    print(f"wrote {out}")
+            results.add(f"{setting}, {name}", *lines)
 
 
 if __name__ == "__main__":

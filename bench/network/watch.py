@@ -10,19 +10,15 @@ an error or an interrupt. Results: bench/results/watch-DATE.md.
 """
 
 import argparse
-import datetime
 import os
-import signal
 import statistics
-import sys
 import tempfile
-import time
 from collections import Counter
-from pathlib import Path
 
 from hosts import AUTO, TORCH, measure_watched, together
-from net import PAYLOAD, network, refusal
-from run import DEEP, HERE, Setting, machine
+from net import PAYLOAD, network
+from protocol import DEEP, Results, options
+from run import Setting
 from traffic import traffic
 
 from aurora.runtime.distributed.launcher import launch
@@ -32,7 +28,7 @@ def report(setting: Setting, seconds: float, exchanges: int, busy: int) -> list[
     """Measured on a network of its own."""
     rates_Bps = setting.rates_bps / 8 * PAYLOAD
     drawn = [traffic("randint", rates_Bps, seconds, seed) for seed in range(exchanges)]
-    phases, began, load = (0, busy, 0), time.perf_counter(), os.getloadavg()[0]
+    phases = (0, busy, 0)
     with network(setting.rates_bps, setting.buffer_bytes) as hosts, tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "meeting")
         shares = launch(measure_watched, setting.hosts, hosts, meeting, drawn, rates_Bps, phases)
@@ -55,13 +51,11 @@ def report(setting: Setting, seconds: float, exchanges: int, busy: int) -> list[
         lines.append(f"| {count or 'none'} | {' | '.join(cells)} | {by} |")
     changes = "; ".join(used[-1].changes) or "none"
     return [
-        f"Medians of seconds / bound; {setting}; {exchanges} exchanges of {seconds:g} s in each phase by each.",
+        f"Medians of seconds / bound; {exchanges} exchanges of {seconds:g} s in each phase by each.",
         "",
         *lines,
         "",
         f"Change-overs: {changes}. Calibrated: {calibration}.",
-        "",
-        f"Took {time.perf_counter() - began:.0f} s; load average {load:.1f} before.",
     ]
 
 
@@ -71,19 +65,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.06, help="the bound of every all-to-all")
     parser.add_argument("--exchanges", type=int, default=500, help="of each phase")
     parser.add_argument("--busy", type=int, default=4, help="other processes in the second phase")
-    parser.add_argument("--out", type=Path, help="a file instead of bench/results/watch-DATE.md")
-    chosen = parser.parse_args()
-    if reason := refusal():
-        print(f"skipped: {reason}")
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what removes the network
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = report(Setting(chosen.hosts, False, DEEP), chosen.seconds, chosen.exchanges, chosen.busy)
-    print("\n".join(lines), flush=True)
-    title = f"# Orders watched on real sockets, {today}\n\n`python bench/network/watch.py` on {machine()}."
-    out = chosen.out or HERE.parent / "results" / f"watch-{today}.md"
-    out.write_text("\n\n".join([title, "\n".join(lines)]) + "\n")
-    print(f"wrote {out}")
+    chosen = options(parser)
+    results, setting = Results("watch", "Orders watched on real sockets", chosen.out), Setting(chosen.hosts, False, DEEP)
+    results.add(str(setting), *report(setting, chosen.seconds, chosen.exchanges, chosen.busy))
 
 
 if __name__ == "__main__":
