@@ -52,8 +52,10 @@ class ChoiceCounter:
             torch.tensor(list(decoder_layers), device=device)[:, None] * experts
         )  # of each layer in the flat counts
 
-    def count(self, rows: slice) -> ChoiceCounts:
-        """Counts the choices of some rows of the last pass. Called after the pass, on its stream; starts work and returns.
+    def counted(self, rows: slice) -> torch.Tensor:
+        """Returns (L, E) int64 on the device: how often each expert was chosen in some rows of the last pass.
+
+        Called after the pass, on its stream; starts work and returns.
 
         Args:
             rows: the rows that are counted; others are padding, or another rank counts them.
@@ -62,7 +64,11 @@ class ChoiceCounter:
         chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
         flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
         counts = torch.zeros(layers * experts + 1, dtype=torch.int64, device=flat.device)  # the last for no expert of the model
-        counts_LE = counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
+        return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
+
+    def count(self, rows: slice) -> ChoiceCounts:
+        """Counts the choices of some rows of the last pass, as `counted` does, in memory of the host."""
+        counts_LE = self.counted(rows)
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
         on_host = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)

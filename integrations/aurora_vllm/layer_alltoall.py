@@ -2,7 +2,7 @@
 that is measured to be fastest, or one made per batch."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,6 +55,9 @@ class LayerAllToAll:
         device: device of the tokens.
         watched: chooses in place of the planned orders, and whether an all-to-all has two hops; one for all layers. None: as
             planned.
+
+    Attributes:
+        planned_orders: as given; others may take their place between two batches.
     """
 
     def __init__(
@@ -72,14 +75,23 @@ class LayerAllToAll:
     ) -> None:
         self._layer, self._transport, self._time_slices, self._report = layer, transport, time_slices, report
         self._hierarchy, self._watched = hierarchy, watched
-        self._expert_map = ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device)
-        local = slots_G[transport.rank]
-        remote = next((expert for experts in slots_G for expert in experts if expert not in local), 0)
-        self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
+        self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank], device)
         self._network = Network.equal(transport.ranks) if network is None else network
         no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
         at_once = ORDER["all-at-once"](no_bytes_GG, self._network, rng=np.random.default_rng(0))
-        self._at_once, self._planned_orders = (at_once, at_once.reversed), planned_orders
+        self._at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
+
+    def place(self, expert_map: ExpertMap, local: Sequence[int], device: torch.device) -> None:
+        """Sends tokens by another expert map from the next batch on.
+
+        Args:
+            expert_map: of all ranks.
+            local: the experts of this rank, in the sequence of its weights.
+            device: device of the tokens.
+        """
+        self._expert_map = expert_map
+        remote = next((expert for expert in range(expert_map.num_physical) if expert not in local), 0)
+        self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice
@@ -147,8 +159,8 @@ class LayerAllToAll:
 
     def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
         """The orders of dispatch and combine for a batch that is not small."""
-        if self._planned_orders is not None:
-            return self._planned_orders
+        if self.planned_orders is not None:
+            return self.planned_orders
         order = order_of_batch(_between(bytes_GG), self._hierarchy, self._network)
         return order, order.reversed
 

@@ -37,9 +37,10 @@ class Settings:
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
-        adapt: whether the placement follows the traffic through EPLB.
+        adapt: whether the placement follows the traffic: through EPLB, or by expert maps where kernels honour them.
         loss: with adapt: time that the slowest GPUs lose by the placement in force, as a share, up to which it is kept.
         bytes_per_s: with adapt: bytes of expert weights that may move in a second; None: as many as pay.
+        period_s: with adapt and without EPLB, which has a `step_interval`: seconds between two windows of traffic.
         dry_run: with adapt: whether nothing moves, and the log says what would.
         required: whether the server ends if the plugin cannot do what is asked for, instead of serving without it.
 
@@ -59,6 +60,7 @@ class Settings:
     adapt: bool = False
     loss: float = ControlOptions.loss
     bytes_per_s: float | None = None
+    period_s: float = ControlOptions.period_s
     dry_run: bool = False
     required: bool = False
 
@@ -76,8 +78,8 @@ class Settings:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
-        ControlOptions(self.loss, self.bytes_per_s)
-        for name in ("loss", "bytes_per_s", "dry_run"):
+        ControlOptions(self.loss, self.bytes_per_s, self.period_s)
+        for name in ("loss", "bytes_per_s", "period_s", "dry_run"):
             if not self.adapt and getattr(self, name) != getattr(Settings, name):
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
@@ -160,7 +162,7 @@ def _value(name: str, value: Any) -> Any:
     """`value` converted to the setting's type."""
     kinds: dict[str, type] = {
         "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool,
-        "adapt": bool, "loss": float, "bytes_per_s": float, "dry_run": bool,
+        "adapt": bool, "loss": float, "bytes_per_s": float, "period_s": float, "dry_run": bool,
     }  # fmt: skip
     kind = kinds.get(name, str)
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]

@@ -36,6 +36,7 @@ from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
     from aurora_vllm.eplb_placement import EplbPlacement
+    from aurora_vllm.expert_map_placement import ExpertMapPlacement
 
 LOG = logging.getLogger("vllm.aurora")
 Slots = tuple[tuple[int, ...], ...]
@@ -85,6 +86,7 @@ class WorkerIntegration:
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
         self.live: EplbPlacement | None = None  # of EPLB's physical experts, if they follow the traffic
+        self.moving: ExpertMapPlacement | None = None  # of experts that follow the traffic without EPLB
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
@@ -98,6 +100,11 @@ class WorkerIntegration:
     def connect(self, make_transport: Callable[[], Transport]) -> None:
         """Sets the function that makes the transport to the other ranks, on first use."""
         self._make_transport = make_transport
+
+    def transport(self) -> Transport:
+        """Returns a transport to the other ranks, which must be connected."""
+        assert self._make_transport is not None
+        return self._make_transport()
 
     def begin_serving(
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None
@@ -140,9 +147,13 @@ class WorkerIntegration:
         self._step += 1
         if self.live is not None:
             self.live.passes.add(real_tokens)
+        if self.moving is not None:
+            self.moving.begin_pass()
         with self.records.between_passes:
             try:
                 yield
+                if self.moving is not None and real_tokens:
+                    self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self.records.active and real_tokens:
                     own = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
@@ -263,9 +274,12 @@ class WorkerIntegration:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
         return summed
 
+    def alltoall(self, layer: int) -> LayerAllToAll | None:
+        """Returns a MoE layer's all-to-all, if aurora performs it and has begun to."""
+        return self._alltoall_of_layer.get(layer)
+
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
-        assert self._make_transport is not None
-        served, transport = self.served, self._make_transport()
+        served, transport = self.served, self.transport()
         orders, hierarchy = served.planned_orders(layer), served.hierarchy
         network = None if served.cluster is None else served.cluster.network
         return LayerAllToAll(
@@ -277,8 +291,7 @@ class WorkerIntegration:
         plan = self.served.plan
         if self.served.order != "auto" or plan is None:
             return None
-        assert self._make_transport is not None
-        transport, on_gpu, (model,), servers = self._make_transport(), torch.cuda.is_available(), plan.models, None
+        transport, on_gpu, (model,), servers = self.transport(), torch.cuda.is_available(), plan.models, None
         device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
         calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
         if self.served.measures_hops:

@@ -89,7 +89,10 @@ def config(**given):
         parallel_config=SimpleNamespace(
             enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
             eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"],
+            pipeline_parallel_size=given.get("stages", 1), enable_dbo=given.get("dbo", False),
+            enable_elastic_ep=given.get("elastic", False),
         ),
+        aux_output_config=SimpleNamespace(enable_return_routed_experts=given.get("returned", False)),
         load_config=SimpleNamespace(load_format=given.get("load_format", "auto")),
         model_config=SimpleNamespace(quantization=given["quantization"]),
         kernel_config=SimpleNamespace(moe_backend=given["kernel"]),
@@ -146,6 +149,52 @@ def test_replicas_need_eplb(monkeypatch):
     assert refusal(monkeypatch, Platform("cpu"), replicas) == "the plan's replicas need --enable-eplb"
 
 
+WITHOUT = "adapt without --enable-eplb: expected "
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "found"),
+    [
+        ({}, {}, None),
+        ({}, {"all_to_all": "hierarchical"}, f"{WITHOUT}flat all-to-alls, found hierarchical ones"),
+        ({"placement": UNEVEN}, {}, f"{WITHOUT}a plan that gives a rank as many experts in every layer, and each rank some"),
+        ({"placement": Placement((((0, 1, 2, 3), ()),) * 2)}, {}, f"{WITHOUT}a plan that gives a rank as many experts"),
+        ({"ranks": 1}, {}, f"{WITHOUT}several expert-parallel ranks, found one"),
+        ({"dbo": True}, {}, f"{WITHOUT}one batch at a time, found --enable-dbo"),
+        ({"elastic": True}, {}, f"{WITHOUT}a fixed number of ranks, found --enable-elastic-ep"),
+        ({"returned": True}, {}, f"{WITHOUT}no --enable-return-routed-experts, which takes the routers' choices"),
+        ({"stages": 2}, {}, "adapt: expected no pipeline parallelism"),
+        (
+            {"quantization": "fp8"},
+            {},
+            "adapt without --enable-eplb needs unquantized experts and --moe-backend triton, found fp8",
+        ),
+        ({"back_end": "deepep_low_latency"}, {}, "adapt without --enable-eplb needs unquantized experts"),
+        ({"eplb": True, "dbo": True, "back_end": "deepep_low_latency"}, {}, None),
+        ({"eplb": True}, {"period_s": 5.0}, "period_s: expected none with --enable-eplb"),
+    ],
+)
+def test_experts_follow_the_traffic_only_where_they_can(given, settings, found, monkeypatch):
+    module = types.ModuleType("vllm.platforms")
+    module.current_platform = Platform("cuda")
+    monkeypatch.setitem(sys.modules, "vllm.platforms", module)
+    monkeypatch.setattr(worker_startup, "check_api", lambda _checks: None)
+    even = given.get("placement", Placement((((0, 2), (1, 3)), ((0, 1), (2, 3)))))
+    given = {name: value for name, value in given.items() if name != "placement"}
+    integration = SimpleNamespace(served=served(even), ranks=given.pop("ranks", 2))
+    plan = {"plan": Path("plan.json")}  # which all_to_all needs
+    said = WorkerStartup(Settings(adapt=True, **plan, **settings), config(**given), None)._adapt_refusal(integration)
+    assert (said is None) == (found is None)
+    assert found is None or said.startswith(found)
+
+
+@pytest.mark.parametrize("eplb", [False, True])
+def test_all_to_alls_are_flat_where_aurora_moves_experts(eplb):
+    """A hierarchy is chosen for a placement that stays; EPLB's physical experts stay in number and rank."""
+    startup = WorkerStartup(Settings(adapt=True, plan=Path("plan.json"), order="plan"), config(eplb=eplb), None)
+    assert startup._settings.all_to_all == ("auto" if eplb else "flat")
+
+
 @pytest.mark.parametrize(
     ("eplb", "given", "ranks", "experts", "found"),
     [(True, 0, 2, 4, 2), (True, 4, 2, 4, 4), (False, 0, 2, 4, 0), (True, 0, 4, 4, 0), (True, 0, 2, 8, 0)],
@@ -168,7 +217,9 @@ def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, hono
     if honours:
         check_kernel(method)
     else:
-        with pytest.raises(BadInput, match=f"the plan's experts need vLLM's Triton kernel or --enable-eplb, found {name}"):
+        with pytest.raises(
+            BadInput, match=f"experts placed by aurora need vLLM's Triton kernel or --enable-eplb, found {name}"
+        ):
             check_kernel(method)
 
 

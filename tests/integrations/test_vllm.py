@@ -386,6 +386,55 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
     assert len(windows) >= 10
 
 
+KEEP_LAYERS = """
+import aurora_vllm.vllm_internals.model_runner as runner
+follow = runner.follow_by_expert_maps
+def follow_and_keep(worker, *args):
+    follow(worker, *args)
+    runner.kept, runner.first = worker, [worker.slots(layer) for layer in range(len(worker.layers))]
+    runner.where = [each.data_ptr() for layer in worker.layers for each in (*layer.parameters(), layer.expert_map)]
+runner.follow_by_expert_maps = follow_and_keep
+"""
+SAVE_LAYERS = """
+import json, os
+import aurora_vllm.vllm_internals.model_runner as runner
+layers = runner.kept.layers
+assert runner.where == [each.data_ptr() for layer in layers for each in (*layer.parameters(), layer.expert_map)]
+last = [runner.kept.slots(layer) for layer in range(len(layers))]
+open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps([runner.first, last]))
+"""
+
+
+@slow
+@pytest.mark.parametrize("planned", [True, False])
+def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints):
+    """Without EPLB, by a plan in its order and in vLLM's placement and all-to-all: answers are as without, one rank idles."""
+    checkpoint, prompts = checkpoints("qwen3moe"), [[3 + 20 * index] * 60 for index in range(12)]
+    alone = Ranks(tmp_path / "alone", model=str(checkpoint), prompts=prompts, environ={"VLLM_PLUGINS": ""}).answers()
+    settings = {"adapt": True, "loss": 0.0, "period_s": 0.2, "required": True}
+    if planned:
+        save(scattered(checkpoint, 2, most=4), tmp_path / "plan.json")
+        settings |= {"plan": str(tmp_path / "plan.json"), "order": "plan"}
+    rounds = [list(range(4))] * 8 + [list(range(4, 12))] * 8
+    run = Ranks(
+        tmp_path / "run", 2, model=str(checkpoint), prompts=prompts, rounds=rounds, dp=2, idle=[] if planned else [1],
+        additional_config={"aurora": settings}, before=KEEP_LAYERS, after=SAVE_LAYERS + SAVE_METRICS,
+        environ={"MAP": str(tmp_path / "map")},
+    )  # fmt: skip
+    check_same(run.answers(), alone)
+    assert not run.warnings()
+    (first, last), other = (json.loads((tmp_path / f"map{rank}").read_text()) for rank in range(2))
+    assert [first, last] == other
+    assert last != first
+    assert all(sorted(expert for held in held_G for expert in held) == list(range(8)) for held_G in last)
+    windows = [line for line in run.said()[0].splitlines() if "expert_map_placement.py" in line]
+    half = len(windows) // 2
+    for part in (windows[:half], windows[half:]):
+        assert any("aurora: move (gain)" in line for line in part)
+    shown = (tmp_path / "map0.prom").read_text()
+    assert float(re.search(r"aurora_control_moved_bytes_total{.*} (.*)", shown)[1]) > 0
+
+
 def test_the_installed_version_is_checked_alike_from_its_sources():
     import vllm
     from aurora_vllm.vllm_internals.api_checks import ApiCheck

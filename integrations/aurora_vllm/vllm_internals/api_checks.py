@@ -124,6 +124,10 @@ ADAPT_API_CHECKS = (
     ApiCheck("following the traffic", f"{EPLB_ASYNC}:transfer_layer"),
     ApiCheck("following the traffic", "vllm.distributed.parallel_state:get_eplb_group"),
 )
+MAP_MOVES_API_CHECKS = (
+    ApiCheck("moves between forward passes", f"{MOE}.routed_experts:RoutedExperts.get_expert_weights"),
+    ApiCheck("moves between forward passes", "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model"),
+)
 MOVE_API_CHECKS = (
     ApiCheck("moves in rounds", MIGRATION_FLOW, ("src_rank", "dst_rank", "expert_ids")),
     ApiCheck("moves in rounds", f"{EPLB_ASYNC}:schedule_migration_batches_for_layers", SCHEDULE),

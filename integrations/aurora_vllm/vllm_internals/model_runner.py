@@ -16,6 +16,7 @@ from aurora_vllm.lost_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.eplb_moves import follow_traffic
+from aurora_vllm.vllm_internals.expert_map_moves import follow_by_expert_maps
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     @functools.wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
         real_tokens = 0 if named.get("dummy_run") else scheduler_output.total_num_scheduled_tokens
-        with integration.forward_pass(real_tokens) if real_tokens else nullcontext(), naming_lost_ranks(processes):
+        with naming_lost_ranks(processes), integration.forward_pass(real_tokens) if real_tokens else nullcontext():
             return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, or runs no forward pass
 
     @functools.wraps(dummy)
     def dummy_run(*args: Any, **named: Any) -> Any:
-        with integration.forward_pass(0), naming_lost_ranks(processes):
+        with naming_lost_ranks(processes), integration.forward_pass(0):
             return dummy(*args, **named)
 
     @functools.wraps(load)
@@ -57,6 +58,17 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         _begin_serving(runner.model, patched, config, getattr(runner, "eplb_state", None))
         return loaded
 
+    if patched.moves_by_expert_maps:
+        warm_up = worker.compile_or_warm_up_model
+
+        @functools.wraps(warm_up)
+        def compile_or_warm_up_model(*args: Any, **named: Any) -> Any:
+            warmed_up = warm_up(*args, **named)
+            if integration.moving is not None:
+                integration.moving.begin()
+            return warmed_up
+
+        worker.compile_or_warm_up_model = compile_or_warm_up_model
     if (capture := getattr(runner, "capture_model", None)) is not None:
 
         @functools.wraps(capture)
@@ -69,18 +81,20 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         _patch_unfinished_check(processes)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
     worker.aurora = MethodType(lambda _self, *words: integration.records.command(*words), worker)
-    worker.shutdown = MethodType(_writing_records(worker.shutdown, integration), worker)
+    worker.shutdown = MethodType(_ending(worker.shutdown, integration), worker)
 
 
-def _writing_records(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
-    """Writes the records before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
+def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Callable[[Any], None]:
+    """Writes the records and ends moves before the worker shuts down, as it does on Ctrl-C and SIGTERM."""
 
     @functools.wraps(shutdown)
-    def write_and_shut_down(_self: Any) -> None:
+    def end_and_shut_down(_self: Any) -> None:
         integration.records.end()
+        if integration.moving is not None:
+            integration.moving.close()
         shutdown()
 
-    return write_and_shut_down
+    return end_and_shut_down
 
 
 def _patch_unfinished_check(processes: PeerProcesses | None) -> None:
@@ -116,18 +130,22 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
         integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
     facts = _engine_facts(config, integration, patched.layers, model)
-    if integration.settings.adapt and not integration.served.disabled:
+    if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:
             integration.status.falls_short("adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic")
         else:
             follow_traffic(patched, balancer, facts, config.model_config.served_model_name)
     choices = None
-    if integration.settings.record is not None:
+    if integration.settings.record is not None or patched.moves_by_expert_maps:
         try:
             choices = _choice_counter(config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
-            integration.status.falls_short(f"nothing is recorded: {error}")
-    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, choices)
+            lacking = "nothing is recorded" if integration.settings.record is not None else "adapt: experts stay where they are"
+            integration.status.falls_short(f"{lacking}: {error}")
+    if choices is not None and patched.moves_by_expert_maps:
+        follow_by_expert_maps(patched, choices, facts, config.model_config.served_model_name)
+    recorded = choices if integration.settings.record is not None else None
+    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
 

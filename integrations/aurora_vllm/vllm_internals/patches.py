@@ -55,6 +55,13 @@ class PatchedWorker:
         self.layers: list[Any] = []
         self.live: EplbPlacement | None = None
 
+    @property
+    def moves_by_expert_maps(self) -> bool:
+        """Whether the plugin moves experts itself, without EPLB."""
+        integration = self.integration
+        follows = integration is not None and integration.settings.adapt and not integration.served.disabled
+        return follows and not self.config.parallel_config.enable_eplb
+
     def slots(self, layer: int) -> Slots:
         """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.
 
@@ -93,7 +100,7 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
                 if manager is not None and experts is not None and manager.expert_map is not None:
                     set_local_experts(manager, moe_config, experts)
             super().__init__(layer_name, params_dtype, moe_config, *args, **named)
-            if experts is not None:
+            if experts is not None or (integration is not None and worker.moves_by_expert_maps and number is not None):
                 check_kernel(self.quant_method)
             self.aurora_layer, self.aurora_physical_P = number, physical_P
 
@@ -160,7 +167,7 @@ def check_kernel(quant_method: Any) -> None:
     """
     kernel = getattr(quant_method, "experts_cls", None) or type(quant_method)
     if kernel.__name__ not in EXPERT_MAP_KERNELS:
-        raise BadInput(f"the plan's experts need vLLM's Triton kernel or --enable-eplb, found {kernel.__name__}")
+        raise BadInput(f"experts placed by aurora need vLLM's Triton kernel or --enable-eplb, found {kernel.__name__}")
 
 
 def patch_all2all_manager(worker: PatchedWorker) -> None:

@@ -12,7 +12,14 @@ from aurora.errors import BadInput
 from aurora_vllm.agreement import Verdict, agree
 from aurora_vllm.lost_ranks import PeerProcesses
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals.api_checks import ADAPT_API_CHECKS, EPLB_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.api_checks import (
+    ADAPT_API_CHECKS,
+    EPLB_API_CHECKS,
+    MAP_MOVES_API_CHECKS,
+    RECORD_API_CHECKS,
+    check_api,
+    find,
+)
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
@@ -45,8 +52,11 @@ class WorkerStartup:
     """
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
-        self._settings = replace(settings, order=_effective_order(settings, config))
         self._config, self._refusal = config, refusal
+        self._moves_by_maps = settings.adapt and not config.parallel_config.enable_eplb
+        flat = self._moves_by_maps and settings.all_to_all == "auto"  # hops are chosen for a placement that stays
+        all_to_all = "flat" if flat else settings.all_to_all
+        self._settings = replace(settings, order=_effective_order(settings, config), all_to_all=all_to_all)
         self._patched = PatchedWorker(config)
 
     def install_patches(self) -> None:
@@ -109,7 +119,7 @@ class WorkerStartup:
             self._refusal
             or integration.served.load()
             or self._placement_refusal(integration)
-            or self._adapt_refusal()
+            or self._adapt_refusal(integration)
             or self._alltoall_refusal()
             or self._record_refusal()
         )  # fmt: skip
@@ -140,7 +150,7 @@ class WorkerStartup:
             return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
         if plan.models[0].placement.split_LG is not None:
             return "the plan's replicas need --enable-eplb"
-        return self._expert_map_refusal()
+        return self._expert_map_refusal("a plan")
 
     def _eplb_refusal(self) -> str | None:
         """Why EPLB cannot begin with a plan, or None."""
@@ -153,19 +163,46 @@ class WorkerStartup:
             return str(error)
         return None
 
-    def _adapt_refusal(self) -> str | None:
+    def _adapt_refusal(self, integration: WorkerIntegration) -> str | None:
         """Why experts cannot follow the traffic, or None."""
-        parallel = self._config.parallel_config
-        if not self._settings.adapt:
+        parallel, settings = self._config.parallel_config, self._settings
+        if not settings.adapt:
             return None
-        if not parallel.enable_eplb:
-            return "adapt: expected --enable-eplb, through which experts move, found none"
         if parallel.pipeline_parallel_size > 1:
             return "adapt: expected no pipeline parallelism, each of whose stages would decide for itself"
-        return _platform_refusal("adapt") or self._eplb_refusal()
+        if (refusal := _platform_refusal("adapt")) is not None:
+            return refusal
+        if self._moves_by_maps:
+            return self._map_moves_refusal(integration) or self._expert_map_refusal("adapt")
+        if settings.period_s != Settings.period_s:
+            return "period_s: expected none with --enable-eplb, whose window is --eplb-config.step_interval forward passes"
+        return self._eplb_refusal()
 
-    def _expert_map_refusal(self) -> str | None:
-        """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, or None."""
+    def _map_moves_refusal(self, integration: WorkerIntegration) -> str | None:
+        """Why the plugin cannot move experts itself, between forward passes, or None."""
+        parallel, without = self._config.parallel_config, "adapt without --enable-eplb: expected"
+        if integration.ranks == 1:
+            return f"{without} several expert-parallel ranks, found one"
+        if getattr(parallel, "enable_elastic_ep", False):
+            return f"{without} a fixed number of ranks, found --enable-elastic-ep"
+        if getattr(parallel, "enable_dbo", False):
+            return f"{without} one batch at a time, found --enable-dbo"
+        if self._settings.all_to_all == "hierarchical":
+            return f"{without} flat all-to-alls, found hierarchical ones"
+        if (plan := integration.served.plan) is not None:
+            widths_GL = zip(*([*map(len, held_G)] for held_G in plan.models[0].placement.slots_LG), strict=True)
+            if any(len(set(width_L)) > 1 or not all(width_L) for width_L in widths_GL):
+                return f"{without} a plan that gives a rank as many experts in every layer, and each rank some, found another"
+        try:
+            check_api(RECORD_API_CHECKS + MAP_MOVES_API_CHECKS)
+        except BadInput as error:
+            return str(error)
+        if self._config.aux_output_config.enable_return_routed_experts:
+            return f"{without} no --enable-return-routed-experts, which takes the routers' choices"
+        return None
+
+    def _expert_map_refusal(self, what: str) -> str | None:
+        """Why vLLM may ignore an expert map in which a rank's experts do not follow each other, as `what` needs; or None."""
         platform, parallel = find("vllm.platforms:current_platform"), self._config.parallel_config
         quantization, kernel = self._config.model_config.quantization, self._config.kernel_config.moe_backend
         known = ["auto"] if platform.is_cpu() else ["triton"]
@@ -181,8 +218,8 @@ class WorkerStartup:
         elif getattr(
             parallel, "enable_ep_weight_filter", False
         ):  # it reads the weights of the experts that vLLM's own map gives this rank
-            return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
-        return found and f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
+            return f"{what} without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
+        return found and f"{what} without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
 
     def _alltoall_refusal(self) -> str | None:
         """Why settings that need an all-to-all of aurora's have none, or None."""

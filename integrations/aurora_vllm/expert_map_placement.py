@@ -1,0 +1,230 @@
+"""A placement that follows its traffic without EPLB: experts move between forward passes, and expert maps with them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.plan_controller import compile_decisions, plan_controller
+from aurora.runtime.control_loop import ControlLoop
+from aurora.runtime.dispatch_layout import ExpertMap
+from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.live_placement import LivePlacement
+from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement
+from aurora_vllm.choice_counter import ChoiceCounter
+from aurora_vllm.control_metrics import ControlMetrics
+from aurora_vllm.heartbeat import STUCK_S, HeartbeatThread
+from aurora_vllm.layer_alltoall import LayerAllToAll
+from aurora_vllm.settings import Settings
+from aurora_vllm.time_slices import TimeSlices
+from aurora_vllm.traffic_recorder import EngineFacts
+
+LOG = logging.getLogger("vllm.aurora")
+
+
+class ExpertSlots:
+    """The experts of one of vLLM's MoE layers on this rank, which get others between two forward passes.
+
+    Weights and maps are written where they are, so that captured CUDA graphs read the new ones.
+
+    Args:
+        held: the experts in the layer's slots.
+        weights: tensors whose first axis is the slots.
+        maps: (E,) each, the slot of every expert, -1 for none, as vLLM's kernels and loaders read them.
+        orders: the planned orders of dispatch and combine; None: they are not planned.
+        alltoall: returns the layer's all-to-all, if aurora performs it and has begun to.
+    """
+
+    def __init__(
+        self,
+        held: Sequence[int],
+        weights: Sequence[torch.Tensor],
+        maps: Sequence[torch.Tensor],
+        orders: tuple[Order, Order] | None,
+        alltoall: Callable[[], LayerAllToAll | None],
+    ) -> None:
+        self._held, self._maps, self._alltoall = tuple(held), maps, alltoall
+        self._weights = {str(number): whole.detach() for number, whole in enumerate(weights)}
+        self._ops: tuple[Op, ...] = ()
+        if orders is not None:
+            self._ops = Exchange("dispatch", orders[0]), Exchange("combine", orders[1])
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The planned dispatch and combine; none if they are not planned."""
+        return self._ops
+
+    @ops.setter
+    def ops(self, ops: tuple[Op, ...]) -> None:
+        self._ops = ops
+        if ops and (alltoall := self._alltoall()) is not None:
+            dispatch, combine = (op.order for op in ops if isinstance(op, Exchange))
+            alltoall.planned_orders = dispatch, combine
+
+    def empty_weights(self) -> dict[str, torch.Tensor]:
+        """Returns memory for the weights of an expert, by name."""
+        return {name: whole.new_empty(whole.shape[1:]) for name, whole in self._weights.items()}
+
+    def weights(self, expert: int) -> dict[str, torch.Tensor]:
+        """Returns the weights of an expert that this rank holds, by name."""
+        slot = self._held.index(expert)
+        return {name: whole[slot] for name, whole in self._weights.items()}
+
+    def place(
+        self,
+        expert_map: ExpertMap,
+        wanted: Sequence[int],
+        arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
+    ) -> None:
+        """Serves by an expert map from the next forward pass on.
+
+        Args:
+            expert_map: of all ranks.
+            wanted: the experts in this rank's slots, as many as before.
+            arrived: weights by name of each expert that was not in its slot before.
+        """
+        for slot, (before, expert) in enumerate(zip(self._held, wanted, strict=True)):
+            if expert != before:
+                for name, whole in self._weights.items():
+                    whole[slot].copy_(arrived[expert][name])
+        self._held = tuple(wanted)
+        for slot_E in self._maps:
+            slot_E.fill_(-1)
+            slot_E[list(wanted)] = torch.arange(len(wanted), dtype=slot_E.dtype, device=slot_E.device)
+        if (alltoall := self._alltoall()) is not None:
+            alltoall.place(expert_map, wanted, self._maps[0].device)
+
+
+class BetweenPasses:
+    """Communication of one rank between two forward passes, and the tokens that it counts in them.
+
+    Args:
+        transport: carries tensors between the expert-parallel ranks.
+        time_slices: grant the port for an exchange.
+
+    Attributes:
+        tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
+    """
+
+    def __init__(self, transport: Transport, time_slices: TimeSlices) -> None:
+        self.transport, self._time_slices = transport, time_slices
+        self.tokens_LE: torch.Tensor | None = None
+
+    def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
+        """Gathers every rank's tensor of one shape: (R, *row.shape) on the CPU. A collective call."""
+        return self.transport.gather(row)
+
+    def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
+        """Performs an exchange in a time slice of the port, and returns its seconds on this rank. A collective call."""
+        if torch.cuda.is_available():  # else its time would be that of the last pass too
+            torch.cuda.current_stream().synchronize()
+        with self._time_slices.exchanging(self.transport):
+            start_s = time.perf_counter()
+            self.transport.exchange(order, sends, recvs, lambda *_: None)
+            self.transport.wait()
+            return time.perf_counter() - start_s
+
+
+class ExpertMapPlacement:
+    """What a model's expert maps hold, on one rank: rank 0 decides beside serving, and experts move between forward passes.
+
+    All ranks make the same forward passes, dummy passes of idle ranks included, because each has collectives of all of them.
+
+    Args:
+        settings: what users set of the controller, and whether it only says what it would do.
+        facts: facts about the model and this rank.
+        cluster: the ranks' GPUs and ports; None: equal ones, and moves cost nothing until they are measured.
+        layers: the model's MoE layers.
+        placement: the placement in force.
+        choices: counts what the routers chose.
+        transport: carries tensors between the ranks.
+        time_slices: grant the port.
+        metrics: count what happens.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        facts: EngineFacts,
+        cluster: Cluster | None,
+        layers: Sequence[ExpertSlots],
+        placement: Placement,
+        choices: ChoiceCounter,
+        transport: Transport,
+        time_slices: TimeSlices,
+        metrics: ControlMetrics,
+    ) -> None:
+        self._choices, self._metrics, self._serving = choices, metrics, False
+        self._passed_s = time.monotonic()  # when the last pass began
+        self._context = BetweenPasses(transport, time_slices)
+        network = Network.equal(facts.ranks) if cluster is None else cluster.network
+        ops_L = [layer.ops for layer in layers]
+        self._live = LivePlacement(
+            layers, placement, ops_L, self._context, facts.dispatch_bytes, network, False, settings.period_s
+        )  # fmt: skip
+        self._loop: ControlLoop | None = None
+        self._told: Decision | None = None  # the last decision that the metrics have
+        self._failures = 0  # that they have
+        if facts.rank == 0:
+            compile_decisions()
+            options = ControlOptions(settings.loss, settings.bytes_per_s, settings.period_s)
+            if cluster is None:
+                controller = Controller(placement, facts.expert_bytes, options)
+            else:
+                controller = plan_controller(placement, cluster, facts.expert_bytes, options)
+            self._loop = self._live.control = ControlLoop(controller, self._perform, settings.dry_run, self._say)
+        self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on)
+
+    def begin(self) -> None:
+        """Begins to follow the traffic with the next forward pass. Called on all ranks after warm-up."""
+        self._serving = True
+
+    def begin_pass(self) -> None:
+        """Does what is due before a forward pass: a slice of weights, a change of the placement. A collective call."""
+        if not self._serving:
+            return
+        now_s = time.monotonic()
+        if self._loop is not None and now_s - self._passed_s > STUCK_S:
+            self._loop.beat()  # moves waited for this pass
+        self._passed_s = now_s
+        with self.heartbeat.step(), torch.inference_mode():
+            self._live.next_step(True)
+
+    def count(self, rows: slice) -> None:
+        """Counts what the routers chose for some rows of the pass that ends. Called on its stream."""
+        if (tokens_LE := self._context.tokens_LE) is not None and self._serving:
+            tokens_LE += self._choices.counted(rows)
+
+    def close(self) -> None:
+        """Ends the control loop; what is under way is given up."""
+        self._live.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    def _gets_on(self) -> bool:
+        """Whether the control loop is well; moves wait for forward passes, of which idle engines make none."""
+        idle = time.monotonic() - self._passed_s > STUCK_S
+        return self._loop is None or idle or not self._loop.status().stuck
+
+    def _perform(self, decision: Decision) -> None:
+        """Moves the experts of a decision, and counts its bytes and seconds."""
+        start_s = time.monotonic()
+        self._live.perform(decision)
+        self._metrics.moved(decision.bytes, time.monotonic() - start_s)
+
+    def _say(self, line: str) -> None:
+        """Logs a line of the control loop, and counts the decision or the failure that it tells."""
+        assert self._loop is not None
+        status = self._loop.status()
+        if status.last is not None and status.last is not self._told:
+            self._told = status.last
+            self._metrics.decided(status.last.kind, status.last.balancedness, status.last.expected_balancedness)
+            LOG.info("aurora: %s", line)
+            return
+        for _ in range(self._failures, status.failures):
+            self._metrics.failed()
+        self._failures = status.failures
+        LOG.warning("aurora: %s", line)
