@@ -119,13 +119,17 @@ class BetweenPasses:
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
         """Performs an exchange in a time slice of the port, and returns its seconds on this rank. A collective call."""
-        if torch.cuda.is_available():  # else its time would be that of the last pass too
-            torch.cuda.current_stream().synchronize()
         with self._time_slices.exchanging(self.transport):
-            start_s = time.perf_counter()
+            start_s = _finished_s()  # else its time would be that of the last pass too
             self.transport.exchange(order, sends, recvs, lambda *_: None)
             self.transport.wait()
             return time.perf_counter() - start_s
+
+    def work_between_steps(self, work: Callable[[], None]) -> float:
+        """Does work on this rank's experts, and returns the seconds that it took, on a GPU too."""
+        start_s = _finished_s()
+        work()
+        return _finished_s() - start_s
 
 
 class ExpertMapPlacement:
@@ -228,3 +232,10 @@ class ExpertMapPlacement:
             self._metrics.failed()
         self._failures = status.failures
         LOG.warning("aurora: %s", line)
+
+
+def _finished_s() -> float:
+    """The time, once what was launched on this thread's stream is done."""
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+    return time.perf_counter()

@@ -101,8 +101,8 @@ class Rank:
         return [[int(row[0]) - 1 for row in weight_P] for weight_P in self.weight_LP]
 
 
-def served(planned=False, idle=(), passes=150, **settings):
-    memory = Memory(RANKS, 10.0)
+def served(planned=False, idle=(), passes=100, **settings):
+    memory = Memory(RANKS, 120.0)
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(lambda rank: Rank(rank, memory, planned, **settings).serve(passes, idle), range(RANKS)))
 
