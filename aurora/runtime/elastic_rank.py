@@ -27,7 +27,7 @@ from aurora.runtime.order_watch import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.result import RankResult, Token
+from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 
@@ -149,7 +149,7 @@ def serve_elastic_rank(
     for worker, planned in zip(workers, plan.models, strict=True):
         worker.hold(planned.placement, rank_info.rank)
     names_M = tuple(model.model for model in plan.models)
-    recorder = TraceRecorder("measured", names_M, rank_info.ranks)
+    recorder = TraceRecorder("measured", names_M, rank_info.ranks, MOST_EVENTS)
     orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
     reports: list[ControlReport] = []
     if options.adapt is not None:
@@ -176,7 +176,7 @@ def serve_elastic_rank(
     name = "shaped" if options.transport == "shaped" else "gloo"
     calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
     answers_M = [worker.answers for worker in workers]
-    found = RankResult(answers_M, seconds, recorder.rows, name, calibration, orders_M, [], None, tuple(reports))
+    found = RankResult(answers_M, seconds, list(recorder.rows), name, calibration, orders_M, [], None, tuple(reports))
     channel.send_result(found)
 
 

@@ -14,6 +14,7 @@ from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, T
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
 
+MOST_EVENTS = 200_000  # that a rank keeps for the trace, the latest ones, so that its memory does not grow for ever
 Routing = tuple[NDArray[Any], IntArray]  # experts_ULK of a rank's U tokens, and in which step each was routed
 
 
@@ -148,6 +149,7 @@ class RunResult:
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
         start_s: seconds before serving: processes start, models are loaded, orders are measured.
+        trace_from_s: since when the trace has events, in its seconds, if it lacks earlier ones; None: it has all.
     """
 
     answers_M: tuple[Answers, ...]
@@ -160,6 +162,7 @@ class RunResult:
     changes: tuple[MembershipChange, ...] = ()
     failure: str | None = None
     start_s: float = 0.0
+    trace_from_s: float | None = None
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
@@ -217,16 +220,25 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
     if first.network is not None:
         routing_MR = zip(*(result.routing_M for result in results), strict=True)
         conditions = RunConditions(tuple(_merge_routing(routing_R) for routing_R in routing_MR), first.network)
-    trace = measured_trace(results, names_M, len(results))
-    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, tuple(first.orders_M), conditions)
+    trace, from_s = measured_trace(results, names_M, len(results))
+    orders_M = tuple(first.orders_M)
+    return RunResult(answers_M, seconds, trace, first.transport, first.calibration, orders_M, conditions, trace_from_s=from_s)
 
 
-def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> Trace:
-    """Returns the trace of a run from what its ranks recorded."""
+def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> tuple[Trace, float | None]:
+    """Returns the trace of a run from what its ranks recorded, and since when it has events; None: it has all.
+
+    Where a rank has no more than its latest events, the trace has the steps that began later than these on all ranks.
+    """
     recorder = TraceRecorder("measured", names_M, ranks)
-    for result in results:
-        recorder.rows += result.rows
-    return replace(recorder.trace(), control_M=tuple(report for result in results for report in result.control_M))
+    rows = [row for result in results for row in result.rows]
+    from_s = max((result.rows[0][0] for result in results if len(result.rows) == MOST_EVENTS), default=None)
+    if from_s is not None:
+        begun = {row[3:6] for row in rows if row[0] < from_s}  # epoch, model, step
+        rows = [row for row in rows if row[3:6] not in begun]
+    recorder.rows.extend(rows)
+    control_M = tuple(report for result in results for report in result.control_M)
+    return replace(recorder.trace(), control_M=control_M), from_s
 
 
 def _merge_routing(routing_R: Sequence[Routing]) -> TokenRouting:

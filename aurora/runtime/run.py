@@ -131,16 +131,13 @@ def run_elastic(
             failure = str(error)
     seconds, names_M = max(answers.seconds for answers in requests.answers_M), tuple(model.model for model in plan.models)
     transport = results[0].transport if results else "none"
-    trace, answers_M, changes = (
-        measured_trace(results, names_M, len(plan.cluster)),
-        tuple(requests.answers_M),
-        tuple(requests.changes),
-    )
+    trace, from_s = measured_trace(results, names_M, len(plan.cluster))
+    answers_M, changes = tuple(requests.answers_M), tuple(requests.changes)
     # Who has served longest tells of the orders.
     longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
     calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
     start_s = requests.start_s or 0.0
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s)
+    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s, from_s)
 
 
 def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:

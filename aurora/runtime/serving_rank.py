@@ -40,7 +40,7 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
-from aurora.runtime.result import RankResult
+from aurora.runtime.result import MOST_EVENTS, RankResult
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Plan, RunOptions, TraceRecorder
 
@@ -124,7 +124,8 @@ def serve_rank(
             ]
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
-        recorder = TraceRecorder("measured", program.names_M, rank_info.ranks)
+        most = None if options.predictable else MOST_EVENTS
+        recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
         on_gpu = device != "cpu"
         arbiters = _arbiters(transports, options, on_gpu)
         if options.adapt is not None and rank_info.rank == 0:
@@ -165,7 +166,7 @@ def serve_rank(
         orders_M = [watch.used for watch in watches if watch is not None]
         control_M = tuple(control.report() for control in controls)
         share = RankResult(
-            answers_M, seconds, recorder.rows, name, calibration, orders_M, routing_M, network, control_M, began_s
+            answers_M, seconds, list(recorder.rows), name, calibration, orders_M, routing_M, network, control_M, began_s
         )
         if rank_info.launched:
             return [share]

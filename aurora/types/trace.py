@@ -1,5 +1,6 @@
 """Trace: what happened, or what is predicted to happen, in the same columns, so that the two can be compared."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,11 +92,16 @@ class Trace(Value):
 
 
 class TraceRecorder:
-    """Collects events and makes a Trace of them, for simulator and runtime alike; its arguments are the Trace's."""
+    """Collects events and makes a Trace of them, for simulator and runtime alike.
 
-    def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int) -> None:
+    Args:
+        kind, names_M, ranks: as in Trace.
+        most: how many rows are kept, the latest; None: all.
+    """
+
+    def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int, most: int | None = None) -> None:
         self.kind, self.names_M, self.ranks = kind, names_M, ranks
-        self.rows: list[Row] = []
+        self.rows: deque[Row] = deque(maxlen=most)
         self._epoch = 0
         self._ranks_R: Sequence[int] = range(ranks)
         self._blocks: list[tuple[NDArray[Any], ...]] = []
