@@ -64,7 +64,7 @@ def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: C
         "contiguous": [PLACE["contiguous"](load_E, even_J, rng) for load_E in load_LE],
         "EPLB": [packed.holds_EG(layer).argmax(axis=1) for layer in range(len(load_LE))],
         "flat plan": [start.placements_M[0].gpu_E(layer) for layer in range(len(load_LE))],
-        "over servers": [found.placements_M[0].gpu_E(layer) for layer in range(len(load_LE))],
+        "over servers": [found.gpu_E(layer) for layer in range(len(load_LE))],
     }
 
 
@@ -76,7 +76,7 @@ def with_replicas(source: Source, profile: Profile, load_LE: np.ndarray, cluster
     assert cluster.fabric is not None
     found = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(cluster.fabric.server_G)))
     packed = place(load_LE, GpuSlots.equal(len(cluster), slots, SERVERS, source.experts), "eplb").placement
-    return dict(zip(METHODS[1:], (packed, start.placements_M[0], found.placements_M[0]), strict=True))
+    return dict(zip(METHODS[1:], (packed, start.placements_M[0], found), strict=True))
 
 
 def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Figures:

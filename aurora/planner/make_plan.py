@@ -18,13 +18,14 @@ from aurora.planner.placement.hierarchical_layers import (
     place_hierarchical,
     price_hierarchical,
 )
+from aurora.planner.placement.placed_models import PlacedModels
 from aurora.planner.placement.slot_counts import failure_domains, memory_slots_G
 from aurora.planner.plan_seconds import objective_between
 from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import resolve
 from aurora.planner.schedule_model import fastest_hierarchy, schedule_model
-from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
+from aurora.types import Cluster, Hierarchy, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 
 
@@ -59,18 +60,9 @@ def make_plan(
     if options.coactivation and not hierarchical:
         deduplicated = place_deduplicated(cluster, profiles[0], placed, options, rng)
         placed = min(placed, deduplicated, key=lambda each: each.objective_s)
-    hierarchy_M = [
-        fastest_hierarchy(cluster, profile, placement, options.order, rng) if hierarchical else None
-        for profile, placement in zip(profiles, placed.placements_M, strict=True)
-    ]
-    if chosen_M := [each for each in hierarchy_M if each is not None]:
-        known = all(profile.routing is not None for profile in profiles)  # counts alone tell loads, and nothing else
-        if not known or not _searches_servers(cluster, options, colocated):
-            placed = price_hierarchical(cluster, profiles, placed.placements_M, options, chosen_M, progress)
-        elif colocated:
-            placed = place_colocated_over_servers(cluster, profiles, placed, options, chosen_M, progress)
-        else:
-            placed = place_hierarchical(cluster, profiles[0], placed, options, chosen_M[0], progress)
+    hierarchy_M: Sequence[Hierarchy | None] = [None] * len(profiles)
+    if hierarchical:
+        placed, hierarchy_M = _over_servers(cluster, profiles, options, rng, placed, progress)
     paths = list(profile_paths) or [""] * len(profiles)
     once = placed.deduplicated or hierarchical
     models = tuple(
@@ -99,6 +91,32 @@ def surviving(cluster: Cluster, placement: Placement, seed: int) -> FloatArray:
     domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
     rng = np.random.default_rng(seed)
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
+
+
+def _over_servers(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    options: PlanOptions,
+    rng: np.random.Generator,
+    start: PlacedModels,
+    progress: Progress,
+) -> tuple[PlacedModels, list[Hierarchy]]:
+    """The models placed over servers and priced, and the servers and chunks of each model's all-to-alls."""
+
+    def fastest(placements_M: Sequence[Placement]) -> list[Hierarchy]:
+        pairs = zip(profiles, placements_M, strict=True)
+        return [fastest_hierarchy(cluster, profile, placement, options.order, rng) for profile, placement in pairs]
+
+    placements_M: Sequence[Placement] = start.placements_M
+    hierarchy_M, colocated = fastest(placements_M), len(profiles) > 1
+    known = all(profile.routing is not None for profile in profiles)  # counts alone tell loads, and nothing else
+    if known and _searches_servers(cluster, options, colocated):
+        if colocated:
+            placements_M = place_colocated_over_servers(cluster, profiles, start, options, hierarchy_M, progress)
+        else:
+            placements_M = [place_hierarchical(cluster, profiles[0], start, options, hierarchy_M[0], progress)]
+        hierarchy_M = fastest(placements_M)
+    return price_hierarchical(cluster, profiles, placements_M, options, hierarchy_M, progress), hierarchy_M
 
 
 def _searches_servers(cluster: Cluster, options: PlanOptions, colocated: bool) -> bool:

@@ -94,7 +94,7 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
     start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
     placed = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(setting.server_G)))
-    gpu_E = placed.placements_M[0].gpu_E(0)
+    gpu_E = placed.gpu_E(0)
     return task.at(~first), tuple(tuple(np.flatnonzero(gpu_E == rank).tolist()) for rank in range(ranks))
 
 

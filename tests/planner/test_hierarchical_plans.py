@@ -165,6 +165,21 @@ def test_a_server_of_one_gpu_each_is_not_tried():
     assert plan.notes == ()
 
 
+@pytest.mark.parametrize("models", [1, 2])
+def test_chunks_are_chosen_for_the_placement_that_is_planned(models, monkeypatch):
+    """The placement over servers follows a first choice, for the placement that it starts from."""
+    seen = []
+
+    def fastest(cluster, profile, placement, order, rng):
+        seen.append(placement)
+        return Hierarchy(np.array([0, 0, 1, 1]), len(seen))
+
+    monkeypatch.setattr("aurora.planner.make_plan.fastest_hierarchy", fastest)
+    plan = make_plan(slow_nics(), [traffic(seed) for seed in range(models)], HIERARCHICAL)
+    assert seen[-models:] == [model.placement for model in plan.models] != seen[:models]
+    assert [model.hierarchy.chunks for model in plan.models] == [*range(models + 1, 2 * models + 1)]
+
+
 @pytest.mark.parametrize("barriers", ["gpu", "global", "none"])
 def test_two_models_share_the_servers(barriers):
     sources = [traffic(), traffic(1)]

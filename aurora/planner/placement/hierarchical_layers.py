@@ -33,7 +33,7 @@ def place_hierarchical(
     options: PlanOptions,
     hierarchy: Hierarchy,
     progress: Progress = untold,
-) -> PlacedModels:
+) -> Placement:
     """Places one model whose all-to-alls are hierarchical, by server search.
 
     Each layer starts from `start`, which balances load alone. Experts that the same tokens choose then come to one server, as
@@ -77,8 +77,7 @@ def place_hierarchical(
         candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
         return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
 
-    layers = of_layers(placed, profile.layers, "placing experts over servers", progress)
-    return price_hierarchical(cluster, [profile], [Placement.stack(layers)], options, [hierarchy], progress)
+    return Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
 
 
 def place_colocated_over_servers(
@@ -88,7 +87,7 @@ def place_colocated_over_servers(
     options: PlanOptions,
     hierarchy_M: Sequence[Hierarchy],
     progress: Progress = untold,
-) -> PlacedModels:
+) -> list[Placement]:
     """Places models that share every GPU and whose all-to-alls are hierarchical, one model after the other, by server search.
 
     A GPU holds as many experts of each model as in `start`. The limits are those of `place_hierarchical`, on the seconds of all
@@ -120,7 +119,7 @@ def place_colocated_over_servers(
             return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), gpus)
 
         placements[model] = Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
-    return price_hierarchical(cluster, profiles, placements, options, hierarchy_M, progress)
+    return placements
 
 
 def price_hierarchical(

@@ -15,7 +15,7 @@ from aurora.planner.placement.coactivation import coactivation_counts, distinct_
 from aurora.planner.placement.colocated_bound import colocated_bound_s
 from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.hierarchical_layers import GPU_LOAD, SERVER_LOAD, place_hierarchical
+from aurora.planner.placement.hierarchical_layers import GPU_LOAD, SERVER_LOAD, place_hierarchical, price_hierarchical
 from aurora.planner.placement.objective import exclusive, formula, objectives, seconds
 from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.server_bound import hierarchical_bound_s, least_rows, server_counts
@@ -249,8 +249,9 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
     cluster, hierarchy, profile = case
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
     start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
-    found = place_hierarchical(cluster, profile, start, options, hierarchy)
-    costs, (placement,) = layer_costs(cluster, profile, 0, True), found.placements_M
+    placement = place_hierarchical(cluster, profile, start, options, hierarchy)
+    found = price_hierarchical(cluster, [profile], [placement], options, [hierarchy])
+    costs = layer_costs(cluster, profile, 0, True)
     start_s, found_s = (
         exclusive(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
     )
@@ -265,7 +266,8 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
     options = PlanOptions("swap-search", "exact", aim="own")
     start = place_exclusive(cluster, profile, (), options)
-    placed = place_hierarchical(cluster, profile, start, options, hierarchy)
+    placement = place_hierarchical(cluster, profile, start, options, hierarchy)
+    placed = price_hierarchical(cluster, [profile], [placement], options, [hierarchy])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, placed_s = (exclusive(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed))
     assert placed.objective_s == pytest.approx(placed_s)
@@ -278,7 +280,7 @@ def test_experts_that_tokens_choose_together_come_to_one_server_and_load_stays_b
     cluster, hierarchy = two_servers(shared_nic=shared_nic)
     profile = two_communities(4)
     start = place_exclusive(cluster, profile, (), OWN)
-    placed = place_hierarchical(cluster, profile, start, OWN, hierarchy).placements_M[0]
+    placed = place_hierarchical(cluster, profile, start, OWN, hierarchy)
     rows = [
         sum(crossing_rows(profile, layer, hierarchy.server_G[each.gpu_E(layer)], hierarchy) for layer in range(profile.layers))
         for each in (start.placements_M[0], placed)
@@ -307,7 +309,7 @@ def test_a_faster_server_takes_more_load():
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
     start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
-    placed = place_hierarchical(cluster, profile, start, options, hierarchy).placements_M[0]
+    placed = place_hierarchical(cluster, profile, start, options, hierarchy)
     for layer, load_E in enumerate(profile.load_LE):
         fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
         assert 1.5 * slow < fast < 2.6 * slow
