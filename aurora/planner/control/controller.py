@@ -6,6 +6,8 @@ layer only if the time that it saves until then is a multiple of the time that i
 compute alone. Bytes are within a budget. When steps take longer after a change than before it, though traffic is the same, the
 change is undone.
 
+Loads that vary from window to window count as somewhat larger, so that spare slots go to experts whose load is hard to foresee.
+
 The controller is pure: it is told of loads, times and finished moves, and reads the clock that it is given.
 """
 
@@ -30,6 +32,7 @@ from aurora.types.placement import EMPTY
 
 DRAWS = 8  # of loads, on which placements are compared
 ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
+CAUTION = 0.75  # standard deviations that experts of one GPU are expected above their load, those of more GPUs the less
 PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
 LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 BEFORE, AFTER = 4, 2  # windows of the same traffic whose step times are compared, at most and at least
@@ -226,10 +229,10 @@ class Controller:
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
-        expected_LE = self.tracker.expected_LE
-        keeps = self._min_replicas, self._domain_G
-        next_LGP = rebalance(expected_LE, self.held_LGP, self._slots, None, 0.0, ENOUGH, *keeps).held_LGP
-        kept_L, next_L = self._expected_max_L(expected_LE, self.held_LGP, next_LGP)
+        expected_LE, spread_LE = self.tracker.expected_LE, self.tracker.spread_LE
+        caution, keeps = CAUTION / math.sqrt(self._slots.slots_G.mean()), (self._min_replicas, self._domain_G)
+        next_LGP = rebalance(expected_LE + caution * spread_LE, self.held_LGP, self._slots, None, 0.0, ENOUGH, *keeps).held_LGP
+        kept_L, next_L = self._expected_max_L(expected_LE, spread_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
         saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
         loss = max(float(saved_L.sum() / next_L.sum()), 0.0)
@@ -275,11 +278,16 @@ class Controller:
                 chosen.append(layer)
         return chosen
 
-    def _expected_max_L(self, expected_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
-        """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads."""
-        alpha_LE = expected_LE / np.maximum(expected_LE.sum(axis=1, keepdims=True), 1e-300) * self.tracker.sample_L[:, None]
-        gamma_DLE = self._rng.standard_gamma(np.broadcast_to(alpha_LE, (DRAWS, *alpha_LE.shape)))
-        load_DLE = gamma_DLE * (expected_LE.sum(axis=1) / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
+    def _expected_max_L(self, expected_LE: FloatArray, spread_LE: FloatArray, *tables: IntArray) -> list[FloatArray]:
+        """For each table of slots (L,), the largest load of a GPU times its cost, the mean over drawn loads.
+
+        They differ from the expected loads by what is not known of these and by what windows differ by.
+        """
+        total_L1, sample_L1 = expected_LE.sum(axis=1, keepdims=True), np.maximum(self.tracker.sample_L, 1e-300)[:, None]
+        variance_LE = expected_LE * total_L1 / sample_L1 + spread_LE**2
+        scale_LE = np.divide(variance_LE, expected_LE, out=np.ones_like(expected_LE), where=expected_LE > 0)
+        gamma_DLE = self._rng.gamma(np.broadcast_to(expected_LE / scale_LE, (DRAWS, *expected_LE.shape)), scale_LE)
+        load_DLE = gamma_DLE * (total_L1[:, 0] / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
         return [gpu_loads(load_DLE, table, self._slots.cost_G).max(axis=2).mean(axis=0) for table in tables]
 
     def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:

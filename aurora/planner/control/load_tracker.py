@@ -141,6 +141,15 @@ class LoadTracker:
         return np.asarray(shrunk_shares(load_LE, self.effect) * self._last_LE.sum(axis=1, keepdims=True))
 
     @property
+    def spread_LE(self) -> FloatArray:
+        """(L, E) float64, the standard deviation of loads in windows like the newest ones; zero if these are fewer than FEW."""
+        recent = self._now.recent
+        if len(recent) < FEW or self._last_LE is None:
+            return np.zeros_like(self._now.older_LE)
+        share_WLE = [each / np.maximum(each.sum(axis=1, keepdims=True), 1) for each in recent]
+        return np.asarray(np.std(share_WLE, axis=0, ddof=1) * self._last_LE.sum(axis=1, keepdims=True))
+
+    @property
     def sample_L(self) -> FloatArray:
         """(L,) float64, how many independent choices tell as much as what is known of the present traffic."""
         return np.asarray(self._now.load_LE().sum(axis=1) / self.effect)

@@ -83,6 +83,22 @@ def test_each_expert_keeps_its_min_replicas_on_different_nodes_while_experts_mov
     assert slowest(skewed(5), control.held_LGP) < before
 
 
+def test_the_spare_slot_takes_a_replica_of_the_expert_whose_load_varies():
+    """Experts 0 and 1 have the same load in the mean, five times that of the others; that of expert 1 varies."""
+    held_LGP = np.array([[[0, 4], [1, 5], [2, 6], [3, -1]]])
+    control = Controller(held_LGP, 1000, ControlOptions(loss=0.9))  # until it has seen enough, nothing is worth a change
+    loads_TLE = np.tile([20_000.0, 20_000, *[4000] * 5], (8, 1, 1))
+    loads_TLE[:, :, 1] *= np.tile([0.2, 1.8], 4)[:, None]
+    for load_LE in loads_TLE[:-1]:
+        assert control.window(load_LE).action == "keep"
+    control.options = ControlOptions()
+    decision = control.window(loads_TLE[-1])
+    assert decision.action == "move"
+    assert decision.held_LGP.tolist() == [[[0, 4], [1, 5], [2, 6], [3, 1]]]
+    before, after = (np.mean([slowest(each, held) for each in loads_TLE]) for held in (held_LGP, decision.held_LGP))
+    assert after < 0.85 * before
+
+
 def test_equal_traffic_moves_nothing():
     control, rng = controller(loss=0.01), np.random.default_rng(0)
     assert {each.action for each in served(control, [np.full((LAYERS, EXPERTS), 5000.0)] * 30, rng)} == {"keep"}

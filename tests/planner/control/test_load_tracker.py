@@ -75,6 +75,15 @@ def test_traffic_is_expected_to_last_as_long_as_it_did():
     assert (tracker.age, tracker.remaining) == (2, 8.0)
 
 
+def test_how_much_loads_vary_is_known_after_a_few_windows():
+    tracker = LoadTracker(1, 2)
+    for load in ([60, 40], [40, 60], [120, 80]):
+        tracker.add([load])
+        assert not tracker.spread_LE.any()
+    tracker.add([[80, 120]])
+    np.testing.assert_allclose(tracker.spread_LE, 200 * np.std([0.6, 0.4, 0.6, 0.4], ddof=1))
+
+
 def test_windows_without_tokens_tell_nothing():
     tracker = LoadTracker(1, 2)
     tracker.add([[0, 0]])
