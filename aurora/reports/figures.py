@@ -15,6 +15,7 @@ from aurora.reports.pictures import canvas, save_picture
 from aurora.reports.spans import TransferSpans, interval_colouring
 from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES
 from aurora.reports.traffic_loads import Traffic, relative_loads
+from aurora.types import ControlReport
 from aurora.types.arrays import FloatArray, IntArray
 
 PAGE, COLUMN = 7.0, 3.3  # inches: the width of a page, and of one of its two columns
@@ -93,6 +94,8 @@ def draw(inputs: ReportInputs, folder: Path, width: float = PAGE, suffixes: tupl
             written += _gantt(paper, f"schedule-{number}", f"{title}: dispatch, {seconds(dispatch.seconds)}", dispatch, found)
         for number in range(len(inputs.traces)):
             written += _timeline(paper, found, number)
+        for number, (model, report) in enumerate(found.control.items()):
+            written += _decisions(paper, f"decisions-{number}", model, report) if report.series else []
     return written
 
 
@@ -163,6 +166,23 @@ def _timeline(paper: Paper, found: ReportNumbers, number: int) -> list[Path]:
     plot.set_xlim(0, float(shown.end_s_X.max()))
     drawn.legend(fontsize="x-small", ncols=columns, loc="outside lower center")
     return paper.save(drawn, f"timeline-{number}")
+
+
+def _decisions(paper: Paper, name: str, model: str, report: ControlReport) -> list[Path]:
+    """Balancedness over time, and when experts began to move."""
+    drawn, (plot,) = paper.plots(2.2)
+    at_s = [window.at_s for window in report.series]
+    for label, field, colour in (("balancedness", "balancedness", PEERS[0]), ("expected", "expected_balancedness", PEERS[1])):
+        plot.step(at_s, [getattr(window, field) for window in report.series], where="pre", label=label, color=colour)
+    for action, colour in (("move", PEERS[2]), ("undo", PEERS[5])):
+        done_s = [change.at_s for change in report.changes if change.action == action and change.took_s is not None]
+        for number, each_s in enumerate(done_s):
+            plot.axvline(each_s, color=colour, linestyle=":", linewidth=1, label=action if number == 0 else None)
+    plot.set_ylim(0, 1.02)
+    plot.set_xlim(left=0)
+    _labels(plot, f"{model}: decisions over time", "seconds", "mean / largest load")
+    drawn.legend(fontsize="small", ncols=4, loc="outside lower center")
+    return paper.save(drawn, name)
 
 
 def _spans(plot: Any, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, colours: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Traces as Chrome trace events, which ui.perfetto.dev opens: ranks are processes, models and their transfers tracks.
 
-Source: the Trace Event Format's phases M (names), X (slices), s and f (flows) and C (counters); times in microseconds.
+Source: the Trace Event Format's phases M (names), X (slices), s and f (flows), i (instants) and C (counters); times in
+microseconds.
 """
 
 import gzip
@@ -85,6 +86,7 @@ def _events(name: str, trace: Trace, models: tuple[str, ...], first_pid: int, fi
                 "tid": int(tid_X[row]), "ts": float(ts), **bound,
             }  # fmt: skip
     yield from _counters(trace, first_pid, start_us_X, end_us_X)
+    yield from _decisions(trace, first_pid, float(began))
 
 
 def _nested(found: Bars, models: tuple[str, ...], first_pid: int) -> Iterator[Event]:
@@ -125,6 +127,20 @@ def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: Fl
         np.add.at(change, change_X, step_X)
         for at_us, level in zip(changes_us.tolist(), change.cumsum().tolist(), strict=True):
             yield {"ph": "C", "name": "bytes under way", "pid": first_pid + rank, "ts": at_us, "args": {"bytes": level}}
+
+
+def _decisions(trace: Trace, first_pid: int, began_s: float) -> Iterator[Event]:
+    """What control loops decided, on rank 0: changes as instants, and balancedness as a counter."""
+    for report in trace.control_M:
+        for change in report.changes:
+            name, performed = f"{change.action} ({change.kind})", change.took_s is not None
+            args = {"reason": change.reason, "moves": change.moves, "bytes": change.bytes, "performed": performed}
+            where, ts = {"pid": first_pid, "tid": 1}, max(change.at_s - began_s, 0.0) * 1e6
+            yield {"ph": "i", "s": "p", "name": name, "cat": report.model, **where, "ts": ts, "args": args}
+        for window in report.series:
+            level = {"now": window.balancedness, "expected": window.expected_balancedness}
+            ts = max(window.at_s - began_s, 0.0) * 1e6
+            yield {"ph": "C", "name": f"balancedness of {report.model}", "pid": first_pid, "ts": ts, "args": level}
 
 
 def _named(what: str, pid: int, tid: int, name: str | None = None, sort_index: int | None = None) -> Event:

@@ -32,6 +32,8 @@ def test_a_pdf_is_as_wide_as_it_should_be(together, tmp_path, width):
         assert path.suffix == ".pdf"
         box = re.search(rb"/MediaBox \[ ?([\d. ]+)\]", path.read_bytes())[1]
         assert float(box.split()[2]) == pytest.approx(72 * width)
+    assert (tmp_path / "decisions-0.pdf").exists()
+    assert not (tmp_path / "decisions-1.pdf").exists(), "no window had tokens"
 
 
 def test_without_traffic_or_traces_there_is_nothing_to_draw(alone, tmp_path):

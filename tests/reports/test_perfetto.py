@@ -19,6 +19,7 @@ REQUIRED = {
     "X": {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"},
     "s": {"ph", "name", "cat", "pid", "tid", "ts", "id"},
     "f": {"ph", "name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "i": {"ph", "s", "name", "cat", "pid", "tid", "ts", "args"},
     "C": {"ph", "name", "pid", "ts", "args"},
 }
 NAMES = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
@@ -42,7 +43,20 @@ def test_fields_of_every_phase(together):
         if event["ph"] == "X":
             assert event["dur"] >= 0
         if event["ph"] == "C":
-            assert all(isinstance(level, int) and level >= 0 for level in event["args"].values())
+            assert all(level >= 0 for level in event["args"].values())
+            assert event["name"].startswith("balancedness of ") or isinstance(event["args"]["bytes"], int)
+
+
+def test_decisions_are_instants_and_a_counter_of_rank_0(together):
+    ((_, trace),) = together.traces
+    (report, without), began_s = trace.control_M, trace.start_s_X.min()
+    assert not without.changes
+    instants = [event for event in events(together) if event["ph"] == "i"]
+    assert [event["name"] for event in instants] == ["move (gain)", "move (gain)", "undo (slower)"]
+    assert [event["args"]["performed"] for event in instants] == [True, False, True]
+    assert np.allclose([event["ts"] for event in instants], [(each.at_s - began_s) * 1e6 for each in report.changes])
+    levels = [event["args"] for event in events(together) if event["name"] == "balancedness of one"]
+    assert [level["now"] for level in levels] == [each.balancedness for each in report.series]
 
 
 def test_transfers_are_the_trace_in_microseconds(together):
