@@ -8,7 +8,7 @@ from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
-from aurora.reports.formatting import percent, seconds
+from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 from aurora.reports.traffic_loads import skew
@@ -24,8 +24,24 @@ SEARCHES = ("local-search", "exact")  # of COLOCATE
 
 def advice(found: ReportNumbers) -> list[str]:
     """Returns sentences of advice, the most important first; if nothing stands out, one sentence that says so."""
-    sentences = [*_drift(found), *_prediction(found), *_placement(found), *_orders(found), *_time(found)]
+    sentences = [*_control(found), *_drift(found), *_prediction(found), *_placement(found), *_orders(found), *_time(found)]
     return sentences or ["Nothing stands out: the plan is within a few percent of its bounds on what this report was given."]
+
+
+def _control(found: ReportNumbers) -> Iterator[str]:
+    """What kept experts from following their traffic, and what a dry run would have done."""
+    for model, report in found.control.items():
+        if report.failures or report.stuck:
+            yield (
+                f"Read the log of {model}'s control loop: planning, moving or writing a line failed {report.failures} times, "
+                f"and it was stuck {report.stuck} times. Experts may have stayed where they were."
+            )
+        if report.dry_run and report.changes:
+            first, last = report.series[0], report.series[-1]
+            yield (
+                f"Let the experts of {model} move (aurora run without --dry-run): {size(report.bytes)} of weights would have "
+                f"moved, and balancedness gone from {first.balancedness:.3f} to {last.balancedness:.3f}."
+            )
 
 
 def _drift(found: ReportNumbers) -> Iterator[str]:

@@ -441,7 +441,7 @@ def control_line(report: ControlReport) -> str:
     parts.append(f"placement {seconds(report.age_s)} old")
     if report.bytes:
         parts.append(f"{size(report.bytes)} {'would move' if report.dry_run else f'moved in {seconds(report.move_s)}'}")
-    parts += [f"{count} {what}" for count, what in ((report.failures, "failures"), (report.stuck, "times stuck")) if count]
+    parts += [f"{what} {count}" for what, count in (("failures", report.failures), ("times stuck", report.stuck)) if count]
     return "; ".join(parts)
 
 

@@ -180,7 +180,7 @@ class ExpertMapPlacement:
             else:
                 controller = plan_controller(placement, cluster, facts.expert_bytes, options)
             self._loop = self._live.control = ControlLoop(controller, self._perform, settings.dry_run, self._say)
-        self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on)
+        self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its loop does
 
     def begin(self) -> None:
         """Begins to follow the traffic with the next forward pass. Called on all ranks after warm-up."""

@@ -17,6 +17,7 @@ class HeartbeatThread:
     Args:
         beat: called every BEAT_S while all is well.
         alive: returns whether what is watched still runs.
+        tells: whether that line is said here.
         clock: returns seconds.
     """
 
@@ -24,9 +25,10 @@ class HeartbeatThread:
         self,
         beat: Callable[[], None],
         alive: Callable[[], bool] = lambda: True,
+        tells: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._beat, self._alive, self._clock = beat, alive, clock
+        self._beat, self._alive, self._tells, self._clock = beat, alive, tells, clock
         self._began_s: float | None = None  # when the present step began
         self._beats = True
         threading.Thread(target=self._run, daemon=True, name="aurora-heartbeat").start()
@@ -51,7 +53,7 @@ class HeartbeatThread:
         before, self._beats = self._beats, self.well
         if self._beats:
             self._beat()
-        elif before:
+        elif before and self._tells:
             LOG.warning("aurora: what moves experts is stuck or gone; vLLM serves on, and experts may stay where they are")
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from aurora.reports.tables import plan_table
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster
-from tests.reports.conftest import measured, profile
+from tests.reports.conftest import followed, measured, profile
 from tests.strategies import profiles
 
 
@@ -124,3 +124,16 @@ def test_waiting_is_not_taken_for_the_network():
 
 def test_something_is_always_said(alone):
     assert advice(ReportNumbers(ReportInputs(alone.plan)))
+
+
+def test_what_a_control_loop_lacked_and_what_a_dry_run_would_have_done(alone):
+    def advised(**more):
+        name, trace = alone.traces[0]
+        traced = replace(trace, control_M=(followed("one", **more),))
+        return advice(ReportNumbers(replace(alone, traces=((name, traced),))))
+
+    (failed,) = [line for line in advised(stuck=2) if "control loop" in line]
+    assert "failed 1 times, and it was stuck 2 times" in failed
+    assert not [line for line in advised(failures=0) if "control loop" in line or "--dry-run" in line]
+    (dry,) = [line for line in advised(failures=0, dry_run=True) if "--dry-run" in line]
+    assert "5 kB of weights would have moved, and balancedness gone from 0.750 to 0.900" in dry

@@ -204,7 +204,7 @@ def test_decisions_are_shown_over_time(shown, alone):
         "experts move", "a change that was not performed", "a change is undone", "traffic has changed"
     ]  # fmt: skip
     assert spec["choices"] == [["model", ["one"]]], "nothing is drawn of a model without windows"
-    for words in ("4 windows; decisions: gain 2, slower 1, no-tokens 1; balancedness 0.900", "; 1 failures", "two: changes"):
+    for words in ("4 windows; decisions: gain 2, slower 1, no-tokens 1; balancedness 0.900", "; failures 1", "two: changes"):
         assert (words in text) is (words != "two: changes")
     assert "<td>steps take 20% longer since the last change</td>" in text
     assert text.index('id="decisions"') < text.index('id="drift"')

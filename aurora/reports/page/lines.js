@@ -26,7 +26,8 @@ class Lines extends View {
       this.line(left, Math.round(this.up(value)) + 0.5, width - 8, Math.round(this.up(value)) + 0.5, colour("grid"));
       this.text(FORMATS.share(value), left - 8, this.up(value), "right");
     }
-    for (const at of niceSteps(0, this.last, Math.max(2, wide / 90))) this.text(FORMATS.s(at), this.across(at), base + 13, "center");
+    const times = niceSteps(0, this.last, Math.max(2, wide / 90)).filter((at) => this.across(at) < left + wide - 14);
+    for (const at of times) this.text(FORMATS.s(at), this.across(at), base + 13, "center");
     this.text(this.about.axis, left + wide / 2, height - 9, "center");
     this.line(left, base + 0.5, width - 8, base + 0.5, colour("rule"));
     const { mark, kind } = this.shown.values, inks = this.inks(), marks = this.about.marks.map((_, i) => theme().hues[inks.length + i]);
