@@ -28,8 +28,8 @@ from protocol import DEEP, Results, by_turns, options
 from aurora.io import shipped
 from aurora.planner.make_plan import make_plan
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.result import PlacementChange, RunResult, merge_results
-from aurora.types import TRACE_PHASES, Cluster, ControlOptions, Gpu, Plan, PlanOptions, RunOptions
+from aurora.runtime.result import RunResult, merge_results
+from aurora.types import TRACE_PHASES, Cluster, ControlOptions, Gpu, PlacementChange, Plan, PlanOptions, RunOptions
 
 from serving import served_on_hosts, waiting_profile  # bench/  # isort: skip
 
@@ -37,6 +37,7 @@ RANKS, PORT_bps, TOKEN_S = 4, 200e6, 400e-6
 PROMPT, NEW_TOKENS, BATCH = 32, 48, 8
 PLANNED = 64  # prompts that a plan knows
 OLD, DRY, ADAPT, NEW = "plan of the old traffic", "the same, dry run", "the same, --adapt", "plan of the new traffic"
+NEITHER, DECIDED, MOVING = TIMES = "neither of these", "after a window", "while experts move"
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,15 @@ class Served:
         return gap_s_I
 
     @cached_property
-    def moves_I(self) -> np.ndarray:
-        """Whether experts move between the step before and this one."""
-        moves_I = np.zeros(len(self.end_s_I), dtype=bool)
+    def when_I(self) -> np.ndarray:
+        """Whether there is a decision after a window between the step before and this one, or experts move, or NEITHER."""
+        when_I = np.full(len(self.end_s_I), NEITHER, dtype=object)
+        decided_s = [window.at_s for report in self.result.control_M for window in report.series]
+        when_I[np.searchsorted(self.end_s_I[:-1], decided_s)] = DECIDED
         for change in self.changes:
             end_s = change.at_s + change.took_s
-            moves_I[1:] |= (change.at_s <= self.end_s_I[1:]) & (self.end_s_I[:-1] <= end_s)
-        return moves_I
+            when_I[1:][(change.at_s <= self.end_s_I[1:]) & (self.end_s_I[:-1] <= end_s)] = MOVING
+        return when_I
 
     @property
     def changes(self) -> list[PlacementChange]:
@@ -146,11 +149,10 @@ def served(setting: Setting, repetitions: int, batches: int, period_s: float) ->
     return runs
 
 
-def longest(runs: list[Served], moving: bool) -> str:
-    """The longest gap of a kind, over the median of those without moves."""
+def longest(runs: list[Served], when: str) -> str:
+    """The longest gap at such times, over the median gap at no such time."""
     found = [
-        np.max(each.gap_s_I, initial=0.0, where=(each.moves_I == moving) & ~np.isnan(each.gap_s_I))
-        / np.nanmedian(each.gap_s_I[~each.moves_I])
+        np.nanmax(each.gap_s_I[each.when_I == when], initial=0.0) / np.nanmedian(each.gap_s_I[each.when_I == NEITHER])
         for each in runs
     ]
     return f"{max(found):.2f}" if max(found) else ""
@@ -167,8 +169,8 @@ def table(setting: Setting, repetitions: int, batches: int, period_s: float) -> 
             after_s[way].append(float(each[number].end_s_I[-1] - each[number].end_s_I[start]))
     lines = [
         "| way | seconds from a period after the switch, median | throughput over the new plan's, median (worst) | longest gap "
-        "over the median gap | the same while experts move | changes | moved MB |",
-        "|" + "---|" * 7,
+        f"over the median: {' | '.join(TIMES)} | changes | moved MB |",
+        "|" + "---|" * (5 + len(TIMES)),
     ]
     for way, each in runs.items():
         over = [new_s / own_s for new_s, own_s in zip(after_s[NEW], after_s[way], strict=True)]
@@ -176,8 +178,7 @@ def table(setting: Setting, repetitions: int, batches: int, period_s: float) -> 
         cells = (
             f"{statistics.median(after_s[way]):.2f}",
             f"{statistics.median(over):.3f} ({min(over):.3f})",
-            longest(each, False),
-            longest(each, True),
+            *(longest(each, when) for when in TIMES),
             len(performed),
             f"{sum(change.bytes for change in performed) / 1e6:.2f}",
         )
