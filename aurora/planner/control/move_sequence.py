@@ -127,6 +127,8 @@ def _holds(held_LGP: IntArray, experts: int) -> BoolArray:
 
 def _least_LE(wants_LGE: BoolArray, holds_LGE: BoolArray, domain_G: IntArray, min_replicas: int) -> IntArray:
     """(L, E) how many failure domains hold an expert at least: `min_replicas`, unless either table has it on fewer; or one."""
+    if min_replicas == 1:
+        return np.ones((len(wants_LGE), wants_LGE.shape[2]), dtype=np.int64)
     sorted_G = np.argsort(domain_G, kind="stable")
     first_D = np.unique(domain_G[sorted_G], return_index=True)[1]
     found_2LE = [np.logical_or.reduceat(each[:, sorted_G], first_D, axis=1).sum(axis=1) for each in (wants_LGE, holds_LGE)]

@@ -53,7 +53,6 @@ def plan_controller(
     options: ControlOptions = ControlOptions(),
     clock: Callable[[], float] = time.monotonic,
     min_replicas: int = 1,
-    profile: Profile | None = None,
 ) -> Controller:
     """Returns the controller of a model's placement.
 
@@ -64,9 +63,8 @@ def plan_controller(
         options: what users may set.
         clock: returns seconds.
         min_replicas: of each expert, on different nodes, that moves keep.
-        profile: as of `slots_in_use`.
     """
     move_Bps = slowest_port_Bps(cluster) * len(cluster)
-    slots = slots_in_use(placement, cluster, profile)
+    slots = slots_in_use(placement, cluster)
     domain_G = failure_domains(cluster, slots.slots_G).domain_N
     return Controller(placement, expert_bytes, options, slots, move_Bps, clock, min_replicas=min_replicas, domain_G=domain_G)
