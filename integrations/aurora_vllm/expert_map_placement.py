@@ -95,7 +95,7 @@ class ExpertSlots:
             slot_E.fill_(-1)
             slot_E[list(wanted)] = torch.arange(len(wanted), dtype=slot_E.dtype, device=slot_E.device)
         if (alltoall := self._alltoall()) is not None:
-            alltoall.place(expert_map, wanted, self._maps[0].device)
+            alltoall.place(expert_map, wanted)
 
 
 class BetweenPasses:
@@ -220,18 +220,19 @@ class ExpertMapPlacement:
         self._metrics.moved(decision.bytes, time.monotonic() - start_s)
 
     def _say(self, line: str) -> None:
-        """Logs a line of the control loop, and counts the decision or the failure that it tells."""
+        """Logs what the control loop says, and counts decisions and failures."""
         assert self._loop is not None
         status = self._loop.status()
         if status.last is not None and status.last is not self._told:
             self._told = status.last
             self._metrics.decided(status.last.kind, status.last.balancedness, status.last.expected_balancedness)
             LOG.info("aurora: %s", line)
-            return
-        for _ in range(self._failures, status.failures):
+        elif status.failures > self._failures:
+            self._failures = status.failures
             self._metrics.failed()
-        self._failures = status.failures
-        LOG.warning("aurora: %s", line)
+            LOG.warning("aurora: experts stay where they are: %s", line.removeprefix("failed: "))
+        else:
+            LOG.log(logging.WARNING if status.stuck else logging.INFO, "aurora: %s", line)
 
 
 def _finished_s() -> float:

@@ -74,24 +74,23 @@ class LayerAllToAll:
         watched: WatchedExchanges | None = None,
     ) -> None:
         self._layer, self._transport, self._time_slices, self._report = layer, transport, time_slices, report
-        self._hierarchy, self._watched = hierarchy, watched
-        self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank], device)
+        self._hierarchy, self._watched, self._device = hierarchy, watched, device
+        self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
         self._network = Network.equal(transport.ranks) if network is None else network
         no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
         at_once = ORDER["all-at-once"](no_bytes_GG, self._network, rng=np.random.default_rng(0))
         self._at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
-    def place(self, expert_map: ExpertMap, local: Sequence[int], device: torch.device) -> None:
+    def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
         """Sends tokens by another expert map from the next batch on.
 
         Args:
             expert_map: of all ranks.
             local: the experts of this rank, in the sequence of its weights.
-            device: device of the tokens.
         """
         self._expert_map = expert_map
         remote = next((expert for expert in range(expert_map.num_physical) if expert not in local), 0)
-        self._expert_S = torch.tensor([*local, remote], device=device)  # the last stands for choices of other ranks
+        self._expert_S = torch.tensor([*local, remote], device=self._device)  # the last stands for choices of other ranks
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice

@@ -150,6 +150,8 @@ class WorkerStartup:
             return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
         if plan.models[0].placement.split_LG is not None:
             return "the plan's replicas need --enable-eplb"
+        if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
+            return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
         return self._expert_map_refusal("a plan")
 
     def _eplb_refusal(self) -> str | None:
@@ -215,10 +217,6 @@ class WorkerStartup:
             found = f"{quantization} experts"
         elif kernel not in known:
             found = f"--moe-backend {kernel}"
-        elif getattr(
-            parallel, "enable_ep_weight_filter", False
-        ):  # it reads the weights of the experts that vLLM's own map gives this rank
-            return f"{what} without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
         return found and f"{what} without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
 
     def _alltoall_refusal(self) -> str | None:
