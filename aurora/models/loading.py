@@ -195,6 +195,16 @@ def _check_quantisation(path: str | Path, quantised: Mapping[str, Any]) -> None:
         raise MissingDependency(f'accelerate is needed for weights in {method}: pip install "aurora-moe[run]"')
 
 
+def load_config(path: str | Path) -> Any:
+    """Loads the config of a model folder: of a model that also sees or hears, the text part.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    config = _from_pretrained(path, load_transformers().AutoConfig)
+    return getattr(config, "text_config", config)
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Loads the tokenizer of a model folder.
 

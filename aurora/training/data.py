@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.models.loading import MoeModel
+from aurora.models.loading import load_config, load_tokenizer
 from aurora.models.prompts import Corpus
 from aurora.types.arrays import IntArray
 
 
-def read_samples(model: MoeModel, files: Sequence[str | Path], length: int) -> IntArray:
+def read_samples(model: str | Path, files: Sequence[str | Path], length: int) -> IntArray:
     """Reads files as samples of `length` tokens. Rows that are shorter are joined; what is left over is not used.
 
     Args:
-        model: its tokenizer reads the text; what is shorter than a sample ends with the tokenizer's end-of-text token.
+        model: the model's folder; what is shorter than a sample ends with its tokenizer's end-of-text token.
         files: as of `aurora.models.prompts.Corpus`.
         length: tokens of a sample.
 
@@ -26,11 +26,12 @@ def read_samples(model: MoeModel, files: Sequence[str | Path], length: int) -> I
     Raises:
         BadInput: if the files cannot be read, or hold no sample.
     """
-    longest = getattr(model.config, "max_position_embeddings", None)
+    config, tokenizer = load_config(model), load_tokenizer(model)
+    longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and length > longest:
-        raise BadInput(f"`length`: {model.name} takes at most {longest} tokens, found {length}")
-    end, ids = model.tokenizer.eos_token_id, list[int]()
-    for row in Corpus(model.tokenizer, model.vocabulary, files, length):
+        raise BadInput(f"`length`: {Path(model).name} takes at most {longest} tokens, found {length}")
+    end, ids = tokenizer.eos_token_id, list[int]()
+    for row in Corpus(tokenizer, config.vocab_size, files, length):
         ids += row if len(row) == length or end is None else [*row, end]
     if len(ids) < length:
         raise BadInput(f"{', '.join(map(str, files))}: expected at least one sample of {length} tokens, found none")

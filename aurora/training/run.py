@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.own_weights import load_without_experts
-from aurora.models.prompts import Corpus
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch, launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -30,6 +29,7 @@ from aurora.training.export import export_model
 from aurora.training.state import optimizer_dtype
 from aurora.training.trainer import PreparedStep, Trainer
 from aurora.types import Cluster, Gpu, TrainOptions
+from aurora.types.arrays import IntArray
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
 
@@ -67,7 +67,7 @@ class TrainResult:
         tokens: tokens of a global batch.
         resumed: how many steps the checkpoint had that the run went on from; 0: none.
         steps: the steps of this run.
-        remarks: a sentence for each checkpoint that could not be used or written.
+        remarks: a sentence for each file that could not be used or written.
     """
 
     model: Path
@@ -92,8 +92,6 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
     Starts one local process per rank, or one thread with the memory transport. Under torchrun's environment variables this
     process is one rank, and only rank 0 gets a result.
     """
-    Corpus(None, 0, files, options.length)  # refuses files that do not exist
-    args = (str(model), [str(file) for file in files], options, output)
     rank_info = None if options.transport == "memory" else rank_info_from_environment(options.timeout_s)
     ranks = options.ranks if rank_info is None else rank_info.ranks
     if options.min_replicas is not None and options.min_replicas > ranks:
@@ -102,6 +100,7 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         )
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
+    args = (str(model), read_samples(model, files, options.length), options, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,16 +112,21 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         found = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
     else:
         found = [train_rank(rank_info, *args)]
-    return found[0] if rank_info is None or rank_info.rank == 0 else None
+    if rank_info is not None and rank_info.rank != 0:
+        return None
+    return replace(found[0], remarks=tuple(dict.fromkeys(remark for result in found for remark in result.remarks)))
 
 
 def train_rank(
-    rank_info: RankInfo, path: str, files: Sequence[str], options: TrainOptions, output: Path, memory: Memory | None = None
+    rank_info: RankInfo, path: str, samples_NT: IntArray, options: TrainOptions, output: Path, memory: Memory | None = None
 ) -> TrainResult:
-    """Trains as one rank; arguments as in `aurora.train`.
+    """Trains as one rank.
 
     Args:
         rank_info: this rank and its peers.
+        path: the model's folder.
+        samples_NT: (N, T) int64, the token ids of all samples.
+        options, output: as in `aurora.train`.
         memory: of all ranks, if they are threads of a process; else None.
 
     Returns:
@@ -134,7 +138,6 @@ def train_rank(
     if device != "cpu":
         torch.cuda.set_device(device)
     model = load_without_experts(path, device, optimizer_dtype(options))
-    samples_NT = read_samples(model, files, options.length)
     batches = GlobalBatches(samples_NT, options.batch, options.seed)
     about = {
         "model": model.fingerprint(), "batch": options.batch, "length": options.length, "seed": options.seed,
@@ -156,7 +159,7 @@ def train_rank(
             trainer.commit(prepared)
             steps.append(_committed(prepared, time.perf_counter() - began_s, moved))
             if rank_info.rank == 0:
-                _log(output / LOG, steps[-1])
+                remarks += _log(output / LOG, steps[-1])
             every = options.checkpoint_every
             if step + 1 == options.steps or (every is not None and (step + 1) % every == 0):
                 writer.save(trainer.state, trainer.placement)
@@ -190,10 +193,14 @@ def _committed(prepared: PreparedStep, seconds: float, moved: int) -> CommittedS
     return CommittedStep(prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, seconds, moved)
 
 
-def _log(file: Path, step: CommittedStep) -> None:
-    """Adds a step to a run's log."""
-    with file.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(asdict(step)) + "\n")
+def _log(file: Path, step: CommittedStep) -> list[str]:
+    """Adds a step to a run's log. Returns a sentence if it cannot be written; training goes on."""
+    try:
+        with file.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(asdict(step)) + "\n")
+    except OSError as error:
+        return [f"{file}: steps were not logged: {error.strerror}"]
+    return []
 
 
 @contextmanager

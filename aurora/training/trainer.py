@@ -1,6 +1,7 @@
 """Trainer: one rank's part of each training step. A step is prepared with all other ranks, and committed by each on its own."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.token_permutation import exact_dtype
 from aurora.training.data import GlobalBatches
 from aurora.training.migration import held_by_all, move_experts, next_placement
+from aurora.training.precision import Float64Throughout
 from aurora.training.router_loss import load_balancing_loss, router_loss_weight
 from aurora.training.state import TrainState
 from aurora.types import Cluster, Order, Placement, TrainOptions
@@ -134,7 +136,8 @@ class Trainer:
         step, transport = self.state.steps, self._transport
         tokens_BT = torch.from_numpy(self._batches.of(step, transport.rank, transport.ranks)).to(self._device)
         balanced = {"output_router_logits": True} if self._router_weight else {}
-        out = self._model.model(input_ids=tokens_BT, use_cache=False, **balanced)
+        with Float64Throughout() if self._options.dtype == "float64" else nullcontext():
+            out = self._model.model(input_ids=tokens_BT, use_cache=False, **balanced)
         logits_BTV = out.logits[:, :-1]
         logits_BTV = logits_BTV.to(exact_dtype(logits_BTV.dtype))
         loss = cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="sum") / self._batches.predicted

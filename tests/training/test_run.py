@@ -70,6 +70,19 @@ def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
     assert len(result.steps) == 4
 
 
+def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path):
+    result, made = straight
+    (tmp_path / "checkpoints").write_text("no folder")
+    (tmp_path / "log.jsonl").mkdir()
+    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=1), tmp_path)
+    assert [remark.split(": ")[1] for remark in again.remarks] == [
+        "steps were not logged",
+        "shard 0 of 2 was not written",
+        "shard 1 of 2 was not written",
+    ]
+    np.testing.assert_allclose(losses(again), losses(result)[:1], rtol=0, atol=1e-9)
+
+
 def test_ranks_that_do_not_fit_are_refused_before_any_starts(folder, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("short")

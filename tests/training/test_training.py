@@ -19,6 +19,7 @@ from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches
 from aurora.training.expert_parallel import ExpertParallel
 from aurora.training.gradients import sum_over_holders
+from aurora.training.precision import Float64Throughout
 from aurora.training.state import optimizer_dtype
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Network, Placement, TrainOptions
@@ -53,7 +54,8 @@ def plain(folder, options=OPTIONS, steps=STEPS):
     found, data, router = [], batches(), None
     for step in range(steps):
         tokens = torch.from_numpy(data.of(step))
-        out = model(input_ids=tokens, output_router_logits=True, use_cache=False)
+        with Float64Throughout():
+            out = model(input_ids=tokens, output_router_logits=True, use_cache=False)
         loss = cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         router = router_loss(out.router_logits, *sizes(model.config))
         assert math.isclose(router.item(), out.aux_loss.item(), rel_tol=1e-6)
@@ -138,11 +140,39 @@ def assert_replicas_are_the_same(trainers):
     assert all(torch.equal(other[name].state, first[name].state) for other in others for name in first)
 
 
+def test_experts_move_to_follow_their_loads_if_that_pays(folder, alone):
+    def one(rank_info, memory):
+        trainer = Trainer(load_without_experts(folder, dtype=torch.float64), batches(), OPTIONS)
+        transport = MemoryTransport(memory, rank_info.rank)
+        transport.gather(torch.zeros(1, dtype=torch.uint8))
+        trainer.join(transport, cluster(3))
+        trainer.place(OTHER)
+        first, moved = trainer.prepare(), []
+        trainer.commit(first)
+        for _ in range(2):
+            for layer in trainer.state.layers:
+                layer.tokens_E[:] = (100, 1, 1, 1, 1)
+            moved.append(trainer.rebalance())
+        return moved, [first.loss, trainer.prepare().loss], trainer.placement
+
+    for moved, losses, placement in launch_threads(one, 3, Memory(3, 60.0), timeout_s=60.0):
+        assert moved[0] > 0 == moved[1]
+        assert all(0 in held for layer in placement.slots_LG for held in layer)
+        np.testing.assert_allclose(losses, alone[0][:2, 0], rtol=0, atol=1e-9)
+
+
 def test_bfloat16_computes_near_float32_and_keeps_replicas_the_same(folder):
     options = replace(OPTIONS, max_norm=None, router_loss=0.0)
     exact, rounded = (on_threads(folder, 2, {0: None}, replace(options, dtype=dtype)) for dtype in ("float32", "bfloat16"))
     np.testing.assert_allclose(rounded[0][0], exact[0][0], rtol=0.05)
     assert_replicas_are_the_same([trainer for _, trainer in rounded])
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "llama4_text"])  # biases and transposed weights; scores before experts
+def test_other_models_train_alike_on_one_rank_and_on_two(tmp_path, name):
+    folder, options = build(name, tmp_path / name), replace(OPTIONS, dtype="float32", router_loss=None)
+    (alone, _), (found, _) = (on_threads(folder, ranks, {0: None}, options, steps=2)[0] for ranks in (1, 2))
+    np.testing.assert_allclose(found, alone, rtol=1e-4)
 
 
 def test_a_discarded_step_leaves_no_trace(folder, alone):
