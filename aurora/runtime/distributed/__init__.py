@@ -5,7 +5,7 @@
   epoch; `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process
   groups
 - `lighthouse`: where members of an elastic run meet, on one machine or several; `quorum`: what it decides; `member`: a
-  member's end; `signed_messages`, `secret`: what they say to each other, and how they prove who they are; `elastic_steps`,
+  member's end; `connections`, `signed_messages`, `secret`: how they talk, and prove who they are; `elastic_steps`,
   `commit_rule`: steps that all members commit or none
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
 - `coded_aggregation`: a sum from redundant workers

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
+from aurora.runtime.distributed.connections import kept_apart
 
 POLL_S = 0.005
 STUCK_S = 0.3  # after `abort` until gloo counts as stuck
@@ -37,7 +38,8 @@ class EpochGroups:
             connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(OSError):  # the other end was faster
-                connection.shutdown(socket.SHUT_RDWR)
+                if not kept_apart(connection):
+                    connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
 

@@ -13,8 +13,9 @@ import torch
 from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
+from aurora.runtime.distributed.connections import watched
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
-from aurora.runtime.distributed.lighthouse import HEARTBEAT_S, watch_host
+from aurora.runtime.distributed.lighthouse import HEARTBEAT_S
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
 from aurora.runtime.distributed.signed_messages import (
     LINE_BYTES,
@@ -197,7 +198,7 @@ class Member:
         """Receives what the lighthouse says, connecting again and again."""
         while not self._closed.is_set():
             try:
-                with socket.create_connection(self._lighthouse, self._timeout_s) as connection:
+                with socket.create_connection(self._lighthouse, self._timeout_s) as connection, watched(connection):
                     self._talk(connection)
                 self._reason = "it ended the connection; is the secret the same?"
             except (OSError, Refused) as error:
@@ -208,7 +209,6 @@ class Member:
 
     def _talk(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
-        watch_host(connection)
         hello = Hello(self._name, self._process)
         connection.sendall(hello.line())
         with connection.makefile("rb") as lines:

@@ -95,14 +95,15 @@ class Quorum:
         if request.epoch > self._epoch:  # a lighthouse before this one formed it
             self._epoch, self._over, self._absent = request.epoch, False, set(request.members) - self._waiting.keys()
         self._absent.discard(name)
-        self._serving.pop(name, None)
+        self._told.pop(name, None)
+        goes_on = request.epoch == self._epoch and (request.serving or request.agreed)
+        if not goes_on and self._epoch in (self._serving.pop(name, None), request.epoch):
+            self._over = True  # it has left the epoch, or was never told that it began
         if request.serving:
             self._serving[name] = request.epoch
-            return
-        self._waiting[name] = request
-        self._told.pop(name, None)
-        if request.epoch == self._epoch and not request.agreed:
-            self._over = True
+        else:
+            self._serving.pop(name, None)
+            self._waiting[name] = request
 
     def lose(self, name: str) -> None:
         """Takes note that a member is lost."""

@@ -127,6 +127,21 @@ def test_members_that_a_restarted_lighthouse_misses_end_the_epoch_of_the_others(
     assert restarted.due(10.0) == [("a", StopEpoch(4))]
 
 
+def test_who_connects_again_is_told_again_and_ends_an_epoch_that_it_was_never_told_of():
+    found, (epoch, members) = started()
+    found.join("a", JoinEpoch(epoch, tuple(members), serving=True), 1.0)  # its connection was lost for a moment
+    assert found.due(1.0) == []
+    found.lose("b")
+    assert len(found.due(1.0)) == 2
+    found.join("a", JoinEpoch(epoch, tuple(members), serving=True), 1.0)
+    assert found.due(1.0) == [("a", StopEpoch(epoch))]
+    for name in "ac":
+        found.join(name, JoinEpoch(epoch), 1.0)
+    after, _ = begun(found, 1.0)
+    found.join("a", JoinEpoch(epoch), 2.0)
+    assert found.due(2.0) == [("c", StopEpoch(after))]
+
+
 def test_who_does_not_stop_is_overdue():
     found, (epoch, _) = started()
     found.lose("b")
