@@ -71,12 +71,13 @@ class WeightMessages:
             elif move.to == rank:
                 self._incoming[move.source].append(move)
         self.bytes = max(map(max, bytes_RR))
-        device = next(iter(self._likes_M[0].values())).device
-        self._received = [torch.empty(row[rank], dtype=torch.uint8, device=device) for row in bytes_RR]
+        self._device = next(iter(self._likes_M[0].values())).device
+        self._received = [torch.empty(row[rank], dtype=torch.uint8, device=self._device) for row in bytes_RR]
 
     def cut(self, begin: int, end: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns bytes `begin` to `end` of each message, (bytes,) uint8: those to send to each rank, and those to fill."""
-        return [_cut(parts, begin, end) for parts in self._sent], [whole[begin:end] for whole in self._received]
+        sends = [_cut(parts, begin, end, self._device) for parts in self._sent]
+        return sends, [whole[begin:end] for whole in self._received]
 
     def arrived(self) -> Iterator[tuple[ExpertTransfer, Weights]]:
         """Yields the weights of each received transfer, as views of the messages."""
@@ -90,8 +91,8 @@ class WeightMessages:
                 yield move, weights
 
 
-def _cut(parts: Sequence[torch.Tensor], begin: int, end: int) -> torch.Tensor:
-    """Bytes `begin` to `end` of parts (bytes,) uint8 that follow each other; a view if they lie in one part."""
+def _cut(parts: Sequence[torch.Tensor], begin: int, end: int, device: torch.device) -> torch.Tensor:
+    """Bytes `begin` to `end` of parts (bytes,) uint8 that follow each other on a device; a view if they lie in one part."""
     found, start = [], 0
     for part in parts:
         first, last = max(begin - start, 0), min(end - start, len(part))
@@ -99,5 +100,5 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int) -> torch.Tensor:
             found.append(part[first:last])
         start += len(part)
     if not found:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device=device)
     return found[0] if len(found) == 1 else torch.cat(found)

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from aurora.errors import AuroraError
 from aurora.io import load_profile
 from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.network.nics import nics_of
 from aurora.planner.workload.drift import variation, variation_by_chance
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.types import Network, Plan, Profile
@@ -178,16 +179,10 @@ def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
         bytes_GG: (G, G) bytes from each rank to each other; of a hierarchical all-to-all those of both hops.
         network: the plan's network.
     """
-    fabric = network.fabric
-    if fabric is None or fabric.nic_Bps is None:
+    if (nics := nics_of(network)) is None:
         return fluid_bound(bytes_GG, network)
-    server_G = np.array(fabric.server_G)
-    between_GG = np.where(server_G[:, None] == server_G, 0, bytes_GG)
-    inside_s = fluid_bound(bytes_GG - between_GG, network)
-    if fabric.shared_nic:
-        member_NG = (server_G == np.unique(server_G)[:, None]).astype(np.int64)
-        between_GG = member_NG @ between_GG @ member_NG.T
-    return max(inside_s, fluid_bound(between_GG, Network.equal(len(between_GG), fabric.nic_Bps)))
+    (across_GG,) = nics.across(bytes_GG[None])
+    return max(fluid_bound(bytes_GG - across_GG, network), float(nics.seconds(bytes_GG).max()))
 
 
 SECONDS = "Seconds spent in all-to-alls, waiting for others included"
