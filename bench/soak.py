@@ -1,7 +1,9 @@
 """Soak test: ranks are killed, stopped and restarted at random while they serve. Are answers the same, how long are pauses?
 
 `python bench/soak.py --kills 100` (as many single kills), `python bench/soak.py --minutes 30` (kills of one or two at once,
-also while the others recover, and ranks that hang). The pause after a change of membership is from the last token before it
+also while the others recover, and ranks that hang). With `--adapt` experts move all the time (bench/drawn_moves.py), so that
+nearly all ranks are lost in the middle of moves; a loss of one rank must then leave an expert to the model's files only where
+`--min-replicas` is 1. The pause after a change of membership is from the last token before it
 to the first after it, of any request; a change before the first token, while ranks still start, has none.
 """
 
@@ -13,10 +15,12 @@ import signal
 import statistics
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
+from drawn_moves import serve_with_drawn_moves
 from machine import machine
 
 from aurora.io import shipped
@@ -26,7 +30,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import run as running
 from aurora.runtime.request_journal import RequestJournal
-from aurora.types import Cluster, Gpu, PlanOptions, ProfileOptions, RunOptions
+from aurora.types import Cluster, ControlOptions, Gpu, PlanOptions, ProfileOptions, RunOptions
 
 MODEL = "models/mixtral-topics"
 NEW_TOKENS = 16
@@ -73,6 +77,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--min-replicas", type=int, default=2)
+    parser.add_argument("--adapt", action="store_true", help="experts move while ranks are lost")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -84,7 +89,8 @@ def main() -> None:
         path, texts, ProfileOptions(sources=chosen.ranks, prompt_tokens=32, limit=4 * chosen.ranks), lambda *_: None
     )
     cluster = Cluster("soak", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(chosen.ranks)))
-    slots = -(-profile.experts * chosen.min_replicas // max(1, chosen.ranks - 2)) + 1
+    left = chosen.ranks if chosen.adapt else max(1, chosen.ranks - 2)  # with slots for all experts everywhere none would move
+    slots = -(-profile.experts * chosen.min_replicas // left) + 1
     plan = make_plan(
         cluster, [profile], PlanOptions(min_replicas=chosen.min_replicas, slots_per_gpu=min(slots, profile.experts))
     )
@@ -109,6 +115,9 @@ def main() -> None:
 
     running.RequestJournal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=1000, hang_s=HANG_S)
+    if chosen.adapt:
+        options = replace(options, adapt=ControlOptions(period_s=0.2))
+        running.serve_elastic_rank = serve_with_drawn_moves
     began = time.monotonic()
     result = running.run_elastic(plan, [path], [prompts], options, watch=faults.watch)
     took = time.monotonic() - began
@@ -127,7 +136,11 @@ def main() -> None:
         if change.lost and resumed_s is not None and change.stopped_s is not None:
             how = hung if any("said nothing" in how for how in change.lost.values()) else killed
             how.append(resumed_s - change.stopped_s)
-    asked = " ".join(f"--{name} {value}" for name, value in vars(chosen).items() if value is not None and name != "out")
+    asked = " ".join(
+        f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+        for name, value in vars(chosen).items()
+        if value not in (None, False) and name != "out"
+    )
     lines = [
         f"# Ranks lost while serving, {datetime.date.today()}",
         "",
@@ -144,6 +157,18 @@ def main() -> None:
         f"| experts' weights from other ranks; from the model's files | {sum(c.moved for c in result.changes)}; "
         f"{sum(c.from_checkpoint for c in result.changes)} |",
     ]
+    if chosen.adapt:
+        last_X = [report.changes[-1] for report in result.control_M if report.changes]
+        changes = [change for report in result.control_M for change in report.changes]
+        others = [how for change in result.changes for how in change.lost.values() if "SIGKILL" not in how]
+        lines += [
+            f"| changes of placement in force; given up by a loss | {sum(change.took_s is not None for change in changes)}; "
+            f"{sum(change.took_s is None for change in last_X)} of {len(result.control_M)} epochs |",
+            "| epochs in which no change came into force | "
+            f"{sum(all(change.took_s is None for change in report.changes) for report in result.control_M)} |",
+            f"| moved experts | {sum(change.moves for change in changes if change.took_s is not None)} |",
+            f"| ranks that were lost but not killed | {len(others)} {' '.join(sorted(set(others)))} |",
+        ]
     for name, found in (("killed", killed), (f"hung, found after {HANG_S:g} s", hung)):
         if found:
             lines.append(

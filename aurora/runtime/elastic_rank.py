@@ -92,6 +92,15 @@ class NewTokens:
     tokens: Sequence[Token]
 
 
+@dataclass(frozen=True)
+class Decided:
+    """Progress: what one model's control loop has decided so far in an epoch."""
+
+    epoch: int
+    model: int
+    report: ControlReport
+
+
 class EpochOrders:
     """Chooses the orders of a rank's exchanges over all epochs, if the run's order is "auto"; see OrderWatch.
 
@@ -151,7 +160,6 @@ def serve_elastic_rank(
     names_M = tuple(model.model for model in plan.models)
     recorder = TraceRecorder("measured", names_M, rank_info.ranks, MOST_EVENTS)
     orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
-    reports: list[ControlReport] = []
     if options.adapt is not None:
         compile_decisions()
         log_decisions()
@@ -167,7 +175,8 @@ def serve_elastic_rank(
             break
         lost = None
         try:
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, reports)
+            least = plan.options.min_replicas
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
@@ -176,7 +185,7 @@ def serve_elastic_rank(
     name = "shaped" if options.transport == "shaped" else "gloo"
     calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
     answers_M = [worker.answers for worker in workers]
-    found = RankResult(answers_M, seconds, list(recorder.rows), name, calibration, orders_M, [], None, tuple(reports))
+    found = RankResult(answers_M, seconds, list(recorder.rows), name, calibration, orders_M, [], None)
     channel.send_result(found)
 
 
@@ -194,9 +203,9 @@ def _serve_epoch(
     recorder: TraceRecorder,
     began_s: float,
     orders: EpochOrders | None,
-    reports: list[ControlReport],
+    min_replicas: int | None,
 ) -> None:
-    """Serves until no member has requests left, and adds what was decided to `reports`.
+    """Serves until no member has requests left.
 
     Raises RankFailed if a peer is lost or the supervisor ends the epoch.
     """
@@ -210,6 +219,9 @@ def _serve_epoch(
         groups.abort()
         for arbiter in arbiters:
             arbiter.abort(RankFailed("the epoch is over"))  # frees workers that wait for no peer, too
+
+    def tell(model: int, report: ControlReport) -> None:
+        channel.send_progress(Decided(epoch.number, model, report))
 
     channel.on_stop(abort)
     contexts: list[LayerContext] = []
@@ -227,7 +239,7 @@ def _serve_epoch(
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
             worker.perform(work.program, context)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
-        controls += controlled(workers, work.program, work.cluster, options, began_s)
+        controls += controlled(workers, work.program, work.cluster, options, min_replicas, began_s, tell)
         channel.send_progress(BeganServing())
         serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:
@@ -237,7 +249,6 @@ def _serve_epoch(
             context.leave()
         for control in controls:
             control.close()
-            reports.append(control.report())
 
 
 def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel) -> None:

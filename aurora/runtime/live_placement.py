@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ RECENT = 8  # steps, of which the shortest tells how long a slice may take
 MARGIN = 0.7  # of what a slice may take that it is meant to take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
 GROWTH = 2  # times the last piece of work that the next one is at most
+REST_S = (
+    0.1  # at most, after a piece of what is prepared; pieces that take longer are compiled code, which serving can go beside
+)
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
 
 LOG = logging.getLogger("aurora.control")
@@ -267,11 +270,15 @@ class LivePlacement:
         maps = []
         for moves in rounds:
             _fill(held_LGP, moves)
-            maps.append({layer: self._expert_map(_slots_G(held_LGP, layer)) for layer in sorted({m.layer for m in moves})})
+            layers = sorted({move.layer for move in moves})
+            maps.append({layer: _rested(self._expert_map, _slots_G(held_LGP, layer)) for layer in layers})
         changed = sorted({move.layer for moves in rounds for move in moves})
-        return _Prepared(
-            maps, {layer: self._ordered(layer, _slots_G(held_LGP, layer), tokens_SLE[:, layer]) for layer in changed}
-        )
+        slots_XG = [_slots_G(held_LGP, layer) for layer in changed]
+        ordered_X = [
+            _rested(self._ordered, layer, slots_G, tokens_SLE[:, layer])
+            for layer, slots_G in zip(changed, slots_XG, strict=True)
+        ]
+        return _Prepared(maps, dict(zip(changed, ordered_X, strict=True)))
 
     def _expert_map(self, slots_G: SlotsG) -> ExpertMap:
         rank = self._context.transport.rank
@@ -353,6 +360,14 @@ class LivePlacement:
             request[1].set_result(None)
         else:
             request[1].set_exception(failure)
+
+
+def _rested(make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` returns. Then this thread rests, so that it takes no more than LENGTHENED of the interpreter from serving."""
+    began_s = time.thread_time()
+    made = make(*args)
+    time.sleep(min((time.thread_time() - began_s) * (1 / LENGTHENED - 1), REST_S))
+    return made
 
 
 def _tell_failure(prepared: Future[_Prepared]) -> None:

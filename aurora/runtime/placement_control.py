@@ -3,7 +3,8 @@
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TextIO
 
 from aurora.planner.control.controller import Controller
@@ -25,21 +26,38 @@ class PlacementControl:
         dry_run: whether nothing moves.
         model: the model's name, for the log.
         began_s: when the run began, by time.perf_counter, which is the controller's clock.
+        tell: receives the report after each decision, in another thread, and at the end; None: nobody does.
     """
 
-    def __init__(self, live: LivePlacement, controller: Controller, dry_run: bool, model: str, began_s: float) -> None:
-        self._live, self._model, self._began_s = live, model, began_s
-        self._loop = ControlLoop(controller, live.perform, dry_run, lambda line: LOG.info("%s: %s", model, line))
+    def __init__(
+        self,
+        live: LivePlacement,
+        controller: Controller,
+        dry_run: bool,
+        model: str,
+        began_s: float,
+        tell: Callable[[ControlReport], None] | None = None,
+    ) -> None:
+        self._live, self._model, self._began_s, self._tell = live, model, began_s, tell
+        self._loop = ControlLoop(controller, live.perform, dry_run, self._say)
         live.control = self._loop
 
     def close(self) -> None:
         """Ends the loop; what is under way is given up."""
         self._live.close()
         self._loop.close()
+        if self._tell is not None:
+            self._tell(self.report())
 
     def report(self) -> ControlReport:
         """Returns what the loop has seen and decided so far."""
         return self._loop.report(self._model, self._began_s)
+
+    def _say(self, line: str) -> None:
+        """Logs a line, and tells the report with what it says."""
+        if self._tell is not None:
+            self._tell(self.report())
+        LOG.info("%s: %s", self._model, line)
 
 
 class _DecisionLog(logging.StreamHandler[TextIO]):
@@ -51,7 +69,13 @@ class _DecisionLog(logging.StreamHandler[TextIO]):
 
 
 def controlled(
-    workers: Sequence[ModelWorker], program: Program, cluster: Cluster, options: RunOptions, began_s: float
+    workers: Sequence[ModelWorker],
+    program: Program,
+    cluster: Cluster,
+    options: RunOptions,
+    min_replicas: int | None,
+    began_s: float,
+    tell: Callable[[int, ControlReport], None] | None = None,
 ) -> list[PlacementControl]:
     """Makes each model's placement follow its traffic, if `options.adapt`. All ranks make the call.
 
@@ -60,7 +84,9 @@ def controlled(
         program: the program of all ranks.
         cluster: the ranks' GPUs.
         options: of the run.
+        min_replicas: as of the plan's options; moves keep them.
         began_s: when the run began, by time.perf_counter.
+        tell: receives the index of a model and its report, as `PlacementControl` tells it.
 
     Returns:
         What controls the placements, to be closed when serving ends; only on rank 0.
@@ -70,12 +96,14 @@ def controlled(
         return controls
     for index, worker in enumerate(workers):
         context, placement = worker.context, program.placements_M[index]
-        rules = cluster.network, options.local_first, options.adapt.period_s
-        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *rules)
+        how = cluster.network, options.local_first, options.adapt.period_s
+        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
         worker.between_steps = live.next_step
         if context.transport.rank == 0:
-            controller = plan_controller(placement, cluster, worker.expert_bytes, options.adapt, time.perf_counter)
-            controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s))
+            rules = options.adapt, time.perf_counter, min_replicas or 1
+            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules)
+            told = None if tell is None else partial(tell, index)
+            controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s, told))
     return controls
 
 

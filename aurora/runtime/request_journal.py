@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.survivors import expert_transfers, program_among, program_in_force, restored, transfer_bytes
 from aurora.planner.network.schedule_time import timed
-from aurora.runtime.elastic_rank import BeganServing, EpochWork, FetchedWeights, HeldExperts, NewTokens
+from aurora.runtime.elastic_rank import BeganServing, Decided, EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.runtime.result import MembershipChange, journalled_answers
-from aurora.types import Cluster, Order, Plan, Program
+from aurora.types import Cluster, ControlReport, Order, Plan, Program
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -43,6 +44,7 @@ class RequestJournal:
         self.changes: list[MembershipChange] = []
         self._file = file
         self._adapts = adapts
+        self._decided: dict[tuple[int, int], ControlReport] = {}  # by epoch and model
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
         pairs = zip(prompts_M, self.answers_M, strict=True)
         self._open_M = [set(range(len(prompts))) - answers.finished for prompts, answers in pairs]
@@ -63,9 +65,17 @@ class RequestJournal:
         """Whether the search for lost replicas has found a better placement for the current members."""
         return self._restored is not None and self._restored[0] == self._members
 
-    def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing) -> bool:
-        """Records new tokens, how long the transfer of weights took, or the start. Returns whether there were new tokens."""
+    @property
+    def control_M(self) -> tuple[ControlReport, ...]:
+        """What the control loop of each model has decided, by epoch; those of lost ranks, too."""
+        return tuple(report for _, report in sorted(self._decided.items(), key=itemgetter(0)))
+
+    def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing | Decided) -> bool:
+        """Records new tokens, how long weights travelled, the start, or decisions. Returns whether there were new tokens."""
         now_s = time.perf_counter() - self._began_s
+        if isinstance(progress, Decided):
+            self._decided[progress.epoch, progress.model] = progress.report
+            return False
         if isinstance(progress, FetchedWeights):
             self.changes[-1].took_s = max(self.changes[-1].took_s, progress.seconds)
             return False

@@ -75,8 +75,6 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
         )
     if options.adapt is not None and any(model.hierarchy is not None for model in plan.models):
         raise BadInput("`adapt`: expected a plan with flat all-to-alls, because orders over servers are not made anew")
-    if options.adapt is not None and plan.options.min_replicas is not None:
-        raise BadInput("`adapt`: expected a plan without min_replicas, because moves do not keep them")
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):
@@ -132,6 +130,7 @@ def run_elastic(
     seconds, names_M = max(answers.seconds for answers in requests.answers_M), tuple(model.model for model in plan.models)
     transport = results[0].transport if results else "none"
     trace, from_s = measured_trace(results, names_M, len(plan.cluster))
+    trace = replace(trace, control_M=requests.control_M)
     answers_M, changes = tuple(requests.answers_M), tuple(requests.changes)
     # Who has served longest tells of the orders.
     longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)

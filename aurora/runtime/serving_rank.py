@@ -147,7 +147,7 @@ def serve_rank(
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
             worker.perform(program, context)
             worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])
-        controls = controlled(workers, program, plan.cluster, options, began_s)
+        controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s)
         if controls and not memories:
             log_decisions()
         try:
