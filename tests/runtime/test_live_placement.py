@@ -29,7 +29,7 @@ from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
-from aurora.types import TRACE_PHASES, ControlOptions, Exchange, Hierarchy, Network, Placement, RunOptions
+from aurora.types import TRACE_PHASES, ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
 from aurora.types.fabric import Cut, servers
 from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for
 
@@ -86,6 +86,21 @@ def test_answers_are_the_same_while_experts_move(monkeypatch, mixtral, slots_G, 
     plan = placed(plan_for([mixtral], 4), slots_G)
     asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 40, "batch": 1, **options}
     check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
+
+
+def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    changed, seen = LivePlacement._change_layers, []
+
+    def change(live, *given):
+        changed(live, *given)
+        seen.append((live._held_LGP[..., None] == np.arange(8)).any(axis=2).sum(axis=1).min())
+
+    monkeypatch.setattr(LivePlacement, "_change_layers", change)
+    plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=5))
+    asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 40, "batch": 1}
+    check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
+    assert min(seen) == 2
 
 
 def test_experts_move_between_processes(mixtral):
