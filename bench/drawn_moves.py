@@ -16,9 +16,11 @@ def drawn(controller: Controller, decision: Decision) -> Decision:
     """The decision, or if it is to keep the placement one that swaps the experts of GPUs, as far as min replicas allow."""
     if decision.action != "keep" or decision.kind in ("bad-loads", "under-way"):
         return decision
-    held_LGP = controller.held_LGP.copy()
-    for layer in controller._rng.permutation(len(held_LGP))[: 1 + controller._rng.integers(len(held_LGP))]:
-        held_LGP[layer] = controller._rng.permutation(held_LGP[layer])
+    held_LGP, rng, slots_G = controller.held_LGP.copy(), controller._rng, controller._slots.slots_G
+    for layer in rng.permutation(len(held_LGP))[: 1 + rng.integers(len(held_LGP))]:
+        drawn_G = rng.permutation(len(slots_G))
+        from_G = drawn_G[np.argsort(slots_G[drawn_G], kind="stable")]  # GPUs swap with those of as many slots
+        held_LGP[layer, np.argsort(slots_G, kind="stable")] = controller.held_LGP[layer, from_G]
     decision = controller._decide("move", "gain", "drawn", held_LGP, 1.0, 0.0)
     if not decision.moves:
         controller._wanted = None
