@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -239,6 +240,12 @@ class Ranks:
         asking = threading.Thread(target=perform)
 
         def rank_steps(rank):
+            try:
+                steps_of(rank)
+            except threading.BrokenBarrierError:  # a rank is lost
+                self.live_R[rank].close()
+
+        def steps_of(rank):
             for step in range(steps):
                 assert self.live_R[rank].next_step(True)
                 self.now_R.s = self.perf_counter() + self.step_s
@@ -363,6 +370,40 @@ def test_moves_that_do_not_get_on_give_no_sign_of_life(monkeypatch):
 
     ranks.serve(40, perform)
     assert len(beats) == len(ranks.slices_s) < 30
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_lost_at_any_moment_of_moves_leaves_all_experts(monkeypatch, seed):
+    """With two replicas of each, the others hold every expert, whichever of them have changed over, and hold what they say."""
+    rng = np.random.default_rng(seed)
+    rows = ((0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 0), (1, 3, 5, 7))
+    placement = Placement.evenly(tuple(tuple(rows[at] for at in rng.permutation(5)) for _ in range(3)))
+    wanted_LGP = placement.held_LGP().copy()
+    for held_GP in wanted_LGP:
+        short_G = np.flatnonzero(held_GP[:, 3] < 0)
+        held_GP[short_G] = held_GP[rng.permutation(short_G)]
+    moves, held_LGP = move_sequence(placement.held_LGP(), wanted_LGP, 2)
+    decision = Decision("move", "gain", "", held_LGP, moves, 0, (), 0.0, 1.0, 1.0, 0.0)
+    ranks = Ranks(placement, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
+    victim, moment, meet, calls = int(rng.integers(5)), int(rng.integers(8, 60)), ranks.meet, []
+
+    def meet_or_die(rank, value):
+        if rank == victim and calls.append(value) is None and len(calls) == moment:
+            ranks.meeting.abort()
+        return meet(rank, value)
+
+    def perform():
+        with suppress(MovesFailed):
+            ranks.live_R[0].perform(decision)
+
+    ranks.meet = meet_or_die
+    ranks.serve(60, perform)
+    left = [rank for rank in range(5) if rank != victim]
+    for layer in range(3):
+        held_R = [ranks.layers_R[rank][layer].held for rank in left]
+        assert {expert for held in held_R for expert in held} == set(range(8))
+        weights_R = [ranks.layers_R[rank][layer].local.weight[:, 0].int().tolist() for rank in left]
+        assert weights_R == [list(held) for held in held_R]
 
 
 def serve_and_die(victim, method, count, rank_info, *args):
