@@ -7,11 +7,10 @@ sequence. Paced orders send each message at its planned time instead.
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -30,9 +29,10 @@ PIECE_S = 0.001  # of a slow port's time, where that is less: until a piece has 
 LEAST_BYTES = 12 * 1024  # of a piece: less costs more messages than it saves waiting
 PIECES = 256  # of a row at most
 STEADY_BYTES = 8 * PIECE_BYTES  # of a row whose time gives a rate
-AHEAD_S = 0.001  # of bytes that a receiver requests at once, at the rate that it has seen: more than a request takes
+AHEAD_S = 0.001  # of bytes that a receiver requests at once, at the rate seen of such links: more than a request takes
 AHEAD_BYTES = 8 * PIECE_BYTES  # at most
 SMALL_BYTES = 2 * PIECE_BYTES  # arriving in one exchange: a thread for them would cost more than it gains
+SLACK = 1e-9  # of a sum of floats
 SETTLE_S = 0.1  # to wait for the other direction's failure, which may explain this one's
 
 
@@ -74,13 +74,17 @@ Posted = tuple[Message, Work, float]  # and when it was posted, by time.perf_cou
 
 @dataclass(frozen=True)
 class _Window:
-    """How much may be under way in one direction: this many messages, and of more than one this many bytes."""
+    """How much may be under way in one direction: this many messages, and of more than one this many bytes of each peer."""
 
     messages: int
-    max_bytes: float = inf
+    max_bytes_by_peer: Mapping[int, float] | None = None  # None: any
 
-    def holds(self, messages: int, size: int) -> bool:
-        return messages <= 1 or (messages <= self.messages and size <= self.max_bytes)
+    def part(self, message: Message) -> float:
+        """The part of the window that a message fills."""
+        return 0.0 if self.max_bytes_by_peer is None else message.size / max(self.max_bytes_by_peer[message.peer], 1.0)
+
+    def holds(self, messages: int, part: float) -> bool:
+        return messages <= 1 or (messages <= self.messages and part <= 1 + SLACK)
 
 
 class _Lane(NamedTuple):
@@ -93,7 +97,7 @@ class _Lane(NamedTuple):
     @property
     def open(self) -> bool:
         """Whether all of its messages may be under way at once."""
-        return self.window.holds(len(self.messages), sum(message.size for message in self.messages))
+        return self.window.holds(len(self.messages), sum(map(self.window.part, self.messages)))
 
 
 class OrderedTransport(ABC):
@@ -122,7 +126,7 @@ class OrderedTransport(ABC):
     def __init__(self, rank: int, ranks: int, cluster: Cluster | None = None) -> None:
         self.rank, self.ranks = rank, ranks
         self._cluster = cluster
-        self._in_Bps_by_tier: defaultdict[int, float] = defaultdict(float)  # the best rate seen lately
+        self._in_Bps_by_link: defaultdict[float, float] = defaultdict(float)  # by planned rate, the best rate seen lately
         # A lane in sequence holds two peers' rows or more, so that all lanes of both directions have a thread at once.
         self._pool = ThreadPoolExecutor(2 * ranks, thread_name_prefix="aurora-port")
 
@@ -201,6 +205,10 @@ class OrderedTransport(ABC):
         assert self._cluster is not None
         return pair_rates(self._cluster.network)
 
+    def _planned_Bps(self, peer: int) -> float:
+        """The planned rate of what arrives from a peer; 0 without a cluster, where all links count as alike."""
+        return 0.0 if self._cluster is None else float(self._pair_Bps_GG[peer, self.rank])
+
     def _lanes(self, order: Order, messages: list[Message], sending: bool) -> list[_Lane]:
         """Messages of one direction by tier; those of tiers without a sequence to keep are one lane, which comes last."""
         opened = order.sends_open if sending else order.recvs_open
@@ -208,11 +216,12 @@ class OrderedTransport(ABC):
         for message in messages:
             by_tier[message.tier].append(message)
         lanes, at_once = [], []
-        for tier, own in by_tier.items():
+        for own in by_tier.values():
             if sum(message.last for message in own) <= opened and max(opened, len(by_tier)) > 1:
                 at_once += own
             elif self.cuts_rows and order.one_to_one and not sending:
-                ahead_bytes = min(self._in_Bps_by_tier[tier] * AHEAD_S, AHEAD_BYTES)
+                seen_Bps = {peer: self._in_Bps_by_link[self._planned_Bps(peer)] for peer in {message.peer for message in own}}
+                ahead_bytes = {peer: min(rate_Bps * AHEAD_S, AHEAD_BYTES) for peer, rate_Bps in seen_Bps.items()}
                 lanes.append(_Lane(own, _Window(len(own), ahead_bytes), True))
             else:
                 lanes.append(_Lane(own, _Window(opened), order.one_to_one))
@@ -268,10 +277,10 @@ class OrderedTransport(ABC):
     def _opened(self, lane: _Lane, sending: bool) -> deque[Posted]:
         """Posts as many of a lane's messages as its window holds."""
         posted: deque[Posted] = deque()
-        size = 0
+        part = 0.0
         for message in lane.messages:
-            size += message.size
-            if not lane.window.holds(len(posted) + 1, size):
+            part += lane.window.part(message)
+            if not lane.window.holds(len(posted) + 1, part):
                 break
             posted.append(self._post(message, sending))
         return posted
@@ -281,11 +290,11 @@ class OrderedTransport(ABC):
         left = lane.messages[len(posted) :]
 
         def oldest() -> Iterator[Posted]:
-            size = sum(message.size for message, *_ in posted)
+            part = sum(lane.window.part(message) for message, *_ in posted)
             for message in left:
-                size += message.size
-                while not lane.window.holds(len(posted) + 1, size):
-                    size -= posted[0][0].size
+                part += lane.window.part(message)
+                while not lane.window.holds(len(posted) + 1, part):
+                    part -= lane.window.part(posted[0][0])
                     yield posted.popleft()
                 posted.append(self._post(message, sending))
             yield from posted
@@ -313,7 +322,8 @@ class OrderedTransport(ABC):
                 observe(message.peer, sending, message.row_bytes, row_s, free_s)
                 if not sending and message.row_bytes >= STEADY_BYTES:
                     seen_Bps = message.row_bytes / max(free_s - row_s, 1e-6)
-                    self._in_Bps_by_tier[message.tier] = max(0.9 * self._in_Bps_by_tier[message.tier], seen_Bps)
+                    planned_Bps = self._planned_Bps(message.peer)
+                    self._in_Bps_by_link[planned_Bps] = max(0.9 * self._in_Bps_by_link[planned_Bps], seen_Bps)
 
     def _steps_ahead(self, message: Message) -> int:
         """Sorts messages of one time so that no peer comes first on all ranks."""

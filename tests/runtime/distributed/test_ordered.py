@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
+from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.ordered import OrderedTransport
-from aurora.types import Hierarchy, Network
+from aurora.types import Cluster, Gpu, Hierarchy, Network, servers
 
 
 class OneSide(OrderedTransport):
@@ -45,3 +46,36 @@ def test_as_many_tiers_as_servers_of_64_ranks_have_are_performed_side_by_side():
     sends, recvs = ([torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()] for _ in range(2))
     transport.exchange(order, sends, recvs, lambda *_: None)
     assert transport.left == 0
+
+
+class Requests(OrderedTransport):
+    """A rank that counts how many of its requests are open at once; what it waits for is there at once."""
+
+    def _send(self, message):
+        return SimpleNamespace(wait=lambda: None)
+
+    def _receive(self, message):
+        def wait():
+            self.open -= 1
+
+        self.open += 1
+        self.most = max(self.most, self.open)
+        return SimpleNamespace(wait=wait)
+
+
+def test_a_fast_link_inside_a_server_does_not_make_a_rank_request_more_from_other_servers():
+    gpus = tuple(Gpu(f"g{rank}", "x", rank // 2, 1e9, 1e9, 1) for rank in range(4))
+    cluster = Cluster("c", gpus, fabric=servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e8))
+    transport = Requests(0, 4, cluster)
+    order = ORDER["openshop"](np.ones((4, 4)) - np.eye(4), cluster.network, rng=np.random.default_rng(0))
+
+    def most_requests(sizes):
+        transport.open = transport.most = 0
+        sends, recvs = ([torch.zeros(size, dtype=torch.uint8) for size in each] for each in ([0] * 4, sizes))
+        transport.exchange(order, sends, recvs, lambda *_: None)
+        return transport.most
+
+    assert most_requests([0, 4 << 20, 0, 0]) == 1  # nothing is known of the link yet
+    assert most_requests([0, 4 << 20, 0, 0]) > 1
+    assert most_requests([0, 0, 1 << 19, 1 << 19]) == 1
+    assert most_requests([0, 4 << 20, 1 << 19, 1 << 19]) > 1
