@@ -115,6 +115,7 @@ def run(
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
     if simulated and (order != DEFAULTS.order or deduplicate is not None or interleave == "processes"):
         raise BadInput("run --compare: simulates the plan alone and as planned, expected none of --order auto, --deduplicate, --interleave processes")  # fmt: skip # noqa: E501
+    check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
     journal = output.with_suffix(".journal.jsonl") if survive and output is not None else None

@@ -76,9 +76,9 @@ def simulate(
     from aurora.reports.tables import summary_table
     from aurora.reports.trace_times import summarise
 
+    loaded = load_plan(plan)
     target = trace or plan.with_suffix(".predicted.npz")
     check_output(trace=target)
-    loaded = load_plan(plan)
     traffic = profiles_of(loaded, plan, profile)
     given = {"barriers": barriers, "orders": orders, "interleave": interleave}
     predicted = api.simulate(loaded, traffic, **given, staged=staged)
@@ -104,7 +104,7 @@ def _adapt(context: typer.Context, change: str, as_json: bool) -> None:
     given = context.params
     picture: Path | None = given["picture"]
     if picture is not None:
-        check_output(picture=picture.with_suffix(".svg"))
+        check_output(picture=picture.with_suffix(".svg") if picture.name else picture)
     plan = load_plan(given["plan"])
     profiles = [load_profile(path) for path in given["profile"] or ()] or profiles_of(plan, given["plan"], None)[:1]
     found = api.follow(

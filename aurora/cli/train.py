@@ -58,7 +58,7 @@ def train(
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
     options = chosen(TrainOptions, context)
     check_model(model)
-    check_folder(output)
+    check_folder(output, "model")
     need("torch", "transformers")
     from aurora import api
 

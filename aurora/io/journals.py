@@ -122,8 +122,8 @@ class JournalFile:
         try:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
-            os.fsync(self._file.fileno())
             self._empty = False
+            os.fsync(self._file.fileno())
         except OSError as error:
             if not self._failed:
                 LOG.warning("%s cannot be written: %s; serving goes on, and it is tried again", self._path, error.strerror)

@@ -125,6 +125,18 @@ def newest_checkpoint(folder: Path) -> tuple[WholeCheckpoint | None, list[str]]:
     return None, found
 
 
+def begun_checkpoints(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a run, whole or not, the newest last."""
+    return [path for _, path in _steps_in(folder)]
+
+
+def remove_newer(folder: Path, steps: int) -> None:
+    """Removes a run's checkpoints of more than so many steps, whose shards would be mixed with those that are written next."""
+    for later, path in _steps_in(folder):
+        if later > steps:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Sequence[int]]) -> None:
     """Makes a rank train what a checkpoint holds, whatever ranks have written it.
 

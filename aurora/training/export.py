@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from aurora.errors import BadInput
 from aurora.models.hub import model_folder
@@ -52,8 +53,8 @@ def export_model(
         transformers.AutoTokenizer.from_pretrained(home).save_pretrained(temporary)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be written: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{folder}: cannot be written: {error}") from None
 
 
 def _collected(state: TrainState, placement: Placement, layer: int, transport: Transport) -> dict[str, torch.Tensor]:

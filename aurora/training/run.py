@@ -1,5 +1,6 @@
 """Training runs: local ranks, or one rank under torchrun."""
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from aurora.runtime.distributed.process_groups import (
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
-from aurora.training.checkpoint import CheckpointWriter, newest_checkpoint, restore
+from aurora.training.checkpoint import CheckpointWriter, begun_checkpoints, newest_checkpoint, remove_newer, restore
 from aurora.training.data import GlobalBatches, read_samples
 from aurora.training.export import export_model
 from aurora.training.state import optimizer_dtype
@@ -100,6 +101,8 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         )
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
+    if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
+        raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
     args = (str(model), read_samples(model, files, options.length), options, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -141,7 +144,7 @@ def train_rank(
     batches = GlobalBatches(samples_NT, options.batch, options.seed)
     about = {
         "model": model.fingerprint(), "batch": options.batch, "length": options.length, "seed": options.seed,
-        "samples": len(samples_NT), "dtype": options.dtype,
+        "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16], "dtype": options.dtype,
     }  # fmt: skip
     trainer = Trainer(model, batches, options)
     with _transport(rank_info, options, device, memory) as (transport, name):
@@ -172,7 +175,7 @@ def train_rank(
 
 
 def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, transport: Transport) -> list[str]:
-    """Places the experts, with the state of the newest checkpoint if wanted. Returns what is wrong with newer ones."""
+    """Places the experts, with the state of the newest checkpoint if wanted. Returns what was wrong with newer ones."""
     checkpoint, remarks = newest_checkpoint(folder) if resume else (None, [])
     steps_R = transport.gather(torch.tensor([0 if checkpoint is None else checkpoint.steps]))[:, 0].tolist()
     if len(set(steps_R)) > 1:
@@ -182,6 +185,8 @@ def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, 
         if differ:
             found = checkpoint.about.get(differ[0])
             raise BadInput(f"{checkpoint.shards[0].parent}: was made with {differ[0]} {found}, expected {about[differ[0]]}")
+    if resume and transport.rank == 0:  # no rank writes before all have placed their experts
+        remove_newer(folder, 0 if checkpoint is None else checkpoint.steps)
     placement = trainer.planned()
     if checkpoint is not None:
         restore(trainer.state, checkpoint, [slots_G[transport.rank] for slots_G in placement.slots_LG])

@@ -268,6 +268,16 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         ),
         (["simulate", "plan.json", "--trace", "plan.json"], [r"it would replace plan\.json"]),
         (["simulate", "none.json"], [r"none\.json: no such file"]),
+        (["simulate", "."], [r"\.: "]),
+        (["simulate", "plan.json", "--adapt", "steps", "--picture", "."], [r"\.: cannot be written: it is a folder"]),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "-o", "."],
+            [r"\.: cannot be written: it is a folder"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--trace", "."],
+            [r"\.: cannot be written: it is a folder"],
+        ),
         (["simulate", "cut.json"], [r"cut\.json: not JSON"]),
         (["simulate", "plan.json", "--profile", "b.npz"], ["expected 'mixtral-topics' .* other router weights"]),
         (["run", "plan.json", "--model", "QWEN", "--prompts", "text.txt"], ["the plan of 'mixtral-topics' cannot serve"]),
@@ -320,6 +330,13 @@ def test_a_model_without_experts(aurora, folder):
     LlamaForCausalLM(LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
                                  vocab_size=259)).save_pretrained(folder / "dense")  # fmt: skip
     refused(aurora("profile", folder / "dense", "--text", folder / "text.txt"), "LlamaForCausalLM has no MoE layers")
+
+
+def test_a_model_is_not_replaced_by_what_is_trained_from_it(aurora, folder):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_bytes((shipped("models/mixtral-topics") / "config.json").read_bytes())
+    line = ["train", folder / "model", "--text", folder / "text.txt", "-o", folder]
+    refused(aurora(*line), "model: cannot be written: it would replace")
 
 
 def test_a_port_in_use_and_a_rank_that_dies_at_start(aurora, folder, monkeypatch):

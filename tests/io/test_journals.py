@@ -55,6 +55,16 @@ class FullDisk:
         return written
 
 
+def test_answers_that_are_written_are_kept_though_the_disk_does_not_say_so(path, monkeypatch):
+    def fails(_number):
+        raise OSError(5, "Input/output error")
+
+    with closing(JournalFile(path, ABOUT, resume=False)) as journal:
+        monkeypatch.setattr("os.fsync", fails)
+        journal.add(0, 0, 0, [7], True)
+    assert load_journal(path) == {(0, 0): JournalledAnswer([7], True)}
+
+
 def test_a_full_disk_is_said_once_and_what_it_did_not_take_is_written_later(path, caplog, monkeypatch):
     monkeypatch.setattr("aurora.io.journals.SYNC_S", 1000.0)  # the test says when
     with closing(JournalFile(path, ABOUT, resume=False)) as journal:

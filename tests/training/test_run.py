@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -51,9 +52,13 @@ def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight,
     torn.write_bytes(torn.read_bytes()[:-1] + b"x")
     with pytest.raises(BadInput, match="step-00000002: was made with seed 0, expected 1"):
         train(folder, files, replace(OPTIONS, resume=True, seed=1), tmp_path)
+    (tmp_path / "other.txt").write_text("def f(x): return x - 1\n" * 20)
+    with pytest.raises(BadInput, match=r"step-00000002: was made with text [0-9a-f]{16}, expected [0-9a-f]{16}"):
+        train(folder, [tmp_path / "other.txt"], replace(OPTIONS, resume=True), tmp_path)
     rest = train(folder, files, replace(OPTIONS, resume=True), tmp_path)
     assert (rest.resumed, [step.step for step in rest.steps]) == (2, [2, 3])
     assert rest.remarks == (f"{torn}: is not what was written",)
+    assert not whole[1].exists(), "shards of two runs would be in one folder"
     np.testing.assert_allclose(losses(rest), losses(result)[2:], rtol=0, atol=1e-9)
     weights, expected = (load_file(each.model / "model.safetensors") for each in (rest, result))
     for name, weight in expected.items():
@@ -68,6 +73,23 @@ def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
         assert not torch.equal(weight, old), name
     assert len(load_model(result.model).layers) == 4
     assert len(result.steps) == 4
+
+
+def test_checkpoints_of_an_earlier_run_are_neither_removed_nor_taken_for_those_of_this_run(folder, straight):
+    _, made = straight
+    before = sorted((made / "out").rglob("*"))
+    with pytest.raises(BadInput, match="step-00000004: is of an earlier run: expected `resume`, which goes on from it, or"):
+        train(folder, [made / "text.txt"], OPTIONS, made / "out")
+    assert sorted((made / "out").rglob("*")) == before
+
+
+def test_a_model_that_a_full_disk_does_not_take_is_a_sentence(folder, straight, tmp_path, monkeypatch):
+    def full(*_args, **_named):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    with pytest.raises(BadInput, match=r"out/model: cannot be written: I/O error: No space left on device"):
+        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, steps=1, ranks=1), tmp_path / "out")
 
 
 def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path):

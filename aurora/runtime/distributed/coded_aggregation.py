@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, hosted_store, start_process
-from aurora.runtime.distributed.secret import new_secret, proof, proves, secret_from_environment
+from aurora.runtime.distributed.secret import SECRET, new_secret, proof, proves, secret_from_environment
 from aurora.types import AggregationResult, WorkerReport
 
 Array = NDArray[Any]
@@ -476,7 +476,10 @@ def _serve_rounds(rank_info: RankInfo, job: _Job) -> NoReturn:
     newest, worker, number = _NewestRound(rank_info), rank_info.rank, 0
     while True:
         number = newest.after(number)
-        head, argument = _unpacked(store, job.secret, store.get(_argument_key(number)), delete=False)
+        try:
+            head, argument = _unpacked(store, job.secret, store.get(_argument_key(number)), delete=False)
+        except BadInput as refused:
+            raise BadInput(f"aggregation: what rank 0 asks for {refused}; expected the same {SECRET} on all ranks") from None
         run = head["run"]
         code = job.codes[head["code"]]
         delay_s = job.delay_s(worker, number) if job.delay_s else 0.0
@@ -581,11 +584,13 @@ def _unpacked(store: Any, secret: bytes, message: bytes, delete: bool) -> Messag
         head = json.loads(line)
         keys = [f"{head['key']}/{piece}" for piece in range(head["pieces"])]
         if keys:
+            if not store.check(keys):  # `get` would wait for them
+                raise BadInput("was read before")
             body = b"".join(store.get(key) for key in keys)
             for key in keys if delete else ():
                 store.delete_key(key)
         if hashlib.sha256(body).hexdigest() != head["digest"]:
             raise BadInput("was changed on its way")
-        return head, None if head["empty"] else np.load(io.BytesIO(body), allow_pickle=False)
-    except (ValueError, KeyError, TypeError) as error:
+        return head, None if head["empty"] else np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadInput(f"cannot be read: {error}") from None

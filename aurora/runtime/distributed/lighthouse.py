@@ -135,7 +135,8 @@ class Lighthouse:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), HEARTBEAT_S)
         server.close()
-        for each in self._connections.values():
+        served, self._connections = self._connections, {}  # whose members are not lost
+        for each in served.values():
             each.writer.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -215,6 +215,8 @@ class Member:
             messages = SignedMessages(self._secret, hello, Hello.parse(lines.readline(LINE_BYTES)), at_member=True)
             connection.settimeout(None)
             with self._changed:
+                if self._closed.is_set():
+                    return
                 self._connection, self._messages, self._host = connection, messages, connection.getsockname()[0]
                 assert self._request is not None
                 if self._connecting:  # what the others have published meanwhile is lost

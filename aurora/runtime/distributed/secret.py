@@ -22,7 +22,7 @@ def secret_from_environment() -> bytes | None:
     Raises:
         BadInput: if it is shorter than 16 bytes.
     """
-    found = os.environ.get(SECRET, "").encode()
+    found = os.fsencode(os.environ.get(SECRET, ""))
     if found and len(found) < LEAST:
         raise BadInput(f"{SECRET}: expected at least {LEAST} bytes, found {len(found)}")
     return found or None

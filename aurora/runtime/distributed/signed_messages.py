@@ -45,7 +45,7 @@ class Hello:
             if {name: type(value) for name, value in values.items()} != {"name": str, "process": str, "nonce": str}:
                 raise ValueError
             return cls(**values)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise Refused("no hello") from None
 
 

@@ -1,6 +1,8 @@
 """Sums from redundant processes: those that stall or die change nothing, those that lie are found out, none is left behind."""
 
+import datetime
 import functools
+import hashlib
 import io
 import json
 import multiprocessing
@@ -276,9 +278,19 @@ def test_messages_of_members_that_cannot_be_read_are_sentences():
     assert (array == counts(0)).all()
     with pytest.raises(BadInput, match="was changed on its way"):
         _unpacked(store, secret, packed[:-1] + b"?", delete=False)
-    for line in (b"nothing", b"[]", b"{}", b'{"key": 1, "pieces": "many"}'):
+    empty = json.dumps({"key": "key", "pieces": 0, "empty": False, "digest": hashlib.sha256().hexdigest()}).encode()
+    for line in (b"nothing", b"[]", b"{}", b'{"key": 1, "pieces": "many"}', b"[" * 100_000, empty):
         with pytest.raises(BadInput, match="cannot be read"):
             _unpacked(store, secret, proof(secret, line).encode() + b"\n" + line + b"\n", delete=False)
+
+
+def test_a_message_with_pieces_is_read_once(monkeypatch):
+    monkeypatch.setattr("aurora.runtime.distributed.coded_aggregation.PIECE_BYTES", 64)
+    store, secret = TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=0.2)), new_secret()
+    packed = _packed(store, secret, "key", {"worker": 0}, counts(0))
+    assert (_unpacked(store, secret, packed, delete=True)[1] == counts(0)).all()
+    with pytest.raises(BadInput, match="was read before"):
+        _unpacked(store, secret, packed, delete=True)
 
 
 def scaled(batch, argument):

@@ -86,7 +86,7 @@ def test_members_that_join_during_steps_fetch_the_state_and_no_step_is_lost(ligh
 
 
 def test_a_restarted_lighthouse_costs_no_step(lost):
-    first = Lighthouse(SECRET, 3)
+    first = Lighthouse(SECRET, 3, on_lost=lambda name, reason: lost.append(name))
     restarted = threading.Event()
 
     def restart(step):
@@ -183,6 +183,28 @@ def test_a_line_of_another_connection_direction_or_place_is_refused():
     assert [reader.unpack(first), reader.unpack(second)] == [Alive(), JoinEpoch(data={"step": 3})]
     with pytest.raises(Refused):
         reader.unpack(second)
+    with pytest.raises(Refused):
+        Hello.parse(b"[" * 100_000)
+
+
+def test_a_member_that_is_closed_while_it_connects_does_not_join():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        member = Member(listener.getsockname()[:2], "a", SECRET, timeout_s=1.0)
+
+        def join():
+            with pytest.raises(RankFailed):
+                member.join(None)
+
+        joining = threading.Thread(target=join)
+        joining.start()
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            connection.settimeout(10)
+            Hello.parse(lines.readline())
+            member.close()
+            connection.sendall(Hello().line())
+            assert lines.readline() == b""
+        joining.join()
 
 
 def test_a_second_process_of_a_name_does_not_drive_out_the_first(lighthouse, lost):

@@ -20,6 +20,8 @@ def test_the_secret_in_the_environment(monkeypatch):
     assert secret_from_environment() is None
     monkeypatch.setenv(SECRET, "x" * LEAST)
     assert secret_from_environment() == b"x" * LEAST
+    monkeypatch.setenv(SECRET, "\udcff" * LEAST)  # bytes that are no UTF-8
+    assert secret_from_environment() == b"\xff" * LEAST
     monkeypatch.setenv(SECRET, "short")
     with pytest.raises(BadInput, match=r"AURORA_SECRET: expected at least 16 bytes, found 5"):
         secret_from_environment()
