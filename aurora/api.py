@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.runtime.result import RunResult
     from aurora.simulator.changing_traffic import FollowedTraffic
-    from aurora.training.run import TrainResult
+    from aurora.training.result import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
@@ -806,7 +806,7 @@ def train(
     Raises:
         BadInput: if model, text and options do not fit each other, or the loss is no longer finite.
         InfeasiblePlan: if the replicas do not fit.
-        RankFailed: if a rank is lost.
+        RankFailed: if a rank is lost; with `options.elastic`, if fewer than `min_ranks` are left.
 
     Source:
         Lazarus (arXiv:2407.04656).

@@ -15,11 +15,13 @@ from aurora.types import TrainOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aurora.training.run import TrainResult
+    from aurora.training.result import TrainResult
 
 DEFAULTS = TrainOptions()
 SHOWN = 10  # steps in the table
-RANKS, LOSS, EXPERTS, CHECKPOINTS = "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints"
+RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC = (
+    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks"
+)  # fmt: skip
 
 
 def train(
@@ -53,6 +55,9 @@ def train(
         int | None, option(TrainOptions, "checkpoint_every", panel=CHECKPOINTS)
     ] = DEFAULTS.checkpoint_every,
     resume: Annotated[bool, option(TrainOptions, "resume", "--resume", panel=CHECKPOINTS)] = DEFAULTS.resume,
+    elastic: Annotated[bool, option(TrainOptions, "elastic", "--elastic", panel=ELASTIC)] = DEFAULTS.elastic,
+    respawn: Annotated[int, option(TrainOptions, "respawn", panel=ELASTIC)] = DEFAULTS.respawn,
+    min_ranks: Annotated[int, option(TrainOptions, "min_ranks", panel=ELASTIC)] = DEFAULTS.min_ranks,
     as_json: Json = False,
 ) -> None:
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
@@ -71,6 +76,7 @@ def train(
         as_json,
         found,
         _table(result),
+        *result.lost,
         *result.remarks,
         f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
         f"at least {result.min_replicas}: {tokens_per_s:.0f} tokens/s",

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aurora.errors import BadInput
-from aurora.training.state import TrainState
+from aurora.training.state import ExpertState, TrainState
 from aurora.types import Placement
 
 SHARD = re.compile(r"shard-(\d+)-of-(\d+)-([0-9a-f]{16})\.safetensors")
@@ -50,37 +50,42 @@ class CheckpointWriter:
 
     Args:
         folder: where checkpoints lie, a folder each.
-        rank, ranks: this rank and the number of ranks.
         about: what is trained; kept in each shard.
 
     Attributes:
         failures: a sentence for each shard that could not be written; training goes on.
     """
 
-    def __init__(self, folder: Path, rank: int, ranks: int, about: dict[str, Any]) -> None:
-        self._folder, self._rank, self._ranks, self._about = folder, rank, ranks, about
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self._folder, self._about = folder, about
         self._writing: threading.Thread | None = None
         self.failures: list[str] = []
 
-    def save(self, state: TrainState, placement: Placement) -> None:
+    def save(self, state: TrainState, placement: Placement, rank: int) -> None:
         """Copies this rank's part of the state, and writes it in the background; waits for the shard before.
 
         Each expert is written by the first of the ranks that hold it, each other parameter by one of all ranks.
+
+        Args:
+            state: what this rank trains.
+            placement: which rank holds which experts.
+            rank: this rank.
         """
         self.wait()
+        ranks = placement.gpus
         tensors = {
             _dense_key(name): trained.state.cpu().clone()
             for number, (name, trained) in enumerate(state.dense.items())
-            if number % self._ranks == self._rank
+            if number % ranks == rank
         }
         for number, layer in enumerate(state.layers):
             first_E = placement.holds_EG(number).argmax(axis=1)
             for expert in layer.held:
-                if first_E[expert] == self._rank:
+                if first_E[expert] == rank:
                     parts = state.expert(number, expert).items()
                     tensors |= {_expert_key(number, expert, name): each.cpu().contiguous().clone() for name, each in parts}
         about = {"schema": SCHEMA, "steps": state.steps, **self._about}
-        self._writing = threading.Thread(target=self._write, args=(tensors, about), name="aurora-checkpoint")
+        self._writing = threading.Thread(target=self._write, args=(tensors, about, rank, ranks), name="aurora-checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
@@ -89,31 +94,39 @@ class CheckpointWriter:
             self._writing.join()
             self._writing = None
 
-    def _write(self, tensors: dict[str, torch.Tensor], about: dict[str, Any]) -> None:
+    def _write(self, tensors: dict[str, torch.Tensor], about: dict[str, Any], rank: int, ranks: int) -> None:
         folder = self._folder / f"step-{about['steps']:08d}"
-        temporary = folder / f".shard-{self._rank}"
+        temporary, name = folder / f".shard-{rank}", f"shard-{rank}-of-{ranks}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             save_file(tensors, temporary, {"aurora": json.dumps(about)})
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-            temporary.rename(folder / f"shard-{self._rank}-of-{self._ranks}-{_digest(temporary)}.safetensors")
-            if self._rank == 0:
+            shard = temporary.rename(folder / f"{name}-{_digest(temporary)}.safetensors")
+            for older in set(folder.glob(f"{name}-*")) - {shard}:  # whose other shards were never written
+                older.unlink()
+            if rank == 0:
                 _remove_older(self._folder)
         except (OSError, SafetensorError) as error:
-            self.failures.append(f"{folder}: shard {self._rank} of {self._ranks} was not written: {error}")
+            self.failures.append(f"{folder}: shard {rank} of {ranks} was not written: {error}")
             with suppress(OSError):
                 temporary.unlink()
 
 
-def newest_checkpoint(folder: Path) -> tuple[WholeCheckpoint | None, list[str]]:
+def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeCheckpoint | None, list[str]]:
     """Finds the newest whole checkpoint of a run.
+
+    Args:
+        folder: where checkpoints lie.
+        steps: only the one of so many steps; None: any.
 
     Returns:
         The checkpoint, None if there is none; and a sentence for each newer one that is not whole.
     """
     found = []
-    for steps, path in reversed(_steps_in(folder)):
+    for number, path in reversed(_steps_in(folder)):
+        if steps not in (None, number):
+            continue
         shards = _shards_in(path)
         if not shards:
             found.append(f"{path}: shards are missing")
@@ -121,7 +134,7 @@ def newest_checkpoint(folder: Path) -> tuple[WholeCheckpoint | None, list[str]]:
             found.append(f"{broken[0]}: is not what was written")
         else:
             with safe_open(shards[0], framework="pt") as file:
-                return WholeCheckpoint(steps, shards, json.loads(file.metadata()["aurora"])), found
+                return WholeCheckpoint(number, shards, json.loads(file.metadata()["aurora"])), found
     return None, found
 
 
@@ -148,29 +161,61 @@ def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Seq
     Raises:
         BadInput: if a tensor is missing or has another shape.
     """
-    opened: dict[str, Any] = {}
-    for shard in checkpoint.shards:
-        with safe_open(shard, framework="pt") as file:
-            opened |= dict.fromkeys(file.keys(), shard)
-
-    def read(key: str, like: torch.Tensor) -> torch.Tensor:
-        if key not in opened:
-            raise BadInput(f"{checkpoint.shards[0].parent}: expected {key}, found none")
-        with safe_open(opened[key], framework="pt") as file:
-            found: torch.Tensor = file.get_tensor(key)
-        if found.shape != like.shape or found.dtype != like.dtype:
-            raise BadInput(f"{opened[key]}: expected {key} as {like.dtype} of shape {tuple(like.shape)}, found {found.dtype} of {tuple(found.shape)}")  # fmt: skip # noqa: E501
-        return found.to(like.device)
-
+    read = _reader(checkpoint)
     for name, trained in state.dense.items():
         trained.hold(read(_dense_key(name), trained.state))
-    for number, held in enumerate(held_L):
-        likes = state.likes(number)
-        arrived = {
-            expert: {name: read(_expert_key(number, expert, name), like) for name, like in likes.items()} for expert in held
-        }
-        state.hold(number, held, arrived)
+    for number, experts in enumerate(read_experts(state, checkpoint, held_L)):
+        state.hold(number, tuple(experts), experts)
     state.continue_after(checkpoint.steps)
+
+
+def read_experts(
+    state: TrainState, checkpoint: WholeCheckpoint, experts_L: Sequence[Sequence[int]]
+) -> list[dict[int, ExpertState]]:
+    """Returns by layer the states of some experts that a checkpoint holds.
+
+    Args:
+        state: what the rank trains.
+        checkpoint: the checkpoint.
+        experts_L: by layer, the experts.
+
+    Raises:
+        BadInput: as `restore`.
+    """
+    read = _reader(checkpoint)
+    found: list[dict[int, ExpertState]] = []
+    for number, experts in enumerate(experts_L):
+        likes = state.likes(number).items()
+        found.append(
+            {expert: {name: read(_expert_key(number, expert, name), like) for name, like in likes} for expert in experts}
+        )
+    return found
+
+
+def check_same_training(checkpoint: WholeCheckpoint, about: dict[str, Any]) -> None:
+    """Raises BadInput if a checkpoint is not of the training that `about` tells of, as `CheckpointWriter` was told."""
+    for name, value in about.items():
+        if (found := checkpoint.about.get(name)) != value:
+            raise BadInput(f"{checkpoint.shards[0].parent}: was made with {name} {found}, expected {value}")
+
+
+def _reader(checkpoint: WholeCheckpoint) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """A function that returns a checkpoint's tensor by its key and a tensor like it."""
+    shard_of: dict[str, Path] = {}
+    for shard in checkpoint.shards:
+        with safe_open(shard, framework="pt") as file:
+            shard_of |= dict.fromkeys(file.keys(), shard)
+
+    def read(key: str, like: torch.Tensor) -> torch.Tensor:
+        if key not in shard_of:
+            raise BadInput(f"{checkpoint.shards[0].parent}: expected {key}, found none")
+        with safe_open(shard_of[key], framework="pt") as file:
+            found: torch.Tensor = file.get_tensor(key)
+        if found.shape != like.shape or found.dtype != like.dtype:
+            raise BadInput(f"{shard_of[key]}: expected {key} as {like.dtype} of shape {tuple(like.shape)}, found {found.dtype} of {tuple(found.shape)}")  # fmt: skip # noqa: E501
+        return found.to(like.device)
+
+    return read
 
 
 def _dense_key(name: str) -> str:

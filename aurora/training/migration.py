@@ -44,6 +44,36 @@ def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int,
     return [[tuple(holds_E.nonzero()[:, 0].tolist()) for holds_E in each] for each in transport.gather(holds_LE)]
 
 
+def send_dense(
+    state: TrainState, holders: Sequence[int], takers: Sequence[int], cluster: Cluster, transport: Transport
+) -> None:
+    """Gives ranks that have joined all parameters outside experts; then `continue_after` must be called. A collective call.
+
+    Args:
+        state: what this rank trains.
+        holders: the ranks that hold the parameters; each sends some.
+        takers: the ranks that lack them.
+        cluster: the ranks' GPUs and their network, for the order of the transfers.
+        transport: carries the parameters between the ranks.
+    """
+    if not takers:
+        return
+    rank, ranks = transport.rank, transport.ranks
+    dense = list(state.dense.values())
+    sent_R = [dense[holders.index(peer) :: len(holders)] if peer in holders else [] for peer in range(ranks)]
+    parts_R = [[trained.state for trained in sent] for sent in sent_R]
+    bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    for peer, parts in enumerate(parts_R):
+        bytes_RR[peer, list(takers)] = sum(part.nbytes for part in parts)
+    order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
+    outgoing_R = [parts_R[rank] if peer in takers else [] for peer in range(ranks)]
+    like_R = parts_R if rank in takers else [[]] * ranks
+    found_R = exchange_tensors(transport, order, outgoing_R, like_R, dense[0].state)
+    for sent, found in zip(sent_R, found_R, strict=True):
+        for trained, arrived in zip(sent, found, strict=False):
+            trained.hold(arrived.clone())
+
+
 def move_experts(
     state: TrainState, held_R: Sequence[HeldL], placement: Placement, cluster: Cluster, transport: Transport
 ) -> list[ExpertTransfer]:

@@ -1,18 +1,15 @@
 """Training runs: local ranks, or one rank under torchrun."""
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.models.own_weights import load_without_experts
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch, launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -24,67 +21,21 @@ from aurora.runtime.distributed.process_groups import (
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
-from aurora.training.checkpoint import CheckpointWriter, begun_checkpoints, newest_checkpoint, remove_newer, restore
-from aurora.training.data import GlobalBatches, read_samples
+from aurora.training.checkpoint import (
+    CheckpointWriter,
+    begun_checkpoints,
+    check_same_training,
+    newest_checkpoint,
+    remove_newer,
+    restore,
+)
+from aurora.training.data import read_samples
+from aurora.training.elastic_run import train_elastic
 from aurora.training.export import export_model
-from aurora.training.state import optimizer_dtype
-from aurora.training.trainer import PreparedStep, Trainer
-from aurora.types import Cluster, Gpu, TrainOptions
+from aurora.training.result import CHECKPOINTS, LOG, MODEL, CommittedStep, TrainResult, committed_step, log_step
+from aurora.training.trainer import Trainer, alike_ranks, load_trainer
+from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
-
-MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
-
-
-@dataclass(frozen=True)
-class CommittedStep:
-    """A step of a training run.
-
-    Attributes:
-        step: its number, from 0.
-        loss: mean loss of the global batch's predicted tokens, before the step.
-        router_loss: the load-balancing loss, not weighted; zero if it has no weight.
-        gradient_norm: Euclidean norm of the gradient.
-        seconds: how long it took on the first rank.
-        moved: experts that moved between ranks before it.
-    """
-
-    step: int
-    loss: float
-    router_loss: float
-    gradient_norm: float
-    seconds: float
-    moved: int
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a training run.
-
-    Attributes:
-        model: folder of the trained model.
-        ranks: number of ranks.
-        transport: how they exchanged tokens.
-        min_replicas: replicas that each expert had at least.
-        tokens: tokens of a global batch.
-        resumed: how many steps the checkpoint had that the run went on from; 0: none.
-        steps: the steps of this run.
-        remarks: a sentence for each file that could not be used or written.
-    """
-
-    model: Path
-    ranks: int
-    transport: str
-    min_replicas: int
-    tokens: int
-    resumed: int
-    steps: tuple[CommittedStep, ...]
-    remarks: tuple[str, ...]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second of its steps; zero without any."""
-        seconds = sum(step.seconds for step in self.steps)
-        return self.tokens * len(self.steps) / seconds if self.steps else 0.0
 
 
 def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions, output: Path) -> TrainResult | None:
@@ -108,6 +59,10 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
+    if options.elastic:
+        if rank_info is not None:
+            raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
+        return train_elastic(*args)
     if options.transport == "memory":
         memory = Memory(ranks, options.timeout_s)
         found: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
@@ -140,38 +95,35 @@ def train_rank(
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
-    model = load_without_experts(path, device, optimizer_dtype(options))
-    batches = GlobalBatches(samples_NT, options.batch, options.seed)
-    about = {
-        "model": model.fingerprint(), "batch": options.batch, "length": options.length, "seed": options.seed,
-        "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16], "dtype": options.dtype,
-    }  # fmt: skip
-    trainer = Trainer(model, batches, options)
+    trainer, about = load_trainer(path, device, samples_NT, options)
     with _transport(rank_info, options, device, memory) as (transport, name):
         # Transformers changes torch's default dtype while it loads the model of a rank that is another thread.
         transport.gather(torch.zeros(1, dtype=torch.uint8))
-        trainer.join(transport, _cluster(rank_info))
+        machine = rank_info.local_ranks if rank_info.local_ranks < rank_info.ranks else 1
+        trainer.join(transport, alike_ranks(rank_info.ranks, machine))
         remarks = _begin(trainer, output / CHECKPOINTS, about, options.resume, transport)
         resumed, steps = trainer.state.steps, list[CommittedStep]()
-        writer = CheckpointWriter(output / CHECKPOINTS, rank_info.rank, rank_info.ranks, about)
+        writer = CheckpointWriter(output / CHECKPOINTS, about)
         for step in range(resumed, options.steps):
             began_s = time.perf_counter()
             due = options.rebalance_every is not None and step % options.rebalance_every == 0 and step > resumed
             moved = trainer.rebalance() if due else 0
             prepared = trainer.prepare()
             trainer.commit(prepared)
-            steps.append(_committed(prepared, time.perf_counter() - began_s, moved))
+            steps.append(committed_step(prepared, time.perf_counter() - began_s, moved))
             if rank_info.rank == 0:
-                remarks += _log(output / LOG, steps[-1])
+                remarks += log_step(output / LOG, steps[-1])
             every = options.checkpoint_every
             if step + 1 == options.steps or (every is not None and (step + 1) % every == 0):
-                writer.save(trainer.state, trainer.placement)
+                writer.save(trainer.state, trainer.placement, rank_info.rank)
         writer.wait()
         export_model(trainer.state, trainer.placement, transport, path, getattr(torch, options.dtype), output / MODEL)
         transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
     min_replicas = options.min_replicas_among(rank_info.ranks)
     told = tuple(remarks + writer.failures)
-    return TrainResult(output / MODEL, rank_info.ranks, name, min_replicas, batches.tokens, resumed, tuple(steps), told)
+    return TrainResult(
+        output / MODEL, rank_info.ranks, name, min_replicas, options.batch * options.length, resumed, tuple(steps), told
+    )
 
 
 def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, transport: Transport) -> list[str]:
@@ -181,10 +133,7 @@ def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, 
     if len(set(steps_R)) > 1:
         raise BadInput(f"{folder}: expected the same checkpoints on all ranks, found those of steps {steps_R}")
     if checkpoint is not None:
-        differ = [name for name, value in about.items() if checkpoint.about.get(name) != value]
-        if differ:
-            found = checkpoint.about.get(differ[0])
-            raise BadInput(f"{checkpoint.shards[0].parent}: was made with {differ[0]} {found}, expected {about[differ[0]]}")
+        check_same_training(checkpoint, about)
     if resume and transport.rank == 0:  # no rank writes before all have placed their experts
         remove_newer(folder, 0 if checkpoint is None else checkpoint.steps)
     placement = trainer.planned()
@@ -192,20 +141,6 @@ def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, 
         restore(trainer.state, checkpoint, [slots_G[transport.rank] for slots_G in placement.slots_LG])
     trainer.place(placement)
     return remarks
-
-
-def _committed(prepared: PreparedStep, seconds: float, moved: int) -> CommittedStep:
-    return CommittedStep(prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, seconds, moved)
-
-
-def _log(file: Path, step: CommittedStep) -> list[str]:
-    """Adds a step to a run's log. Returns a sentence if it cannot be written; training goes on."""
-    try:
-        with file.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(asdict(step)) + "\n")
-    except OSError as error:
-        return [f"{file}: steps were not logged: {error.strerror}"]
-    return []
 
 
 @contextmanager
@@ -221,10 +156,3 @@ def _transport(
             yield GlooTransport(new_process_group("gloo", options.timeout_s), heartbeats=heartbeats), "gloo"
         else:
             yield nccl_transport(device, options.timeout_s, heartbeats), "nccl"
-
-
-def _cluster(rank_info: RankInfo) -> Cluster:
-    """The ranks as GPUs that are alike; those of a machine are on one node, or all on nodes of their own if there is one."""
-    machine = rank_info.local_ranks if rank_info.local_ranks < rank_info.ranks else 1
-    gpus = (Gpu(f"rank-{rank}", "rank", rank // machine, 1e9, 1e9, 1) for rank in range(rank_info.ranks))
-    return Cluster("ranks", tuple(gpus))

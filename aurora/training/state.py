@@ -102,6 +102,7 @@ class TrainState:
             for module in modules_L
         ]
         self.layers = [ExpertParallel(module) for module in modules_L]
+        self._dropped_L: list[dict[int, ExpertState]] = [{} for _ in self.layers]  # since the last step
         for layer, trained in zip(model.layers, self.layers, strict=True):
             setattr(layer.block, layer.name, trained)
         weights = [trained.weights for trained in self.parameters()]
@@ -126,6 +127,8 @@ class TrainState:
     def hold(self, layer: int, wanted: Sequence[int], arrived: Mapping[int, ExpertState]) -> None:
         """Makes this rank hold exactly the experts `wanted` of a layer, by slot; then `continue_after` must be called.
 
+        What it drops is kept until the next step; see `take_back`.
+
         Args:
             layer: index of the MoE layer.
             wanted: the experts.
@@ -138,11 +141,24 @@ class TrainState:
         assert not lacking or not self.steps, "the model's files have experts as they were before the first step"
         read = module.reader.read(lacking) if lacking else {}
         found = {**arrived, **{expert: {name: untrained(each) for name, each in read[expert].items()} for expert in read}}
+        dropped = {expert: self.expert(layer, expert) for expert in module.held if expert not in wanted}
+        self._dropped_L[layer] = {**self._dropped_L[layer], **dropped}
         for name, trained in self.experts_L[layer].items():
             held = dict(zip(module.held, trained.state.unbind(1), strict=True))
             parts = [found[expert][name] if expert in found else held[expert] for expert in wanted]
             trained.hold(torch.stack(parts, dim=1) if parts else trained.state[:, :0].clone())
         module.held, module.local.num_experts = tuple(wanted), len(wanted)
+
+    def take_back(self) -> None:
+        """Holds all that was dropped since the last step too: other ranks may not have got it. Then as after `hold`."""
+        for number, (layer, dropped) in enumerate(zip(self.layers, self._dropped_L, strict=True)):
+            self.hold(number, (*layer.held, *(expert for expert in dropped if expert not in layer.held)), dropped)
+
+    def forget_experts(self) -> None:
+        """Holds no expert, and keeps none that was dropped. Then as after `hold`."""
+        for number in range(len(self.layers)):
+            self.hold(number, (), {})
+            self._dropped_L[number] = {}
 
     def continue_after(self, steps: int) -> None:
         """Makes the optimizer go on from the parameters' states, after so many steps."""
@@ -184,6 +200,7 @@ class TrainState:
 
     def step(self, scale: float) -> None:
         """Takes one step of AdamW by the summed gradients times `scale`."""
+        self._dropped_L = [{} for _ in self.layers]
         for trained in self.parameters():
             trained.gradient.mul_(scale)
         self._adam.step()

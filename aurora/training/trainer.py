@@ -1,8 +1,10 @@
 """Trainer: one rank's part of each training step. A step is prepared with all other ranks, and committed by each on its own."""
 
+import hashlib
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
+from aurora.models.own_weights import load_without_experts
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
@@ -18,8 +21,8 @@ from aurora.training.data import GlobalBatches
 from aurora.training.migration import held_by_all, move_experts, next_placement
 from aurora.training.precision import Float64Throughout
 from aurora.training.router_loss import load_balancing_loss, router_loss_weight
-from aurora.training.state import TrainState
-from aurora.types import Cluster, Order, Placement, TrainOptions
+from aurora.training.state import TrainState, optimizer_dtype
+from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray
 
 LEAST_GAIN = 0.02  # of the busiest ranks' loads, for which experts move
@@ -171,6 +174,29 @@ class Trainer:
     def _order(self, bytes_RR: IntArray) -> Order:
         np.fill_diagonal(bytes_RR, 0)
         return ORDER["openshop"](bytes_RR, self._cluster.network, rng=np.random.default_rng(0))
+
+
+def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOptions) -> tuple[Trainer, dict[str, Any]]:
+    """Returns a trainer of a model as its files have it, and what tells this training from others, for checkpoints.
+
+    Args:
+        path: the model's folder.
+        device: where to train.
+        samples_NT: (N, T) int64, the token ids of all samples.
+        options: how to train.
+    """
+    model = load_without_experts(path, device, optimizer_dtype(options))
+    about = {
+        "model": model.fingerprint(), "batch": options.batch, "length": options.length, "seed": options.seed,
+        "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16], "dtype": options.dtype,
+    }  # fmt: skip
+    return Trainer(model, GlobalBatches(samples_NT, options.batch, options.seed), options), about
+
+
+def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
+    """Returns ranks as GPUs that are alike, `machine` of them on each node."""
+    gpus = (Gpu(f"rank-{rank}", "rank", rank // machine, 1e9, 1e9, 1) for rank in range(ranks))
+    return Cluster("ranks", tuple(gpus))
 
 
 def busiest(placement: Placement, load_LE: FloatArray) -> float:

@@ -33,6 +33,7 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "hang_s": LONGEST_S,
     "time_limit_s": LONGEST_S,
     "respawn": 1000,
+    "min_ranks": 4096,
     "window_tokens": 1 << 30,
     "windows": 1 << 20,
     "slots_per_gpu": 1 << 16,
@@ -323,6 +324,9 @@ class TrainOptions:
         rebalance_every: steps after which experts are placed anew by their loads, if that pays; None: they stay.
         checkpoint_every: steps between two checkpoints; None: one at the end.
         resume: go on from the newest checkpoint in the output folder.
+        elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
+        respawn: with elastic: how many times each lost rank is restarted.
+        min_ranks: with elastic: with fewer ranks training waits until lost ones are back.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         seed: for the sequence of the samples.
@@ -343,6 +347,9 @@ class TrainOptions:
     rebalance_every: int | None = None
     checkpoint_every: int | None = None
     resume: bool = False
+    elastic: bool = False
+    respawn: int = 0
+    min_ranks: int = 1
     dtype: str = "float32"
     transport: str = "auto"
     seed: int = 0
@@ -351,13 +358,20 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "steps", "ranks", "batch", "length", "learning_rate", "max_norm", "min_replicas", "slots_per_gpu")
-        _above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s")
-        _zero_or_more(self, "weight_decay", "seed")
+        _above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s", "min_ranks")
+        _zero_or_more(self, "weight_decay", "seed", "respawn")
         if self.router_loss is not None:
             _zero_or_more(self, "router_loss")
         for name, known in (("dtype", TRAIN_DTYPES), ("transport", TRAIN_TRANSPORTS)):
             if getattr(self, name) not in known:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.elastic and self.transport not in ("auto", "gloo"):
+            raise BadInput(f"`elastic`: expected `transport` gloo, found {self.transport}")
+        for name, default in (("respawn", 0), ("min_ranks", 1)):
+            if (found := getattr(self, name)) != default and not self.elastic:
+                raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
+        if self.min_ranks > self.ranks:
+            raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
             raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
         if not 0 <= self.port < 65536:

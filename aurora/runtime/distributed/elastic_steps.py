@@ -1,7 +1,7 @@
 """Elastic steps: work in steps, done by whoever is there; each step is committed by all members or by none."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from aurora.errors import RankFailed
@@ -9,12 +9,16 @@ from aurora.runtime.distributed.commit_rule import NOTHING, MemberSteps, Settlem
 from aurora.runtime.distributed.member import Epoch, Member
 
 
+class StateLost(RankFailed):
+    """The members of an epoch do not hold all of the state, so that they have to go back to the last checkpoint."""
+
+
 class StepWork(Protocol):
     """What a member does in each step, and what it holds. Calls of `begin` and `prepare` are collective."""
 
     @property
     def step(self) -> int:
-        """How many steps the state that is held has had."""
+        """How many steps the state that is held has had; -1: none is held."""
 
     @property
     def steps(self) -> int:
@@ -26,7 +30,10 @@ class StepWork(Protocol):
     def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
         """Moves state, so that the epoch's members hold all of it; those in `settlement.stale` hold none before.
 
+        In a version of epoch 0 what nobody holds is in the checkpoint of that step.
+
         Raises:
+            StateLost: if the members do not hold all of it; on all members alike.
             RankFailed: if a member is lost, here and in `prepare`. What was held before the call must still be there then.
         """
 
@@ -57,6 +64,7 @@ def run_elastic(member: Member, work: StepWork) -> None:
         steps, agreed = settlement.applied(epoch.number, member.name, steps), False
         if settlement.version == NOTHING:
             steps = MemberSteps(Version(0, work.restore()), None, epoch.number)
+            settlement = replace(settlement, version=steps.committed, stale=frozenset())
         if settlement.version.step >= work.steps:
             return
         try:
@@ -71,7 +79,9 @@ def run_elastic(member: Member, work: StepWork) -> None:
                 agreed = member.vote(groups[0], leave=steps.prepared.step >= work.steps)
                 steps = steps.commit()
                 work.commit()
-        except RankFailed:
+        except RankFailed as error:
+            if isinstance(error, StateLost):
+                steps = MemberSteps(NOTHING, None, epoch.number)
             member.leave()
 
 

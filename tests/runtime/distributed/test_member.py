@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.elastic_steps import run_elastic
+from aurora.runtime.distributed.elastic_steps import StateLost, run_elastic
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
@@ -24,8 +24,8 @@ SECRET = b"of all members, and of nobody else"
 class Members:
     """Members as threads of this process: `start` one; `results` waits for all."""
 
-    def __init__(self, lighthouse, steps, **options):
-        self.lighthouse, self.steps, self.options = lighthouse, steps, options
+    def __init__(self, lighthouse, steps, work=SummedSteps, **options):
+        self.lighthouse, self.steps, self.work, self.options = lighthouse, steps, work, options
         self.works, self.errors, self._threads = {}, [], []
 
     def start(self, name):
@@ -41,7 +41,7 @@ class Members:
 
     def _run(self, name):
         member = Member(self.lighthouse.address, name, SECRET, timeout_s=60)
-        work = SummedSteps(member, self.steps, **self.options)
+        work = self.work(member, self.steps, **self.options)
         self.works[name] = work
         try:
             run_elastic(member, work)
@@ -83,6 +83,34 @@ def test_members_that_join_during_steps_fetch_the_state_and_no_step_is_lost(ligh
     assert works["late"].log[0][2] == ["late"]
     assert lost == []
     assert listening == {"127.0.0.1"}
+
+
+def test_members_that_hold_too_little_go_back_together(lighthouse, lost):
+    joined, restored = threading.Event(), threading.Event()
+
+    class Forgetful(SummedSteps):
+        def restore(self):
+            restored.set()
+            self.step, self.total = 2, 3.0
+            return self.step
+
+        def begin(self, epoch, settlement, groups):
+            super().begin(epoch, settlement, groups)
+            if len(epoch.members) == 4 and not restored.is_set():
+                raise StateLost("of the sum")
+
+    def join(step):
+        if step == 5 and not joined.is_set():
+            joined.set()
+            members.start("late")
+
+    members = Members(lighthouse, 30, Forgetful, step_s=0.005, on_commit=join)
+    for name in "abc":
+        members.start(name)
+    works = members.results()
+    assert [(work.step, work.total) for work in works.values()] == [(30, 465.0)] * 4
+    assert all(work.log[-1] == (("a", "b", "c", "late"), 2, []) for work in works.values())
+    assert lost == []
 
 
 def test_a_restarted_lighthouse_costs_no_step(lost):

@@ -1,0 +1,175 @@
+"""Elastic training: what a member of an elastic run does in each step, and how its state moves when members come and go."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.commit_rule import Settlement, Version
+from aurora.runtime.distributed.elastic_steps import StateLost
+from aurora.runtime.distributed.member import Epoch
+from aurora.runtime.distributed.transport import Transport
+from aurora.training.checkpoint import CheckpointWriter, check_same_training, newest_checkpoint, read_experts, restore
+from aurora.training.export import export_model
+from aurora.training.migration import held_by_all, send_dense
+from aurora.training.result import CHECKPOINTS, MODEL, CommittedStep, committed_step
+from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
+from aurora.types import Placement, TrainOptions
+
+
+class ElasticTraining:
+    """A member's part of an elastic training run: the StepWork of `run_elastic`.
+
+    After a change of membership experts are placed so that few move; they come from replicas, with what AdamW keeps of them. If
+    all replicas of an expert are lost, all members go back to the last checkpoint. The last step trains nothing: it writes the
+    model.
+
+    Args:
+        load: returns a Trainer of the model as its files have it, and what is kept in checkpoints of this training.
+        path: the model's folder.
+        options: how to train.
+        output: the run's folder.
+        connect: returns the transport of an epoch, by the epoch and its process groups.
+        on_final: called with each step once all members know that it is committed, and with the version that it led to.
+
+    Attributes:
+        step: how many steps the state that is held has had; -1: none is held.
+        steps: how many there are, writing the model included.
+        remarks: a sentence for each file that could not be used or written.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[Trainer, Mapping[str, Any]]],
+        path: str,
+        options: TrainOptions,
+        output: Path,
+        connect: Callable[[Epoch, list[Any]], Transport],
+        on_final: Callable[[Version, CommittedStep], None],
+    ) -> None:
+        self._load, self._path, self._options, self._output = load, path, options, output
+        self._connect, self._on_final = connect, on_final
+        self._trainer, about = load()
+        self._about = dict(about)
+        self._writer = CheckpointWriter(output / CHECKPOINTS, self._about)
+        self.step, self.steps = -1, options.steps + 1
+        self._prepared: PreparedStep | None = None
+        self._committed: tuple[Version, CommittedStep] | None = None  # the last step, until all know that it is
+        self._moved, self._since_s = 0, time.perf_counter()
+        self._read: int | None = None  # steps of the checkpoint that was read last
+        self._remarks: list[str] = []
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence for each file that could not be used or written."""
+        return self._remarks + self._writer.failures
+
+    def restore(self) -> int:
+        """Goes back to the newest whole checkpoint, or to the model's files if there is none. Returns its number of steps."""
+        checkpoint, remarks = newest_checkpoint(self._output / CHECKPOINTS)
+        self._remarks += remarks
+        self._committed = None
+        if self.step < 0:
+            self._since_s = time.perf_counter()
+        self.step = 0 if checkpoint is None else checkpoint.steps
+        if checkpoint is not None:
+            check_same_training(checkpoint, self._about)
+            if self.step > self._options.steps:
+                raise BadInput(
+                    f"`steps`: the checkpoint in {self._output} has {self.step} already, found {self._options.steps}"
+                )
+            restore(self._trainer.state, checkpoint, [()] * len(self._trainer.state.layers))
+        elif self._trainer.state.steps:
+            self._trainer, _ = self._load()
+        self._trainer.state.forget_experts()
+        self._read = self.step
+        return self.step
+
+    def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
+        """Moves state so that the epoch's members hold all of it; see StepWork."""
+        self._epoch, self._transport = epoch, self._connect(epoch, groups)
+        trainer, transport, version = self._trainer, self._transport, settlement.version
+        state, cluster = trainer.state, alike_ranks(len(epoch.members))
+        trainer.join(transport, cluster)
+        stale = [rank for rank, name in enumerate(epoch.members) if name in settlement.stale]
+        holders = [rank for rank in range(len(epoch.members)) if rank not in stale]
+        if epoch.rank in stale:
+            self.step, self._committed, self._since_s = version.step, None, time.perf_counter()
+            state.forget_experts()
+        else:
+            state.take_back()
+        state.continue_after(self.step)
+        self._agree(holders)
+        held_R = held_by_all(state, transport)
+        lost_L = [set(range(layer.count)).difference(*held_L) for layer, *held_L in zip(state.layers, *held_R, strict=True)]
+        if any(lost_L) and version.epoch:
+            raise StateLost(f"rank {epoch.rank}: no rank holds expert {min(set().union(*lost_L))}")
+        send_dense(state, holders, stale, cluster, transport)
+        placement = trainer.planned()
+        if self.step:
+            self._read_lost(lost_L, placement)
+        self._moved += trainer.place(placement)
+
+    def _agree(self, holders: list[int]) -> None:
+        """Counts the tokens of experts alike on all members. Raises RankFailed if they went back to different checkpoints."""
+        layers = self._trainer.state.layers
+        tokens_LE = torch.tensor([layer.tokens_E.tolist() for layer in layers])
+        told_RX = self._transport.gather(torch.cat([torch.tensor([self.step]), tokens_LE.flatten()]))
+        steps = sorted(set(told_RX[holders, 0].tolist()))
+        if len(steps) > 1:
+            raise RankFailed(f"rank {self._epoch.rank}: members have gone back to checkpoints of steps {steps}")
+        for layer, tokens_E in zip(layers, told_RX[holders[0], 1:].view(tokens_LE.shape), strict=True):
+            layer.tokens_E[:] = tokens_E.numpy()
+
+    def _read_lost(self, lost_L: list[set[int]], placement: Placement) -> None:
+        """Reads from the checkpoint of this step the experts that no member holds and this one is to hold."""
+        state, rank = self._trainer.state, self._epoch.rank
+        wanted_L = [sorted(lost & set(slots_G[rank])) for lost, slots_G in zip(lost_L, placement.slots_LG, strict=True)]
+        if not any(wanted_L):
+            return
+        checkpoint, remarks = newest_checkpoint(self._output / CHECKPOINTS, self.step)
+        if checkpoint is None:
+            raise BadInput(f"{self._output}: the checkpoint of step {self.step} is gone; {'; '.join(remarks)}")
+        for number, experts in enumerate(read_experts(state, checkpoint, wanted_L)):
+            state.hold(number, (*state.layers[number].held, *experts), experts)
+
+    def prepare(self) -> None:
+        """Computes the next step with the other members. Experts may move before it, if that is due and pays."""
+        trainer, options = self._trainer, self._options
+        if self.step == options.steps:
+            dtype, folder = getattr(torch, options.dtype), self._output / MODEL
+            export_model(trainer.state, trainer.placement, self._transport, self._path, dtype, folder)
+            return
+        if options.rebalance_every is not None and self.step and self.step % options.rebalance_every == 0:
+            self._moved += trainer.rebalance()
+        self._prepared = trainer.prepare()
+
+    def commit(self) -> None:
+        """Performs the prepared step. All members know by now that the step before is committed: it is told and saved."""
+        if self._committed is not None:
+            self._on_final(*self._committed)
+        trainer, every = self._trainer, self._options.checkpoint_every
+        due = self.step == self._options.steps or (every is not None and self.step % every == 0)
+        if due and self.step != self._read:
+            self._writer.save(trainer.state, trainer.placement, self._epoch.rank)
+        self.step += 1
+        self._committed, prepared, self._prepared = None, self._prepared, None
+        if prepared is None:  # it has written the model
+            return
+        trainer.commit(prepared)
+        now_s = time.perf_counter()
+        step = committed_step(prepared, now_s - self._since_s, self._moved)
+        self._committed = Version(self._epoch.number, self.step), step
+        self._moved, self._since_s = 0, now_s
+
+    def discard(self) -> None:
+        """Forgets the prepared step, if there is one."""
+        self._trainer.discard()
+        self._prepared = None
+
+    def close(self) -> None:
+        """Waits until the last checkpoint is written."""
+        self._writer.wait()
