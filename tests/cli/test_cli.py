@@ -127,6 +127,7 @@ def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(a
             time.sleep(60)
 
     monkeypatch.setattr(api, "run", run_until_it_is_ended)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     for more, finished in (([], [False, True]), (["--resume"], [True, True])):
         code, _, err = aurora(*given, *more, "-o", answers)
         assert (code, resumed.pop()) == (130, 2 * bool(more))
@@ -450,7 +451,9 @@ def test_profile_by_workers(aurora, tmp_path):
     assert re.search(r"waited for [234] of 4 workers", out)
     refused(aurora(*args, "--workers", 0), "--workers: expected more than zero, found 0")
     refused(aurora(*args, "--workers", 2, "--redundancy", 3), "--redundancy: expected from 1 to the 2 workers, found 3")
-    refused(aurora(*args, "--redundancy", 2), "--redundancy, --scheme and --timeout say how --workers share the work")
+    refused(
+        aurora(*args, "--redundancy", 2), "--redundancy, --scheme, --timeout and --agreeing say how --workers share the work"
+    )
     refused(aurora(*args, "--workers", 2, "--precision", 0.1), "--precision: expected no --workers")
     refused(aurora("profile", model, "--workers", 2), "expected at least one text file")
     refused(aurora(*args, "--workers", 2, "--scheme", "best"), "--scheme: expected one of balanced, bcc, uncoded, cyclic")

@@ -198,7 +198,7 @@ def test_every_chart_is_complete_on_paper(opened):
         style = tab.add_style_tag(content=f"[data-chart={name}] canvas {{ visibility: visible }}")
         shapes, texts = (a - b for a, b in zip(drawn_on_paper(tab.pdf()), without, strict=True))
         style.evaluate("style => style.remove()")
-        assert shapes >= 4, name
+        assert shapes >= 2, name  # rectangles: a chart of lines has few
         assert texts >= 6, name
         added = [added[0] + shapes, added[1] + texts]
     assert [a - b for a, b in zip(whole, without, strict=True)] == added
