@@ -12,16 +12,20 @@ from aurora.types import Op
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 
 
-class MovableExperts(Protocol):
+class ReadableExperts(Protocol):
+    """One rank's experts of a MoE layer, which can be sent to other ranks."""
+
+    def empty_weights(self) -> Weights:
+        """Returns memory for the weights of an expert, by parameter name."""
+
+    def weights(self, expert: int) -> Weights:
+        """Returns the weights of an expert that this rank holds, by parameter name."""
+
+
+class MovableExperts(ReadableExperts, Protocol):
     """One rank's experts of a MoE layer, which may change between two forward passes: of `aurora run`, or of an engine."""
 
     ops: tuple[Op, ...]  # the layer's operations; others may take their place
-
-    def empty_weights(self) -> dict[str, torch.Tensor]:
-        """Returns memory for the weights of an expert, by parameter name."""
-
-    def weights(self, expert: int) -> dict[str, torch.Tensor]:
-        """Returns the weights of an expert that this rank holds, by parameter name."""
 
     def place(self, expert_map: ExpertMap, wanted: Sequence[int], arrived: Mapping[int, Weights]) -> None:
         """Serves by an expert map from the next forward pass on.
@@ -51,7 +55,7 @@ class WeightMessages:
 
     def __init__(
         self,
-        layers_ML: Sequence[Sequence[MovableExperts]],
+        layers_ML: Sequence[Sequence[ReadableExperts]],
         transfers: Sequence[ExpertTransfer],
         rank: int,
         ranks: int,

@@ -42,9 +42,7 @@ RECENT = 8  # steps, of which the shortest tells how long a slice may take
 MARGIN = 0.7  # of what a slice may take that it is meant to take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
 GROWTH = 2  # times the last piece of work that the next one is at most
-REST_S = (
-    0.1  # at most, after a piece of what is prepared; pieces that take longer are compiled code, which serving can go beside
-)
+REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
 
 LOG = logging.getLogger("aurora.control")

@@ -10,7 +10,8 @@ from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.survivors import ExpertTransfer, expert_transfers, transfer_bytes
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.runtime.distributed.transport import Transport
-from aurora.training.state import ExpertState, TrainState
+from aurora.runtime.expert_moves import WeightMessages
+from aurora.training.state import ExpertState, LayerState, TrainState
 from aurora.training.tensor_exchange import exchange_tensors
 from aurora.types import Cluster, Placement
 from aurora.types.arrays import FloatArray
@@ -92,24 +93,17 @@ def move_experts(
         The transfers; those without a source were read.
     """
     rank, ranks = transport.rank, transport.ranks
-    likes_L = [state.likes(layer) for layer in range(len(state.layers))]
-    expert_bytes = sum(like.nbytes for like in likes_L[0].values())
+    layers = [LayerState(state, number) for number in range(len(state.layers))]
+    expert_bytes = sum(each.nbytes for each in layers[0].empty_weights().values())
     transfers = expert_transfers([placement], [[held] for held in held_R], [expert_bytes])
-    outgoing_R: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
-    incoming_R: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
-    for move in transfers:
-        if move.source == rank:
-            outgoing_R[move.to] += state.expert(move.layer, move.expert).values()
-        elif move.to == rank and move.source is not None:
-            incoming_R[move.source].append(move)
-    like_R = [[like for move in moves for like in likes_L[move.layer].values()] for moves in incoming_R]
     bytes_RR = transfer_bytes(transfers, [expert_bytes], ranks)
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
-    arrived_L: list[dict[int, ExpertState]] = [{} for _ in likes_L]
-    found_R = exchange_tensors(transport, order, outgoing_R, like_R, next(state.parameters()).state)
-    for moves, found in zip(incoming_R, map(iter, found_R), strict=True):
-        for move in moves:
-            arrived_L[move.layer][move.expert] = {name: next(found) for name in likes_L[move.layer]}
+    messages = WeightMessages([layers], transfers, rank, ranks)
+    transport.exchange(order, *messages.cut(0, messages.bytes), lambda *_: None)
+    transport.wait()
+    arrived_L: list[dict[int, ExpertState]] = [{} for _ in layers]
+    for move, arrived in messages.arrived():
+        arrived_L[move.layer][move.expert] = arrived
     for number, slots_G in enumerate(placement.slots_LG):
         state.hold(number, slots_G[rank], arrived_L[number])
     state.continue_after(state.steps)

@@ -213,3 +213,23 @@ class TrainState:
         """Forgets all gradients, so that a step can be prepared anew."""
         for trained in self.parameters():
             trained.forget_gradient()
+
+
+class LayerState:
+    """The state of the experts of one layer that this rank holds: the ReadableExperts of training.
+
+    Args:
+        state: all of this rank's state.
+        layer: index of the MoE layer.
+    """
+
+    def __init__(self, state: TrainState, layer: int) -> None:
+        self._state, self._layer = state, layer
+
+    def empty_weights(self) -> ExpertState:
+        """Returns memory for the state of an expert."""
+        return self._state.likes(self._layer)
+
+    def weights(self, expert: int) -> ExpertState:
+        """Returns the state of an expert that this rank holds: views."""
+        return self._state.expert(self._layer, expert)

@@ -307,9 +307,8 @@ def _best_step(layer, g, left, target):
         for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
             if time_G[h] >= limit or holds_GE[h, a] or not _keeps(layer, a, g, h):
                 continue
-            equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (
-                cost_G[g] + cost_G[h]
-            )  # both times, if b were of the best size
+            # Both times, if b were of the best size.
+            equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (cost_G[g] + cost_G[h])
             if _relief(top, equal * (1 - LEAST_RELIEF), target, 0, left) <= best:
                 continue
             for q in range(slots_G[h]):
