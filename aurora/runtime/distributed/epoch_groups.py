@@ -80,23 +80,26 @@ def connect_groups(
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
     """
     found: list[EpochGroups] = []
+    lock, waited_for = threading.Lock(), True
 
     def connect() -> None:
         store = open_store()
         before = _sockets()
         made = [_group(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout_s, host) for group in range(groups)]
-        new = (number for inode, number in _sockets().items() if inode not in before)
-        epoch_groups = EpochGroups(made, _connected(new))
-        if stopped.is_set():
-            epoch_groups.abort()
-        else:
-            found.append(epoch_groups)
+        with lock:
+            if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
+                new = (number for inode, number in _sockets().items() if inode not in before)
+                found.append(EpochGroups(made, _connected(new)))
 
     reason = "the epoch was over before all had joined"
     try:
         _ends(connect, stopped, 0.0)
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
+    with lock:
+        waited_for = False
+    if found and stopped.is_set():
+        found.pop().abort()
     if not found:
         raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
     return found[0]

@@ -4,6 +4,9 @@ import os
 import socket
 import threading
 
+import pytest
+
+from aurora.errors import RankFailed
 from aurora.runtime.distributed import epoch_groups
 from aurora.runtime.distributed.connections import watched
 from aurora.runtime.distributed.launcher import hosted_store
@@ -47,3 +50,29 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         end.settimeout(300)
         assert end.recv(1) == b""
         os.close(end.detach())
+
+
+def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(monkeypatch):
+    stopped, go_on = threading.Event(), threading.Event()
+    made = []
+
+    def group(*_):
+        stopped.set()
+        assert go_on.wait(60)
+        made.append(threading.current_thread())
+
+    monkeypatch.setattr(epoch_groups, "_group", group)
+    with hosted_store(0) as store:
+        with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
+            epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, stopped)
+        stopped.clear()  # the next epoch, and one of its connections
+        ours, others = socket.socketpair()
+        taken = []
+        monkeypatch.setattr(epoch_groups, "_connected", lambda descriptors: taken.append(list(descriptors)) or [])
+        go_on.set()
+        while not made:
+            pass
+        made[0].join(60)
+    assert taken == []
+    for end in (ours, others):
+        end.close()
