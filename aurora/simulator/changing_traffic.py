@@ -10,7 +10,7 @@ from aurora.planner.control.controller import LENGTHENED, Controller, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.plan_controller import slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance
-from aurora.planner.replication.registry import place
+from aurora.planner.replication.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
@@ -257,7 +257,7 @@ def follow_traffic(
         def planned(window: int, held: IntArray) -> Placement | IntArray:
             if not window or window % many:
                 return held
-            return place(load_WLE[window - many : window].sum(axis=0), alike, "eplb").placement
+            return place_unbounded(load_WLE[window - many : window].sum(axis=0), alike, "eplb")
 
         return planned
 

@@ -23,7 +23,7 @@ from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
-from aurora.planner.replication.registry import REPLICAS, best_divided, place
+from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
 from aurora.planner.replication.replica_counts import allocate, capped
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.types import Cluster, FailureDomains, GpuSlots, Placement, PlanOptions, Profile
@@ -248,13 +248,13 @@ def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.
     """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
     cost_G = problem.searched.token_s_G
     slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
-    load_E = problem.expected.load_WE.mean(axis=0)
-    packed = place(load_E, slots, options.place, seed=options.seed).placement
+    load_1E = problem.expected.load_WE.mean(axis=0)[None]
+    packed = place_unbounded(load_1E, slots, options.place, options.seed)
     if options.place == "eplb":
         return packed
-    starts = [packed if REPLICAS[options.place].divided_evenly else place(load_E, slots, seed=options.seed).placement]
+    starts = [packed if REPLICAS[options.place].divided_evenly else place_unbounded(load_1E, slots, seed=options.seed)]
     if slots.alike:
-        starts.append(place(load_E, slots, "eplb").placement)
+        starts.append(place_unbounded(load_1E, slots, "eplb"))
     else:
         starts.append(_unreplicated(problem, "balanced", options.assign, rng))
     found = [_searched(problem, each, rng, replicas=True) for each in (starts, _relaxed(problem)) if each]
@@ -326,7 +326,8 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
         return None
     larger = GpuSlots(np.maximum(more_G, held_G), problem.searched.token_s_G)
-    start = place(problem.expected.load_WE.mean(axis=0), larger).placement if larger.alike else placement
+    load_1E = problem.expected.load_WE.mean(axis=0)[None]
+    start = place_unbounded(load_1E, larger) if larger.alike else placement
     layer = PhaseSums.of(problem.searched, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)

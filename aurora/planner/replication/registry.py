@@ -112,22 +112,19 @@ def place(
     seed: int = 0,
 ) -> ReplicaPlacement:
     """Places experts and their replicas into the slots of GPUs, layer by layer; see `aurora.place`."""
-    load_LE = expert_loads("loads", load_LE).copy()  # a copy, since locked arrays would compile a second version of the code
-    experts = load_LE.shape[1]
+    load_LE = expert_loads("loads", load_LE)
     if method not in REPLICAS:
         raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
     PlanOptions(seed=seed)  # refuses what no seed can be
-    count_E = None if replicas is None else checked_counts(replicas, experts, 1, slots.slots_G, "GPUs")
+    count_E = None if replicas is None else checked_counts(replicas, load_LE.shape[1], 1, slots.slots_G, "GPUs")
     if count_E is not None and (count_E > slots.gpus).any():
         raise InfeasiblePlan(
             f"expert {count_E.argmax()} has {count_E.max()} replicas for {slots.gpus} GPUs, one on each at most"
         )
-    if experts > slots.slots_G.sum():
-        raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
     strategy = REPLICAS[method]
     warm_up(method)
     began = time.perf_counter()
-    tables = [strategy.make(load_E, slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+    tables = _tables(load_LE, slots, method, count_E, seed)
     seconds = time.perf_counter() - began
     top_L = [_max_time(split * load[held], slots) for (held, split), load in zip(tables, load_LE, strict=True)]
     if count_E is None:
@@ -136,12 +133,38 @@ def place(
         bound_L = [load_bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
     return ReplicaPlacement(
         method,
-        Placement.of_slots(*(np.stack(table) for table in zip(*tables, strict=True))),
+        _placement(tables),
         np.array(top_L),
         np.array([load_bounds.mean_load(load_E, slots) for load_E in load_LE]),
         np.minimum(bound_L, top_L),  # apart only by rounding
         seconds,
     )
+
+
+def place_unbounded(load_LE: FloatArray, slots: GpuSlots, method: str = "equal-split", seed: int = 0) -> Placement:
+    """Returns the placement of `place` without its bounds, which can take a hundred times as long.
+
+    Args:
+        load_LE: (L, E) float64, the load of each expert in each layer.
+        slots, method, seed: as in `place`.
+
+    Raises:
+        InfeasiblePlan: if the slots are too few.
+    """
+    return _placement(_tables(load_LE, slots, method, None, seed))
+
+
+def _tables(load_LE: FloatArray, slots: GpuSlots, method: str, count_E: IntArray | None, seed: int) -> list[SlotTables]:
+    """Places each layer. Raises InfeasiblePlan if the slots are too few."""
+    experts = load_LE.shape[1]
+    if experts > slots.slots_G.sum():
+        raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")
+    # Copies, since locked arrays would compile a second version of the code.
+    return [REPLICAS[method].make(load_E.copy(), slots, count_E, np.random.default_rng(seed)) for load_E in load_LE]
+
+
+def _placement(tables: Sequence[SlotTables]) -> Placement:
+    return Placement.of_slots(*(np.stack(table) for table in zip(*tables, strict=True)))
 
 
 def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> Placement:
