@@ -94,9 +94,8 @@ def move_experts(
     """
     rank, ranks = transport.rank, transport.ranks
     layers = [LayerState(state, number) for number in range(len(state.layers))]
-    expert_bytes = sum(each.nbytes for each in layers[0].empty_weights().values())
-    transfers = expert_transfers([placement], [[held] for held in held_R], [expert_bytes])
-    bytes_RR = transfer_bytes(transfers, [expert_bytes], ranks)
+    transfers = expert_transfers([placement], [[held] for held in held_R], [state.expert_bytes])
+    bytes_RR = transfer_bytes(transfers, [state.expert_bytes], ranks)
     order = ORDER["openshop"](bytes_RR, cluster.network, rng=np.random.default_rng(0))
     messages = WeightMessages([layers], transfers, rank, ranks)
     transport.exchange(order, *messages.cut(0, messages.bytes), lambda *_: None)

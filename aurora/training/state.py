@@ -115,6 +115,11 @@ class TrainState:
         for named in self.experts_L:
             yield from named.values()
 
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of an expert's state, three times those of its weights."""
+        return sum(like.nbytes for like in self.likes(0).values())
+
     def likes(self, layer: int) -> dict[str, torch.Tensor]:
         """Returns for each parameter of a layer's experts an empty tensor like one expert's state."""
         return {name: trained.state.new_empty((3, *trained.state.shape[2:])) for name, trained in self.experts_L[layer].items()}

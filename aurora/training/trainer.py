@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +22,11 @@ from aurora.runtime.token_permutation import exact_dtype
 from aurora.training.data import GlobalBatches
 from aurora.training.migration import held_by_all, move_experts, next_placement
 from aurora.training.precision import Float64Throughout
+from aurora.training.rebalancing import Rebalancer
 from aurora.training.router_loss import load_balancing_loss, router_loss_weight
 from aurora.training.state import TrainState, optimizer_dtype
 from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray
-
-LEAST_GAIN = 0.02  # of the busiest ranks' loads, for which experts move
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Trainer:
         model: a model of `load_without_experts`, in `optimizer_dtype`.
         batches: the global batch of each step.
         options: how to train.
+        clock: returns seconds.
 
     Attributes:
         state: the weights that this rank trains.
@@ -64,8 +66,11 @@ class Trainer:
 
     placement: Placement
 
-    def __init__(self, model: MoeModel, batches: GlobalBatches, options: TrainOptions) -> None:
-        self._model, self._batches, self._options = model, batches, options
+    def __init__(
+        self, model: MoeModel, batches: GlobalBatches, options: TrainOptions, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._model, self._batches, self._options, self._clock = model, batches, options, clock
+        self._move_Bps: float | None = None  # of the last moves
         if options.dtype == "float64":  # which torch's grouped kernels do not take
             model.model.set_experts_implementation("eager")
         self._router_weight = router_loss_weight(model, options.router_loss)
@@ -89,6 +94,15 @@ class Trainer:
         Returns:
             How many experts came from other ranks.
         """
+        moved, _ = self._move(placement)
+        min_replicas = self._options.min_replicas_among(self._transport.ranks)
+        self._rebalancer = Rebalancer(placement, self._cluster, self.state.expert_bytes, min_replicas, self._move_Bps)
+        self._told_LE, self._step_s = np.zeros_like(self._tokens_LE()), list[float]()
+        return moved
+
+    def _move(self, placement: Placement) -> tuple[int, float]:
+        """The same. Returns also how many seconds it took."""
+        began_s = self._clock()
         held_R = held_by_all(self.state, self._transport)
         transfers = move_experts(self.state, held_R, placement, self._cluster, self._transport)
         self.placement = placement
@@ -98,7 +112,10 @@ class Trainer:
             expert_map = ExpertMap(slots_G, rank, split_EG, local_first=True).to(self._device)
             tokens_G = np.ceil((layer.tokens_E + 1) @ split_EG).astype(np.int64)
             layer.serve(slots_G, expert_map, self._order(np.tile(tokens_G, (ranks, 1))), self._transport)
-        return sum(move.source is not None for move in transfers)
+        moved, seconds = sum(move.source is not None for move in transfers), self._clock() - began_s
+        if moved and seconds:
+            self._move_Bps = moved * self.state.expert_bytes / seconds
+        return moved, seconds
 
     def planned(self) -> Placement:
         """Returns a placement by the tokens since experts moved last, near what the ranks hold. A collective call."""
@@ -109,24 +126,30 @@ class Trainer:
         return next_placement(held_R, load_LE, self._cluster, slots, min_replicas)
 
     def rebalance(self) -> int:
-        """Places experts anew by the tokens since they moved last, if that pays. A collective call.
-
-        They stay where they are unless the busiest ranks, summed over layers, would have had LEAST_GAIN fewer tokens.
+        """Ends a window of steps: experts move if that pays, see Rebalancer. A collective call.
 
         Returns:
             How many experts came from other ranks.
         """
-        load_LE, found = self._load_LE(), self.planned()
-        if busiest(found, load_LE) > (1 - LEAST_GAIN) * busiest(self.placement, load_LE):
+        tokens_LE, step_s = self._tokens_LE(), self._step_s
+        found = self._rebalancer.window(tokens_LE - self._told_LE, step_s, self._transport)
+        self._told_LE, self._step_s = tokens_LE, []
+        if found is None:
             return 0
-        moved = self.place(found)
+        moved, seconds = self._move(found)
+        self._rebalancer.moved(seconds, self._transport)
         for layer in self.state.layers:
             layer.tokens_E[:] = 0
+        self._told_LE = np.zeros_like(tokens_LE)
         return moved
 
+    def _tokens_LE(self) -> IntArray:
+        """(L, E): the tokens of each expert since experts moved last."""
+        return np.array([layer.tokens_E for layer in self.state.layers])
+
     def _load_LE(self) -> FloatArray:
-        """(L, E): the tokens of each expert since experts moved last; equal before any."""
-        load_LE = np.array([layer.tokens_E for layer in self.state.layers], dtype=np.float64)
+        """(L, E): the same; equal before any."""
+        load_LE = self._tokens_LE().astype(np.float64)
         return load_LE if load_LE.any() else load_LE + 1
 
     def prepare(self) -> PreparedStep:
@@ -136,7 +159,7 @@ class Trainer:
             BadInput: if the loss or a gradient is not finite; on all ranks alike.
             RankFailed: if a rank is lost.
         """
-        step, transport = self.state.steps, self._transport
+        step, transport, began_s = self.state.steps, self._transport, self._clock()
         tokens_BT = torch.from_numpy(self._batches.of(step, transport.rank, transport.ranks)).to(self._device)
         balanced = {"output_router_logits": True} if self._router_weight else {}
         with Float64Throughout() if self._options.dtype == "float64" else nullcontext():
@@ -160,6 +183,7 @@ class Trainer:
             )
         limit = self._options.max_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        self._step_s.append(self._clock() - began_s)
         return PreparedStep(step, whole_loss, whole_router_loss, norm, scale)
 
     def commit(self, prepared: PreparedStep) -> None:
@@ -197,8 +221,3 @@ def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
     """Returns ranks as GPUs that are alike, `machine` of them on each node."""
     gpus = (Gpu(f"rank-{rank}", "rank", rank // machine, 1e9, 1e9, 1) for rank in range(ranks))
     return Cluster("ranks", tuple(gpus))
-
-
-def busiest(placement: Placement, load_LE: FloatArray) -> float:
-    """Returns the tokens of the busiest rank of each layer, summed over layers, where the loads are load_LE (L, E)."""
-    return float(sum((load_E @ placement.split_EG(layer)).max() for layer, load_E in enumerate(load_LE)))

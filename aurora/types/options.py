@@ -321,7 +321,7 @@ class TrainOptions:
         router_loss: weight of the load-balancing loss; None: that of the model's config.
         min_replicas: replicas that each expert has at least, each on another rank; None: two, or one on one rank.
         slots_per_gpu: experts that each rank holds in a layer, replicas included; None: as many as the least replicas take.
-        rebalance_every: steps after which experts are placed anew by their loads, if that pays; None: they stay.
+        rebalance_every: steps after which experts move, if their loads say that it pays; None: they stay.
         checkpoint_every: steps between two checkpoints; None: one at the end.
         resume: go on from the newest checkpoint in the output folder.
         elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.

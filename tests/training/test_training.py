@@ -1,5 +1,6 @@
 """Training on ranks that are threads: the same losses as one process with plain transformers and AdamW, whatever the ranks."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -140,23 +141,27 @@ def assert_replicas_are_the_same(trainers):
     assert all(torch.equal(other[name].state, first[name].state) for other in others for name in first)
 
 
-def test_experts_move_to_follow_their_loads_if_that_pays(folder, alone):
+def test_experts_move_for_more_than_chance_and_if_that_pays(folder, alone):
+    alike, hot, other = ((0.4, 2 / 15, 0.1, 0.1, 4 / 15), (0.8, 0.05, 0.05, 0.05, 0.05), (0.05, 0.05, 0.8, 0.05, 0.05))
+
     def one(rank_info, memory):
-        trainer = Trainer(load_without_experts(folder, dtype=torch.float64), batches(), OPTIONS)
+        options, now_s = replace(OPTIONS, min_replicas=1), itertools.count(step=1000.0)  # so long takes a step, and a move
+        trainer = Trainer(load_without_experts(folder, dtype=torch.float64), batches(), options, lambda: next(now_s))
         transport = MemoryTransport(memory, rank_info.rank)
         transport.gather(torch.zeros(1, dtype=torch.uint8))
         trainer.join(transport, cluster(3))
         trainer.place(OTHER)
-        first, moved = trainer.prepare(), []
-        trainer.commit(first)
-        for _ in range(2):
+        rng, moved = np.random.default_rng(0), []
+        for share_E in (*[alike] * 5, hot, hot, other):  # OTHER divides the first equally
             for layer in trainer.state.layers:
-                layer.tokens_E[:] = (100, 1, 1, 1, 1)
+                layer.tokens_E += rng.multinomial(300, share_E)
             moved.append(trainer.rebalance())
+        first = trainer.prepare()
+        trainer.commit(first)
         return moved, [first.loss, trainer.prepare().loss], trainer.placement
 
     for moved, losses, placement in launch_threads(one, 3, Memory(3, 60.0), timeout_s=60.0):
-        assert moved[0] > 0 == moved[1]
+        assert [each > 0 for each in moved] == [False] * 5 + [True] + [False] * 2, "the last would take longer than all windows"
         assert all(0 in held for layer in placement.slots_LG for held in layer)
         np.testing.assert_allclose(losses, alone[0][:2, 0], rtol=0, atol=1e-9)
 
