@@ -20,7 +20,7 @@ from aurora.profiler.import_routing import file_digest
 from aurora.profiler.partial_profile import PartialProfile, job_of
 from aurora.profiler.redundant_counting import count_with_workers
 from aurora.profiler.routing_counts import Batches, RoutingCounts, keeps_choices, next_round, route_round
-from aurora.runtime.distributed.coded_aggregation import Watch
+from aurora.runtime.distributed.aggregation_round import Watch
 from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
 from aurora.types import CountingOptions, Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind

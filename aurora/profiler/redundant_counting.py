@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
 from aurora.profiler.routing_counts import Batches, ForwardPass, RoutingCounts, keeps_choices, next_round, route_round
-from aurora.runtime.distributed.coded_aggregation import Delay, Watch, coded_sum
+from aurora.runtime.distributed.aggregation_round import Watch
+from aurora.runtime.distributed.aggregation_worker import Delay
+from aurora.runtime.distributed.coded_aggregation import coded_sum
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.types import CoActivation, CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
@@ -70,7 +72,7 @@ class _Part:
     options: ProfileOptions
     parts: int
 
-    def __call__(self, number: int, _argument: object) -> IntArray:
+    def __call__(self, number: int, _arguments: object) -> IntArray:
         model = _loaded(self.path)
         state, stand_in, before = RoutingCounts(), RoutingCounts(), 0
         for round_ in _rounds(model, self.files, self.options):

@@ -1,5 +1,6 @@
 """Training job of the paper: logistic regression by Nesterov's accelerated gradient, on its data model (§III.C)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,15 +15,14 @@ STEP = 0.2
 
 @dataclass(frozen=True)
 class Descent:
-    """The data of the training job. Called with (batch, model_F), returns the batch's sum of gradients (F,) at the model."""
+    """The data of the training job. Called with a batch and model_F as "model", returns its sum of gradients (F,) there."""
 
     features: int  # F, of a point
     points: int  # P, of each batch
     seed: int  # of the data
 
-    def __call__(self, batch: int, model_F: NDArray[Any] | None) -> FloatArray:
-        assert model_F is not None
-        return gradient(*batch_of(self, batch), model_F)
+    def __call__(self, batch: int, arguments: Mapping[str, NDArray[Any]]) -> FloatArray:
+        return gradient(*batch_of(self, batch), arguments["model"])
 
 
 @lru_cache(maxsize=128)

@@ -149,13 +149,15 @@ def performed(
     receiving = _Receiving()
     before = loss(descent, workers, np.zeros(features))
     found: dict[str, list[Timing]] = {name: [] for name in names}
-    with pool(descent, [code for _, code, _ in drawn], np.zeros(features), delay_s=injected, watch=receiving) as started:
+    with pool(descent, [code for _, code, _ in drawn], delay_s=injected, watch=receiving) as started:
         for number, (name, code, times) in enumerate(drawn):
             receiving.receive_s = times.receive_s * options.stretch
             state, seconds, waits, compute_s, error = start(features), 0.0, [], 0.0, 0.0
-            started.aggregate(state.ahead_F, number)  # data are made and processes settle before the clock runs
+            started.aggregate(
+                state.ahead_F, {"model": state.ahead_F}, number
+            )  # data are made and processes settle before the clock runs
             for iteration in range(1, iterations + 1):
-                collected = started.aggregate(state.ahead_F, number)
+                collected = started.aggregate(state.ahead_F, {"model": state.ahead_F}, number)
                 seconds += collected.seconds
                 waits.append(len(collected.arrived))
                 compute_s += float(times.compute_IW[iteration, list(collected.arrived)].max())

@@ -8,6 +8,7 @@
   member's end; `connections`, `signed_messages`, `secret`: how they talk, and prove who they are; `elastic_steps`,
   `commit_rule`: steps that all members commit or none
 - `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
-- `coded_aggregation`: a sum from redundant workers
+- `coded_aggregation`: a sum from redundant workers; `aggregation_round`: what has arrived of it; `aggregation_worker`: a
+  worker's end; `aggregation_messages`: their messages
 - `secret`: the secret that members prove to know
 """

@@ -42,7 +42,7 @@ def test_nesterovs_first_step_is_plain_descent_and_losses_fall():
     state, losses = start(40), []
     for _ in range(30):
         losses.append(loss(descent, 4, state.model_F))
-        state = state.after(sum(descent(b, state.ahead_F) for b in range(4)), 40)
+        state = state.after(sum(descent(b, {"model": state.ahead_F}) for b in range(4)), 40)
     assert losses[0] == pytest.approx(np.log(2))
     assert losses[-1] < losses[0] / 2
 

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch.distributed import TCPStore
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, make_code
-from aurora.runtime.distributed.coded_aggregation import RESULTS_KEY, CodedAggregator, _packed, _unpacked, coded_sum
+from aurora.runtime.distributed.aggregation_messages import RESULTS_KEY, pack_message, unpack_message
+from aurora.runtime.distributed.coded_aggregation import CodedAggregator, coded_sum
 from aurora.runtime.distributed.secret import new_secret, proof
 
 COUNTS = np.zeros((3, 4), dtype=np.int64)
@@ -32,11 +34,11 @@ def me():
     return int(multiprocessing.current_process().name.rsplit("-", 1)[1])
 
 
-def counts(batch, _argument=None):
+def counts(batch, _arguments=None):
     return np.random.default_rng(batch).integers(0, 1000, COUNTS.shape)
 
 
-def reals(batch, _argument=None):
+def reals(batch, _arguments=None):
     return np.random.default_rng(batch).standard_normal(5)
 
 
@@ -44,7 +46,7 @@ def serial(work, batches):
     return sum(work(batch) for batch in range(batches))
 
 
-def misbehave(how, workers, batch, _argument=None):
+def misbehave(how, workers, batch, _arguments=None):
     """The workers named do `how`; the others work."""
     if me() in workers:
         if how == "stall":
@@ -97,7 +99,7 @@ FATES = {
 }
 
 
-def by_fate(known, batch, _argument):
+def by_fate(known, batch, _arguments):
     """Worker 0 works once it is known what became of the others, who misbehave each in their own way."""
     if me() == 0:
         wait_for(known)
@@ -124,9 +126,9 @@ def telling(path, workers):
 def test_workers_that_misbehave_change_nothing_and_nobody_is_left(tmp_path):
     known = tmp_path / "known"
     code = GradientCode("balanced", np.ones((6, 2)))
-    with CodedAggregator(functools.partial(by_fate, known), [code], COUNTS, watch=telling(known, range(1, 5))) as aggregator:
+    with CodedAggregator(functools.partial(by_fate, known), [code], watch=telling(known, range(1, 5))) as aggregator:
         pids = children()
-        found = aggregator.aggregate()
+        found = aggregator.aggregate(COUNTS)
     assert (found.total == serial(counts, 2)).all()
     assert found.arrived == (0,)
     assert [report.state for report in found.reports[1:]] == [state for _, state in FATES.values()]
@@ -144,7 +146,7 @@ def test_cyclic_repetition_waits_for_all_but_the_repeated():
     assert sorted(found.arrived) == [0, 2, 3]
 
 
-def nan_of_one(known, batch, _argument):
+def nan_of_one(known, batch, _arguments):
     if me() == 0:
         return np.full(5, np.nan)
     wait_for(known)
@@ -154,8 +156,8 @@ def nan_of_one(known, batch, _argument):
 def test_nan_is_refused(tmp_path):
     known = tmp_path / "known"
     code = GradientCode("balanced", np.ones((2, 1)))
-    with CodedAggregator(functools.partial(nan_of_one, known), [code], REALS, watch=telling(known, [0])) as aggregator:
-        found = aggregator.aggregate()
+    with CodedAggregator(functools.partial(nan_of_one, known), [code], watch=telling(known, [0])) as aggregator:
+        found = aggregator.aggregate(REALS)
     assert found.reports[0].state == "refused: expected finite numbers, found NaN or infinity"
     assert found.total == pytest.approx(reals(0))
 
@@ -179,7 +181,7 @@ def test_nothing_for_too_long_is_a_failure():
         coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
 
 
-def lies(known, lying, batch, _argument):
+def lies(known, lying, batch, _arguments):
     """The workers `lying` add a thousand; the others wait for them. The master computes what is right."""
     name = multiprocessing.current_process().name
     if name == "MainProcess" or me() not in lying:
@@ -194,15 +196,15 @@ def test_a_copy_that_differs_is_computed_anew_and_who_sent_it_is_named(tmp_path)
     known = tmp_path / "known"
     code = GradientCode("balanced", np.array([[1.0, 0], [1, 0], [0, 1]]))
     work = functools.partial(lies_first, known)
-    with CodedAggregator(work, [code], COUNTS, watch=telling(known, [0, 1])) as aggregator:
-        found = aggregator.aggregate()
+    with CodedAggregator(work, [code], watch=telling(known, [0, 1])) as aggregator:
+        found = aggregator.aggregate(COUNTS)
     assert (found.total == serial(counts, 2)).all()
     assert found.reports[0].state == "wrong: sent something else than what was computed anew for its batches"
     assert [report.state for report in found.reports[1:]] == ["used", "used"]
     assert set(found.arrived) == {1, 2}
 
 
-def lies_first(known, batch, _argument):
+def lies_first(known, batch, _arguments):
     """Worker 0 lies, worker 2 waits until both workers of batch 0 have sent."""
     if multiprocessing.current_process().name != "MainProcess":
         if me() == 2:
@@ -218,9 +220,9 @@ def test_with_two_that_must_agree_a_lie_alone_does_not_count(tmp_path, agreeing,
     code = GradientCode("balanced", np.ones((3, 1)))
     known = tmp_path / "known"
     with CodedAggregator(
-        functools.partial(lies, known, (0,)), [code], COUNTS, agreeing=agreeing, watch=telling(known, [0])
+        functools.partial(lies, known, (0,)), [code], agreeing=agreeing, watch=telling(known, [0])
     ) as aggregator:
-        found = aggregator.aggregate()
+        found = aggregator.aggregate(COUNTS)
     assert (found.total == counts(0) + 1000 * (agreeing == 1)).all()
     assert [r.worker for r in found.reports if r.state.startswith("wrong")] == wrong
 
@@ -230,17 +232,17 @@ def test_where_nobody_is_left_to_agree_the_master_computes(tmp_path):
     known = tmp_path / "known"
     known.touch()
     work = functools.partial(lies_or_dies, known)
-    with CodedAggregator(work, [GradientCode("balanced", np.ones((2, 2)))], COUNTS, agreeing=2) as aggregator:
-        found = aggregator.aggregate()
+    with CodedAggregator(work, [GradientCode("balanced", np.ones((2, 2)))], agreeing=2) as aggregator:
+        found = aggregator.aggregate(COUNTS)
     assert (found.total == serial(counts, 2)).all()
     assert [report.state.partition(":")[0] for report in found.reports] == ["killed by signal 9", "wrong"]
     assert found.arrived == ()
 
 
-def lies_or_dies(known, batch, argument):
+def lies_or_dies(known, batch, arguments):
     if multiprocessing.current_process().name != "MainProcess" and me() == 0:
         return misbehave("die", (0,), batch)
-    return lies(known, (1,), batch, argument)
+    return lies(known, (1,), batch, arguments)
 
 
 def forged(worker):
@@ -253,48 +255,48 @@ def forged(worker):
 
 def test_messages_of_others_in_the_store_change_nothing(tmp_path, caplog):
     known = tmp_path / "known"
-    with CodedAggregator(functools.partial(waiting, known), [GradientCode("balanced", np.ones((2, 1)))], COUNTS) as aggregator:
+    with CodedAggregator(functools.partial(waiting, known), [GradientCode("balanced", np.ones((2, 1)))]) as aggregator:
         store = TCPStore("127.0.0.1", aggregator._store.port, is_master=False)
         for message in (forged(0), forged(99), b"garbage", b"", b"\n" + forged(1), b"0" * 64 + b"\n" + forged(1)):
             store.queue_push(RESULTS_KEY, message)
         known.touch()
-        found = aggregator.aggregate()
+        found = aggregator.aggregate(COUNTS)
     assert (found.total == counts(0)).all()
     assert found.refused == 6
     assert len(caplog.records) == 1
     assert "comes from no member of the run" in caplog.text
 
 
-def waiting(known, batch, _argument):
+def waiting(known, batch, _arguments):
     wait_for(known)
     return counts(batch)
 
 
 def test_messages_of_members_that_cannot_be_read_are_sentences():
     store, secret = {}, new_secret()
-    packed = _packed(store, secret, "key", {"worker": 0}, counts(0))
-    head, array = _unpacked(store, secret, packed, delete=False)
+    packed = pack_message(store, secret, "key", {"worker": 0}, counts(0))
+    head, array = unpack_message(store, secret, packed)
     assert head["worker"] == 0
     assert (array == counts(0)).all()
     with pytest.raises(BadInput, match="was changed on its way"):
-        _unpacked(store, secret, packed[:-1] + b"?", delete=False)
+        unpack_message(store, secret, packed[:-1] + b"?")
     empty = json.dumps({"key": "key", "pieces": 0, "empty": False, "digest": hashlib.sha256().hexdigest()}).encode()
     for line in (b"nothing", b"[]", b"{}", b'{"key": 1, "pieces": "many"}', b"[" * 100_000, empty):
         with pytest.raises(BadInput, match="cannot be read"):
-            _unpacked(store, secret, proof(secret, line).encode() + b"\n" + line + b"\n", delete=False)
+            unpack_message(store, secret, proof(secret, line).encode() + b"\n" + line + b"\n")
 
 
 def test_a_message_with_pieces_is_read_once(monkeypatch):
-    monkeypatch.setattr("aurora.runtime.distributed.coded_aggregation.PIECE_BYTES", 64)
+    monkeypatch.setattr("aurora.runtime.distributed.aggregation_messages.PIECE_BYTES", 64)
     store, secret = TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=0.2)), new_secret()
-    packed = _packed(store, secret, "key", {"worker": 0}, counts(0))
-    assert (_unpacked(store, secret, packed, delete=True)[1] == counts(0)).all()
+    packed = pack_message(store, secret, "key", {"worker": 0}, counts(0))
+    assert (unpack_message(store, secret, packed, delete=True)[1] == counts(0)).all()
     with pytest.raises(BadInput, match="was read before"):
-        _unpacked(store, secret, packed, delete=True)
+        unpack_message(store, secret, packed, delete=True)
 
 
-def scaled(batch, argument):
-    return reals(batch) * argument
+def scaled(batch, arguments):
+    return reals(batch) * arguments["factor"]
 
 
 def sometimes_late(worker, number):
@@ -305,15 +307,44 @@ def test_round_after_round_with_late_workers():
     seen = []
     codes = [make_code(scheme, 4, 4, 2, rng()) for scheme in ("balanced", "cyclic")]
     with CodedAggregator(
-        scaled, codes, REALS, delay_s=sometimes_late, watch=lambda reports: seen.append([s.state for s in reports])
+        scaled, codes, delay_s=sometimes_late, watch=lambda reports: seen.append([s.state for s in reports])
     ) as aggregator:
         for number in range(6):
-            found = aggregator.aggregate(np.full(5, float(number)), code=number % 2)
+            found = aggregator.aggregate(REALS, {"factor": np.full(5, float(number))}, code=number % 2)
             assert found.total == pytest.approx(number * serial(reals, 4))
     assert {state for states in seen for state in states} <= {"working", "used", "not needed", "not waited for"}
 
 
-def large(batch, _argument):
+def test_a_worker_that_was_away_takes_the_newest_round_and_its_arguments(monkeypatch):
+    """Worker 1 stops while it has read half of the first arguments, and goes on when newer ones have replaced them."""
+    monkeypatch.setattr("aurora.runtime.distributed.aggregation_messages.PIECE_BYTES", 64)
+    goes_on, computed = threading.Event(), []
+
+    def work(batch, arguments):
+        computed.append((threading.current_thread().name, float(arguments["factor"][0])))
+        return reals(batch) * arguments["factor"][:5]
+
+    def stopping(store, secret, message, delete=False):
+        if threading.current_thread().name == "aurora-rank-1" and not goes_on.is_set() and b'"version"' in message:
+            assert goes_on.wait(60)
+        return unpack_message(store, secret, message, delete)
+
+    monkeypatch.setattr("aurora.runtime.distributed.aggregation_worker.unpack_message", stopping)
+    codes = [GradientCode("balanced", np.ones((2, 1))), GradientCode("uncoded", np.array([[0.0], [1.0]]))]
+    with CodedAggregator(work, codes, threads=True, timeout_s=60.0) as aggregator:
+        kept = np.full(20, 9.0)
+        for number in range(4):
+            found = aggregator.aggregate(REALS, {"factor": np.full(20, float(number)), "kept": kept})
+            assert found.arrived == (0,)
+            assert found.total == pytest.approx(number * reals(0))
+        goes_on.set()
+        found = aggregator.aggregate(REALS, {"factor": np.full(20, 5.0), "kept": kept}, code=1)
+    assert found.arrived == (1,)
+    assert found.total == pytest.approx(5 * reals(0))
+    assert [factor for name, factor in computed if name == "aurora-rank-1"][-1] == 5.0
+
+
+def large(batch, _arguments):
     return np.full(3 << 20, batch + 1, dtype=np.int64)
 
 
