@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,10 +79,19 @@ def train(
         _table(result),
         *result.lost,
         *result.remarks,
+        *_paused(result),
         f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
         f"at least {result.min_replicas}: {tokens_per_s:.0f} tokens/s",
         f"wrote {result.model}",
     )
+
+
+def _paused(result: TrainResult) -> list[str]:
+    """A sentence on the pauses of a run, if there were any."""
+    if not (pauses := result.pauses):
+        return []
+    longest = max(pauses, key=lambda pause: pause.seconds)
+    return [f"{len(pauses)} pauses, {median(pause.seconds for pause in pauses):.2f} s in the median; the longest: {longest}"]
 
 
 def _table(result: TrainResult) -> Table:

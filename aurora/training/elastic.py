@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.commit_rule import Settlement, Version
 from aurora.runtime.distributed.elastic_steps import StateLost
 from aurora.runtime.distributed.member import Epoch
+from aurora.runtime.distributed.pauses import Pause
 from aurora.runtime.distributed.transport import Transport
 from aurora.training.checkpoint import CheckpointWriter, check_same_training, newest_checkpoint, read_experts, restore
 from aurora.training.export import export_model
@@ -59,6 +61,7 @@ class ElasticTraining:
         self._prepared: PreparedStep | None = None
         self._committed: tuple[Version, CommittedStep] | None = None  # the last step, until all know that it is
         self._moved, self._since_s = 0, time.perf_counter()
+        self._planning_s = 0.0  # of the last `begin`
         self._read: int | None = None  # steps of the checkpoint that was read last
         self._remarks: list[str] = []
 
@@ -108,7 +111,9 @@ class ElasticTraining:
         if any(lost_L) and version.epoch:
             raise StateLost(f"rank {epoch.rank}: no rank holds expert {min(set().union(*lost_L))}")
         send_dense(state, holders, stale, cluster, transport)
+        began_s = time.perf_counter()
         placement = trainer.planned()
+        self._planning_s = time.perf_counter() - began_s
         if self.step:
             self._read_lost(lost_L, placement)
         self._moved += trainer.place(placement)
@@ -164,6 +169,13 @@ class ElasticTraining:
         step = committed_step(prepared, now_s - self._since_s, self._moved)
         self._committed = Version(self._epoch.number, self.step), step
         self._moved, self._since_s = 0, now_s
+
+    def paused(self, pause: Pause) -> None:
+        """Adds to the last step the pause before it."""
+        if self._committed is not None:
+            version, step = self._committed
+            pause = replace(pause, planning_s=self._planning_s, moves_s=pause.moves_s - self._planning_s)
+            self._committed = version, replace(step, pause=pause)
 
     def discard(self) -> None:
         """Forgets the prepared step, if there is one."""

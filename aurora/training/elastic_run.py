@@ -96,7 +96,7 @@ def train_member(
             lambda _, groups: EpochTransport(groups[0], member.perform),
             lambda version, step: connection.send(FinalStep(version, step)),
         )
-        run_elastic(member, work)
+        run_elastic(member, work, work.paused)
         work.close()
         member.close()
         answer: Any = MemberFinished(tuple(work.remarks))
@@ -161,9 +161,13 @@ class _Launcher:
                 self._ended_s = self._ended_s or time.monotonic()
             case FinalStep(version, step):
                 before = self._steps.get(step.step)
-                if before is None or version > before.version:  # else another member has told of it
+                told = (
+                    before is not None and version <= before.version
+                )  # by another member, which may have joined after the pause
+                if before is None or not told or (step.pause is not None and before.step.pause is None):
                     self._steps[step.step] = message
                     self._remarks += log_step(self._output / LOG, step)
+                if not told:
                     self._watch(step.step, {each: found.process.pid for each, found in self._running.items()})
 
     def _lose(self, rank: int, reason: str) -> None:

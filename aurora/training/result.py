@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from aurora.runtime.distributed.pauses import Pause
 from aurora.training.trainer import PreparedStep
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
@@ -20,6 +21,7 @@ class CommittedStep:
         gradient_norm: Euclidean norm of the gradient.
         seconds: how long it took on the first rank.
         moved: experts that moved between ranks before it.
+        pause: with `elastic`, the pause before it, if ranks were lost or joined.
     """
 
     step: int
@@ -28,6 +30,7 @@ class CommittedStep:
     gradient_norm: float
     seconds: float
     moved: int
+    pause: Pause | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class TrainResult:
     steps: tuple[CommittedStep, ...]
     remarks: tuple[str, ...]
     lost: tuple[str, ...] = ()
+
+    @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """The pauses before its steps."""
+        return tuple(step.pause for step in self.steps if step.pause is not None)
 
     @property
     def tokens_per_s(self) -> float:

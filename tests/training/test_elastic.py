@@ -57,6 +57,8 @@ def test_killed_ranks_cost_no_step_and_join_again(made, undisturbed, tmp_path):
     assert all(line.endswith((": killed by signal 9", ": its process ended")) for line in result.lost)
     assert [step.step for step in result.steps] == list(range(OPTIONS.steps))
     np.testing.assert_allclose([step.loss for step in result.steps], undisturbed, rtol=0, atol=1e-9)
+    assert 2 <= len(result.pauses) <= 4, "two losses, and two ranks that join again"
+    assert all(0 < pause.quorum_s < pause.seconds for pause in result.pauses)
     logged = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert sorted(set(logged)) == list(range(OPTIONS.steps))
     assert (tmp_path / "model" / "model.safetensors").exists()

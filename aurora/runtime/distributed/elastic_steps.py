@@ -1,12 +1,13 @@
 """Elastic steps: work in steps, done by whoever is there; each step is committed by all members or by none."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.commit_rule import NOTHING, MemberSteps, Settlement, Version, settle
 from aurora.runtime.distributed.member import Epoch, Member
+from aurora.runtime.distributed.pauses import Pause, PauseTimer
 
 
 class StateLost(RankFailed):
@@ -47,29 +48,40 @@ class StepWork(Protocol):
         """Forgets the prepared step, if there is one."""
 
 
-def run_elastic(member: Member, work: StepWork) -> None:
+def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None] = lambda pause: None) -> None:
     """Runs steps until all are done, through all changes of membership.
+
+    Args:
+        member: takes part in the epochs.
+        work: what to do in each step.
+        on_pause: called after the first step of an epoch, if this member has committed one before it.
 
     Raises:
         RankFailed: if no epoch begins in time.
     """
-    steps, agreed = MemberSteps(Version(0, work.step)), False
+    steps, agreed, timer = MemberSteps(Version(0, work.step)), False, PauseTimer()
     while True:
+        timer.epoch_over()
         epoch = member.join(asdict(steps), agreed)
+        timer.add("quorum_s")
         settlement = settle({name: parse_steps(data) for name, data in epoch.data.items()})
         if member.name in settlement.commits:
             work.commit()
+            timer.keep_work()
         else:
             work.discard()
         steps, agreed = settlement.applied(epoch.number, member.name, steps), False
         if settlement.version == NOTHING:
             steps = MemberSteps(Version(0, work.restore()), None, epoch.number)
             settlement = replace(settlement, version=steps.committed, stale=frozenset())
+            timer.add("moves_s")
         if settlement.version.step >= work.steps:
             return
         try:
             groups = member.connect(epoch)
+            timer.add("connections_s")
             work.begin(epoch, settlement, groups)
+            timer.add("moves_s")
             if member.name in settlement.stale:
                 steps = MemberSteps(settlement.version, None, epoch.number)
             while not agreed:
@@ -79,6 +91,8 @@ def run_elastic(member: Member, work: StepWork) -> None:
                 agreed = member.vote(groups[0], leave=steps.prepared.step >= work.steps)
                 steps = steps.commit()
                 work.commit()
+                if (pause := timer.commit(len(epoch.members))) is not None:
+                    on_pause(pause)
         except RankFailed as error:
             if isinstance(error, StateLost):
                 steps = MemberSteps(NOTHING, None, epoch.number)
