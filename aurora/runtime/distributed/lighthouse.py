@@ -1,4 +1,4 @@
-"""Lighthouse: where the members of an elastic run meet, and which notices when one is lost.
+"""Lighthouse: where the members and hosts of an elastic run meet, and which notices when one is lost.
 
 A member is lost when its connection ends: at once if its process dies; after about half a second if its host is gone, because
 the kernel of a living host acknowledges what it receives, however busy its processes are. Who only waits for a core is not
@@ -27,6 +27,7 @@ from aurora.runtime.distributed.signed_messages import (
     Alive,
     Goodbye,
     Hello,
+    HostMessage,
     NameTaken,
     Refused,
     SignedMessages,
@@ -63,7 +64,8 @@ class Lighthouse:
         host, port: the only address on which it listens; port 0: any free one.
         hang_s: a member that says nothing for so long is lost, and so is one that does not leave an epoch that is over.
         absent_s: see Quorum.
-        on_lost: called with the name of each lost member and how it was lost, in the lighthouse's thread.
+        on_lost: called with the name of each lost member or host and how it was lost, in the lighthouse's thread.
+        on_host: called with a host's name and each message of its HostLink, in the lighthouse's thread.
 
     Attributes:
         address: the host and port on which it listens.
@@ -83,13 +85,14 @@ class Lighthouse:
         hang_s: float = HANG_S,
         absent_s: float = ABSENT_S,
         on_lost: Callable[[str, str], None] = lambda name, reason: None,
+        on_host: Callable[[str, dict[str, Any]], None] = lambda name, data: None,
     ) -> None:
         try:
-            self._listener = socket.create_server((host, port))
+            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise BadInput(f"port {port} on {host} cannot be used: {error.strerror}") from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._secret, self._hang_s, self._on_lost = secret, hang_s, on_lost
+        self._secret, self._hang_s, self._on_lost, self._on_host = secret, hang_s, on_lost, on_host
         self._quorum = Quorum(members, min_members, absent_s, later_number)
         self._connections: dict[str, _Connection] = {}
         self._clock = OwnTime()
@@ -102,6 +105,15 @@ class Lighthouse:
     def waiting(self) -> int:
         """How many members wait for an epoch."""
         return self._quorum.waiting
+
+    def send_to_host(self, name: str, data: dict[str, Any]) -> None:
+        """Sends a message to a host's HostLink, if it is connected. May be called in any thread."""
+
+        def send() -> None:
+            if (connection := self._connections.get(name)) is not None:
+                connection.send(HostMessage(data))
+
+        self._loop.call_soon_threadsafe(send)
 
     def close(self) -> None:
         """Ends all connections and stops listening."""
@@ -188,6 +200,8 @@ class Lighthouse:
             self._tell()
         elif isinstance(message, Goodbye):
             self._remove(connection.name)
+        elif isinstance(message, HostMessage) and isinstance(message.data, dict):
+            self._on_host(connection.name, message.data)
         elif isinstance(message, StoreValue):
             for name in self._quorum.serving(message.epoch):
                 if name != connection.name:

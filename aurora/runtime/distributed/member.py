@@ -1,10 +1,7 @@
 """Member of an elastic run: joins epoch after epoch at the lighthouse, and makes each epoch's process groups."""
 
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,23 +10,11 @@ import torch
 from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.connections import watched
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
-from aurora.runtime.distributed.lighthouse import HEARTBEAT_S
+from aurora.runtime.distributed.lighthouse_connection import LighthouseConnection
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
-from aurora.runtime.distributed.signed_messages import (
-    LINE_BYTES,
-    Alive,
-    Goodbye,
-    Hello,
-    NameTaken,
-    Refused,
-    SignedMessages,
-    StoreValue,
-)
+from aurora.runtime.distributed.signed_messages import NameTaken, Refused, StoreValue
 from aurora.runtime.distributed.transport import lost_others
-
-RETRY_S = 0.05  # between two attempts to reach the lighthouse
 
 
 @dataclass(frozen=True)
@@ -49,11 +34,8 @@ class Epoch:
     rank: int
 
 
-class Member:
+class Member(LighthouseConnection):
     """Takes part in the epochs that a lighthouse forms, as `name`.
-
-    Two threads serve it, from its first `join` on: one receives what the lighthouse says and connects again when the connection
-    ends, one sends signs of life.
 
     Args:
         lighthouse: its host and port. The member's own process groups listen on the address from which it reaches this one.
@@ -66,14 +48,9 @@ class Member:
     """
 
     def __init__(self, lighthouse: tuple[str, int], name: str, secret: bytes, *, timeout_s: float = 60.0) -> None:
-        self._lighthouse, self._name, self._secret, self._timeout_s = lighthouse, name, secret, timeout_s
-        self._process = secrets.token_hex(8)
+        super().__init__(lighthouse, name, secret)
+        self._timeout_s, self._rank = timeout_s, 0
         self.stopped = threading.Event()
-        self._closed = threading.Event()
-        self._changed = threading.Condition()
-        self._connection: socket.socket | None = None
-        self._messages: SignedMessages | None = None
-        self._host, self._rank, self._reason = "", 0, "it does not answer"
         self._request: JoinEpoch | None = None  # what to say when the connection has to be made anew
         self._begun: BeginEpoch | None = None  # the epoch that this member was told of last
         self._asked = False  # whether it waits for one
@@ -81,11 +58,6 @@ class Member:
         self._values: dict[str, bytes] = {}  # of the epoch's rendezvous
         self._groups: EpochGroups | None = None  # of the last epoch that had any
         self._connecting = False  # whether an epoch has begun and its groups are not made yet
-
-    @property
-    def name(self) -> str:
-        """The member's name."""
-        return self._name
 
     @property
     def leaving(self) -> bool:
@@ -103,13 +75,11 @@ class Member:
             RankFailed: if no epoch begins within timeout_s.
         """
         with self._changed:
-            if self._request is None:
-                for target in (self._receive, self._beat):
-                    threading.Thread(target=target, daemon=True, name=f"aurora-member{target.__name__}").start()
             last, self._asked = self._begun, True
             number, members = (last.epoch, tuple(last.data)) if last else (0, ())
             self._request = JoinEpoch(number, members, serving=False, agreed=agreed, data=data)
             self._send(self._request)
+            self._start()
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._asked, self._timeout_s):
                 host, port = self._lighthouse
@@ -171,13 +141,10 @@ class Member:
                 self._groups.abort()
 
     def close(self) -> None:
-        """Says goodbye to the lighthouse, and ends the process groups."""
+        """Ends the process groups, and says goodbye to the lighthouse."""
         self._closed.set()
         self.leave()
-        with self._changed, suppress(OSError):
-            self._send(Goodbye())
-            if self._connection is not None:
-                self._connection.shutdown(socket.SHUT_RDWR)
+        super().close()
 
     def publish(self, epoch: int, key: str, value: bytes) -> None:
         """Gives the members of an epoch a value of its rendezvous."""
@@ -194,38 +161,12 @@ class Member:
                 raise RuntimeError("the epoch is over")
             return self._values[key]
 
-    def _receive(self) -> None:
-        """Receives what the lighthouse says, connecting again and again."""
-        while not self._closed.is_set():
-            try:
-                with socket.create_connection(self._lighthouse, self._timeout_s) as connection, watched(connection):
-                    self._talk(connection)
-                self._reason = "it ended the connection; is the secret the same?"
-            except (OSError, Refused) as error:
-                self._reason = str(error)
-            with self._changed:
-                self._connection = None
-            self._closed.wait(RETRY_S)
-
-    def _talk(self, connection: socket.socket) -> None:
-        """Serves one connection until it ends."""
-        hello = Hello(self._name, self._process)
-        connection.sendall(hello.line())
-        with connection.makefile("rb") as lines:
-            messages = SignedMessages(self._secret, hello, Hello.parse(lines.readline(LINE_BYTES)), at_member=True)
-            connection.settimeout(None)
-            with self._changed:
-                if self._closed.is_set():
-                    return
-                self._connection, self._messages, self._host = connection, messages, connection.getsockname()[0]
-                assert self._request is not None
-                if self._connecting:  # what the others have published meanwhile is lost
-                    self.stopped.set()
-                self._send(self._request)
-            while line := lines.readline(LINE_BYTES):
-                with self._changed:
-                    self._handle(messages.unpack(line))
-                    self._changed.notify_all()
+    def _on_connect(self) -> None:
+        """Tells the lighthouse where this member stands."""
+        assert self._request is not None
+        if self._connecting:  # what the others have published meanwhile is lost
+            self.stopped.set()
+        self._send(self._request)
 
     def _handle(self, message: Any) -> None:
         """Handles what the lighthouse says."""
@@ -245,18 +186,6 @@ class Member:
                 self._values[key] = bytes.fromhex(value)
             case NameTaken():
                 raise Refused(f"another process is {self._name}")
-
-    def _beat(self) -> None:
-        """Sends signs of life."""
-        while not self._closed.wait(HEARTBEAT_S):
-            with self._changed:
-                self._send(Alive())
-
-    def _send(self, message: Any) -> None:
-        """Sends a message, if there is a connection. If it has ended, the next one begins with what it has to know."""
-        if self._connection is not None and self._messages is not None:
-            with suppress(OSError):
-                self._connection.sendall(self._messages.pack(message))
 
 
 class _EpochStore(Store):

@@ -73,7 +73,17 @@ class StoreValue:
     value: str
 
 
-KINDS = {kind.__name__: kind for kind in (Alive, BeginEpoch, Goodbye, JoinEpoch, LeaveEpoch, NameTaken, StopEpoch, StoreValue)}
+@dataclass(frozen=True)
+class HostMessage:
+    """Between the launchers of two hosts of a run: what their work has to say, as JSON."""
+
+    data: dict[str, Any]
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (Alive, BeginEpoch, Goodbye, HostMessage, JoinEpoch, LeaveEpoch, NameTaken, StopEpoch, StoreValue)
+}
 
 
 class SignedMessages:

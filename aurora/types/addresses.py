@@ -1,0 +1,31 @@
+"""Addresses of hosts that lead a run, as users write them."""
+
+import ipaddress
+from contextlib import suppress
+
+from aurora.errors import BadInput
+
+LABEL = 63  # characters of a part of a host's name between dots
+
+
+def parse_address(name: str, text: str) -> tuple[str, int]:
+    """Returns host and port of an address like 10.0.0.1:29600, node1:29600 or [fd00::1]:29600.
+
+    Args:
+        name: the parameter that has the address, for the error message.
+        text: the address.
+
+    Raises:
+        BadInput: if it is no such address, or stands for all addresses of a host.
+    """
+    bracketed, _, number = text.rpartition(":")
+    host = bracketed.removeprefix("[").removesuffix("]")
+    labels = host.removesuffix(".").split(".")
+    written = bracketed == (f"[{host}]" if ":" in host else host) and host.isascii() and host.isprintable() and " " not in host
+    named = ":" in host or all(0 < len(label) <= LABEL for label in labels)
+    if not (written and named and number.isascii() and number.isdigit() and 0 < int(number[:6]) < 65536 and len(number) <= 5):
+        raise BadInput(f"`{name}`: expected ADDRESS:PORT such as 10.0.0.1:29600, found {text!r}")
+    with suppress(ValueError):  # a name
+        if ipaddress.ip_address(host).is_unspecified:
+            raise BadInput(f"`{name}`: expected one address by which the other hosts reach this one, found {host}")
+    return host, int(number)
