@@ -5,7 +5,7 @@ and `prompt`, `at` (the number of tokens before them), `tokens`, and whether the
 appended; a last line that is cut off, as by a full disk or a power cut, is left out.
 """
 
-import fcntl
+import errno
 import json
 import logging
 import os
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io.files import schema_of, write_bytes
+from aurora.io.files import schema_of
+from aurora.io.locks import open_locked
 
 FORMAT = "aurora journal"
 SYNC_S = 0.5  # between two writes
@@ -65,18 +66,13 @@ class JournalFile:
 
     def __init__(self, path: Path, about: Mapping[str, Any], resume: bool) -> None:
         head = {"format": FORMAT, "schema": schema_of(FORMAT), **about}
-        if not path.exists():
-            write_bytes(path, json.dumps(head).encode() + b"\n")
-        elif not resume:
-            raise BadInput(f"{path}: an interrupted run left it: expected `resume`, which goes on from it, or no such file")
         with ExitStack() as undone:
-            try:
-                self._file = undone.enter_context(path.open("ab", buffering=0))
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(f"{path}: another run writes it") from None
-            except OSError as error:
-                raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+            self._file = undone.enter_context(open_locked(path))
+            if path.stat().st_size == 0:
+                undone.callback(path.unlink)
+                self._begin(path, head)
+            elif not resume:
+                raise BadInput(f"{path}: an interrupted run left it: expected `resume`, which goes on from it, or no such file")
             found, self.resumed, whole_bytes = _read(path)
             for name, value in head.items():
                 if found.get(name) != value:
@@ -102,9 +98,18 @@ class JournalFile:
         self._closed.set()
         self._thread.join()
         self._write()
-        self._file.close()
         if self._empty:
-            self._path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)  # while it is locked: afterwards it may be another run's
+        self._file.close()
+
+    def _begin(self, path: Path, head: Mapping[str, Any]) -> None:
+        """Writes the first line."""
+        try:
+            line = json.dumps(head).encode() + b"\n"
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
 
     def _run(self) -> None:
         while not self._closed.wait(SYNC_S):

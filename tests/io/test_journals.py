@@ -92,7 +92,7 @@ def test_journals_of_others_are_refused(path):
     with pytest.raises(BadInput, match="found one of a run with other max_new_tokens"):
         JournalFile(path, ABOUT | {"max_new_tokens": 5}, resume=True)
     head = path.read_text().splitlines()[0]
-    for lines in ("", "[]\n", '{"a": 1}\n', f'{head}\n{{"model":0}}\n', f"{head}\n{json.dumps(line(at=1))}\n"):
+    for lines in ("[]\n", '{"a": 1}\n', f'{head}\n{{"model":0}}\n', f"{head}\n{json.dumps(line(at=1))}\n"):
         path.write_text(lines)
         with pytest.raises(BadInput, match="expected the journal of an interrupted run"):
             JournalFile(path, ABOUT, resume=True)
