@@ -175,11 +175,18 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 
 def cluster_json(cluster: Cluster) -> Found:
-    """Returns a cluster's fabric, and its GPUs by rank."""
+    """Returns a cluster's fabric and link curves, and its GPUs by rank."""
     from aurora.io.fabrics import fabric_json
+    from aurora.io.link_curves import link_curves_json
 
     fabric = None if cluster.fabric is None else fabric_json(cluster.fabric, cluster.gpus)
-    return {"name": cluster.name, "incast": cluster.incast, "fabric": fabric, "gpus": [asdict(gpu) for gpu in cluster.gpus]}
+    return {
+        "name": cluster.name,
+        "incast": cluster.incast,
+        "fabric": fabric,
+        "link_curves": link_curves_json(cluster.link_curves),
+        "gpus": [asdict(gpu) for gpu in cluster.gpus],
+    }
 
 
 def curves_json(made: Profile | ComputeCurves) -> Found:

@@ -8,6 +8,7 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_keys, check_schema, load_toml, shipped, write_text
+from aurora.io.link_curves import link_curves_json, read_link_curves
 from aurora.types import Cluster, Gpu
 
 MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it
@@ -25,7 +26,7 @@ def load_cluster(path: str | Path) -> Cluster:
     path = _found(Path(path))
     table = load_toml(path)
     check_schema(path, table)
-    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast"})
+    check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast", "link_curve"})
     rows = table.get("gpu")
     if not isinstance(rows, list) or not rows:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
@@ -38,8 +39,9 @@ def load_cluster(path: str | Path) -> Cluster:
     incast = table.get("incast", 0.0)
     if isinstance(incast, bool) or not isinstance(incast, (int, float)):
         raise BadInput(f"{path}: incast must be a number, found {incast!r}")
+    curves = read_link_curves(str(path), table.get("link_curve", []))
     try:
-        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast))
+        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast), curves)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
@@ -76,6 +78,8 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
         lines += ["", "[fabric]"]
         for key, value in fabric_json(cluster.fabric, cluster.gpus).items():
             lines.append(f"{key} = {_inline(value)}")
+    for row in link_curves_json(cluster.link_curves):
+        lines += ["", "[[link_curve]]", *(f"{key} = {_inline(value)}" for key, value in row.items())]
     write_text(path, "\n".join(lines) + "\n")
 
 

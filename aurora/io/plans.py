@@ -14,6 +14,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io.clusters import read_gpus
 from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_schema, load_json, schema_of, write_text
+from aurora.io.link_curves import link_curves_json, read_link_curves
 from aurora.io.placements import layers_json, placement_from_json
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray, numbers
@@ -88,6 +89,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
             "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
             **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric, plan.cluster.gpus)}),
             **({"incast": plan.cluster.incast} if plan.cluster.incast else {}),
+            **({"link_curve": link_curves_json(plan.cluster.link_curves)} if plan.cluster.link_curves else {}),
         },
         "models": [
             {
@@ -151,7 +153,8 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     links = found["cluster"].get("fabric")
     fabric = None if links is None else read_fabric("cluster", links, gpus)
     incast = float(found["cluster"].get("incast", 0.0))
-    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast)
+    curves = read_link_curves("cluster", found["cluster"].get("link_curve", []))
+    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast, curves)
     options = _options_from_json(found["options"])
     return Plan(
         cluster,

@@ -19,11 +19,11 @@ LONG_S = (
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Returns `cluster` with the measured start-up time and rates. A collective call; all ranks get the same result.
+    """Returns `cluster` with the measured start-up time and rates, without link curves.
 
-    Every rank sends equally many bytes to every other rank, one partner at a time, so that start-ups add up. All port rates are
-    scaled by one factor. On a fabric of servers two exchanges are timed: inside servers, which tells of ports, and between
-    servers, which tells of NICs.
+    A collective call; all ranks get the same result. Every rank sends equally many bytes to every other rank, one partner at a
+    time, so that start-ups add up. All port rates are scaled by one factor. On a fabric of servers two exchanges are timed:
+    inside servers, which tells of ports, and between servers, which tells of NICs.
     """
     other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
     server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
@@ -37,7 +37,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
         startups_s, messages = startups_s + took_s, messages + int(between_GG.sum(axis=1).max())
         cluster = _scaled(cluster, ports=1.0 if inside_GG.any() else share, nics=share)
     gpus = (replace(gpu, startup_s=startups_s / messages if messages else gpu.startup_s) for gpu in cluster.gpus)
-    return replace(cluster, gpus=tuple(gpus))
+    return replace(cluster, gpus=tuple(gpus), link_curves=())
 
 
 def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:

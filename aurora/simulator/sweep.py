@@ -147,7 +147,7 @@ def _seconds(cluster: Cluster, profiles: Sequence[Profile], order: str, seed: in
 
 
 def _machines(cluster: Cluster, setting: Setting) -> Cluster:
-    """The cluster with the setting's bandwidth and speed; a fabric's links change as the ports do."""
+    """The cluster with the setting's bandwidth and speed; a fabric's links and the link curves change as the ports do."""
     fastest_Bps = max(max(gpu.out_Bps, gpu.in_Bps) for gpu in cluster.gpus)
     times = 1.0 if setting.bandwidth is None else setting.bandwidth / fastest_Bps
     gpus = tuple(
@@ -158,4 +158,5 @@ def _machines(cluster: Cluster, setting: Setting) -> Cluster:
     if fabric is not None:
         links = tuple(replace(link, Bps=link.Bps * times) for link in fabric.links)
         fabric = replace(fabric, links=links, nic_Bps=None if fabric.nic_Bps is None else fabric.nic_Bps * times)
-    return replace(cluster, gpus=gpus, fabric=fabric)
+    curves = tuple(curve.at_rate(times) for curve in cluster.link_curves)
+    return replace(cluster, gpus=gpus, fabric=fabric, link_curves=curves)

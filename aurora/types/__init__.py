@@ -40,6 +40,7 @@ from aurora.types.replica_placement import GpuSlots, Rebalanced, ReplicaPlacemen
 from aurora.types.schedule import Order, Schedule, SubChannels
 from aurora.types.token_routing import TokenRouting
 from aurora.types.trace import TRACE_PHASES, Trace, TraceRecorder
+from aurora.types.transfer_curve import TransferCurve
 
 __all__ = [
     "BARRIERS",
@@ -95,6 +96,7 @@ __all__ = [
     "Trace",
     "TraceRecorder",
     "TrainOptions",
+    "TransferCurve",
     "WorkerReport",
     "has_next_slice",
     "leaf_spine",

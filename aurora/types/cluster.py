@@ -9,6 +9,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, check_name
 from aurora.types.fabric import Fabric
 from aurora.types.network import Network
+from aurora.types.transfer_curve import TransferCurve, by_partners
 from aurora.types.value import Value
 
 SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
@@ -70,9 +71,11 @@ class Cluster(Value):
         gpus: the GPUs, G of them.
         fabric: links between the GPUs; None is a big switch, where only ports limit.
         incast: as in Network.
+        link_curves: measured exchanges between its GPUs, as in Network's curves.
 
     Raises:
-        BadInput: if there is no GPU, the fabric has another number of GPUs, or incast lies outside 0 to 1.
+        BadInput: if there is no GPU, the fabric has another number of GPUs, incast lies outside 0 to 1, or there are link
+            curves of one number of partners twice, or beside a fabric.
 
     Source (big switch): Aurora §2.4.
     """
@@ -81,6 +84,7 @@ class Cluster(Value):
     gpus: tuple[Gpu, ...]
     fabric: Fabric | None = None
     incast: float = 0.0
+    link_curves: tuple[TransferCurve, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(f"cluster {self.name!r}: name", self.name)
@@ -93,15 +97,18 @@ class Cluster(Value):
             raise BadInput(
                 f"cluster {self.name!r}: expected a fabric of {len(self.gpus)} GPUs, found one of {self.fabric.gpus}"
             )
+        object.__setattr__(self, "link_curves", by_partners(f"cluster {self.name!r}", self.link_curves))
+        if self.link_curves and self.fabric is not None:
+            raise BadInput(f"cluster {self.name!r}: expected no fabric beside link curves, which hold for ports alone")
 
     def __len__(self) -> int:
         return len(self.gpus)
 
     @cached_property
     def network(self) -> Network:
-        """The ports, start-ups, fabric and incast of these GPUs as one Network."""
+        """The ports, start-ups, fabric, incast and curves of these GPUs as one Network."""
         out_Bps_G, in_Bps_G, startup_s_G = np.array([(gpu.out_Bps, gpu.in_Bps, gpu.startup_s) for gpu in self.gpus]).T
-        return Network(out_Bps_G, in_Bps_G, startup_s_G, self.fabric, self.incast)
+        return Network(out_Bps_G, in_Bps_G, startup_s_G, self.fabric, self.incast, self.link_curves)
 
     @property
     def out_Bps_G(self) -> FloatArray:

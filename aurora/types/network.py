@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, locked, numbers
 from aurora.types.fabric import Fabric
+from aurora.types.transfer_curve import TransferCurve, by_partners
 from aurora.types.value import Value
 
 
@@ -24,15 +25,17 @@ class Network(Value):
             to a tenth of the rate; zero loses nothing. Bounds leave incast out; timed schedules and simulations include it. It
             is the simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an
             order of magnitude.
+        curves: measured exchanges by bytes, one for each number of partners. Where there are some, a transfer's start-up is
+            what they take beyond their bytes at the ports' rates, and startup_s_G says what orders are made for.
 
     Raises:
         BadInput: if a rate is not above zero, a start-up is below zero, columns differ in length, the fabric has another number
-            of GPUs, or incast lies outside 0 to 1.
+            of GPUs, incast lies outside 0 to 1, or there are curves of one number of partners twice, or beside a fabric.
 
     Source (incast): Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
 
     >>> Network.equal(8, Bps=50e9, startup_s=1e-5)
-    Network(out_Bps_G=float64[8], in_Bps_G=float64[8], startup_s_G=float64[8], fabric=None, incast=0.0)
+    Network(out_Bps_G=float64[8], in_Bps_G=float64[8], startup_s_G=float64[8], fabric=None, incast=0.0, curves=())
     """
 
     out_Bps_G: FloatArray
@@ -40,6 +43,7 @@ class Network(Value):
     startup_s_G: FloatArray = field(default_factory=lambda: np.zeros(0))  # empty: zeros
     fabric: Fabric | None = None
     incast: float = 0.0
+    curves: tuple[TransferCurve, ...] = ()
 
     def __post_init__(self) -> None:
         if np.size(self.startup_s_G) == 0:
@@ -57,6 +61,9 @@ class Network(Value):
             raise BadInput(f"network: fabric: expected {self.gpus} GPUs as in out_Bps_G, found {self.fabric.gpus}")
         if not 0 <= self.incast <= 1:
             raise BadInput(f"network: incast: expected a number between 0 and 1, found {self.incast}")
+        object.__setattr__(self, "curves", by_partners("network", self.curves))
+        if self.curves and self.fabric is not None:
+            raise BadInput("network: expected no fabric beside link curves, which hold for ports alone")
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":
@@ -75,8 +82,10 @@ class Network(Value):
 
     @cached_property
     def without_startup(self) -> "Network":
-        """The same network without start-ups."""
-        return replace(self, startup_s_G=np.zeros(self.gpus)) if self.startup_s_G.any() else self
+        """The same network without start-ups and curves."""
+        if not self.startup_s_G.any() and not self.curves:
+            return self
+        return replace(self, startup_s_G=np.zeros(self.gpus), curves=())
 
     @cached_property
     def pair_Bps_GG(self) -> FloatArray:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io import load_cluster, save, save_cluster
-from aurora.types import Cluster, Gpu, servers
+from aurora.types import Cluster, Gpu, TransferCurve, servers
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics
 
@@ -36,6 +36,35 @@ def test_fabrics_come_back(tmp_path, kind):
         assert load_cluster(tmp_path / "written.toml") == written
 
     comes_back()
+
+
+def test_link_curves_come_back(tmp_path):
+    curves = TransferCurve(3, [1e3, 5e6], [1.5e-5, 1e-3]), TransferCurve(1, [7.0], [1e-6])
+    written = replace(cluster(1.0, 2.0), link_curves=curves)
+    save(written, tmp_path / "written.toml")
+    assert load_cluster(tmp_path / "written.toml") == written
+    assert [curve.partners for curve in written.link_curves] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("link_curve = 3", "expected [[link_curve]] tables, found 3"),
+        ("[[link_curve]]\npartners = 1\nbytes = [1]", "[[link_curve]] 0: lacks seconds"),
+        ("[[link_curve]]\npartners = 1\nbytes = 1\nseconds = [1]", "[[link_curve]] 0: bytes must be a list of numbers"),
+        ("[[link_curve]]\npartners = 1.5\nbytes = [1]\nseconds = [1]", "partners must be a whole number from 1 to 4096"),
+        ("[[link_curve]]\npartners = 1\nbytes = [1]\nseconds = [nan]", "expected finite numbers, found nan"),
+        ("[[link_curve]]\npartners = 1\nbytes = [1]\nseconds = [1]\nrate = 3", "rate"),
+    ],
+)
+def test_wrong_link_curves_are_refused_by_name(tmp_path, table, said):
+    file = tmp_path / "written.toml"
+    save(cluster(1.0, 2.0), file)
+    text = file.read_text()
+    file.write_text(text.replace("[[gpu]]", f"{table}\n[[gpu]]", 1) if table.startswith("link") else f"{text}\n{table}\n")
+    with pytest.raises(BadInput, match=re.escape(said)) as error:
+        load_cluster(file)
+    assert str(file) in str(error.value)
 
 
 def test_servers_and_numpy_numbers_come_back(tmp_path):

@@ -19,7 +19,7 @@ from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import ComputeCurves, Exchange, Hierarchy, Link, PlanOptions, SyntheticOptions, Trace, servers
+from aurora.types import ComputeCurves, Exchange, Hierarchy, Link, PlanOptions, SyntheticOptions, Trace, TransferCurve, servers
 from tests.conftest import cluster
 from tests.reports.conftest import followed
 from tests.strategies import clusters, fabrics, profiles
@@ -65,6 +65,17 @@ def test_plans_and_profiles_come_back_as_they_were(tmp_path_factory, case):
     assert [m.dense_layers for m in back.models] == [(0, 2)]
     assert back.models == made.models
     assert (back.objective, back.assignment_bound_s) == (made.objective, made.assignment_bound_s)
+
+
+def test_a_plan_keeps_link_curves_and_is_priced_by_them(tmp_path, plan, profile):
+    slow = TransferCurve(1, [1.0, 1e3], [0.05, 0.06])
+    machines = replace(plan.cluster, link_curves=(slow,))
+    made = make_plan(machines, [profile, profile], PlanOptions(order="sjf"), ["a.npz", "a.npz"])
+    save(made, tmp_path / "plan.json")
+    back = load_plan(tmp_path / "plan.json")
+    assert back == made
+    assert back.cluster.link_curves == (slow,)
+    assert simulate_plan(back, [profile, profile]).seconds > simulate_plan(plan, [profile, profile]).seconds
 
 
 @pytest.mark.parametrize("method", ORDER)

@@ -14,7 +14,10 @@ def test_equal_networks_are_equal_keys_and_print_in_a_line():
     one, other = Network.equal(8, Bps=50e9, startup_s=1e-5), Network.equal(8, 50e9, 1e-5)
     assert (one, hash(one), one.gpus) == (other, hash(other), 8)
     assert one != replace(one, incast=0.1)
-    assert repr(one) == "Network(out_Bps_G=float64[8], in_Bps_G=float64[8], startup_s_G=float64[8], fabric=None, incast=0.0)"
+    assert (
+        repr(one)
+        == "Network(out_Bps_G=float64[8], in_Bps_G=float64[8], startup_s_G=float64[8], fabric=None, incast=0.0, curves=())"
+    )
     with pytest.raises(ValueError, match="read-only"):
         one.out_Bps_G[0] = 1.0
 

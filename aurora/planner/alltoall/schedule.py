@@ -53,7 +53,7 @@ def order(
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else _equal_network(n)
     if startup_s is not None:
-        network = replace(network, startup_s_G=np.full(n, startup_s))
+        network = replace(network, startup_s_G=np.full(n, startup_s), curves=())
     rng = np.random.default_rng(seed)
     if method == TWO_TIER:
         node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster else np.arange(n)

@@ -23,7 +23,8 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
         network: ports, start-ups, fabric and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
     """
-    if not staged and order.one_to_one and not order.paced and order.tier_X is None and network.fabric is None:
+    plain = not order.paced and order.tier_X is None and network.fabric is None and not network.curves
+    if plain and order.one_to_one and not staged:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
         made = by_start(fluid_pieces(order, bytes_GG[None], network, staged))
@@ -89,7 +90,7 @@ def _tier_GG(pairs_X2: IntArray, tier_X: IntArray, ranks: int) -> IntArray:
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
     """Returns the timed pieces of an order with `one_to_one`, by start and source.
 
-    The order is not paced and has one tier, and the network has no fabric.
+    The order is not paced and has one tier, and the network has neither fabric nor curves.
 
     A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
     at one rate.

@@ -18,6 +18,7 @@ from aurora.planner.network.max_min_fair import (
     run,
 )
 from aurora.planner.network.routes import Routes, route
+from aurora.planner.network.transfer_seconds import row_startups
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -71,12 +72,12 @@ class Switch:
     """All-to-alls under way on one network.
 
     A transfer starts when both of its ranks have joined the all-to-all and it is among the next transfers that each of them may
-    have under way. It first takes the start-up of its slower end, without bandwidth, then flows at its max-min fair rate. The
+    have under way. It first takes its start-up (`row_startups`), without bandwidth, then flows at its max-min fair rate. The
     cost of an event grows with the number of flows that share ports with it, directly or through other flows; it is O(log X) if
     every rank has one partner at a time.
 
     Args:
-        network: ports, start-ups, fabric and incast.
+        network: ports, start-ups or curves, fabric and incast.
         logging: keep the parts of transfers that flowed at one rate, for `pieces`.
     """
 
@@ -121,7 +122,7 @@ class Switch:
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
         rows.src[own], rows.dst[own], rows.bytes[own], rows.left_bytes[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
-        rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, self._network.pair_startup_s_GG[src_X, dst_X]
+        rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, row_startups(order, row_X, size_X, self._network)
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.stage[own] = order.stage_X[row_X] if staged else 0
         rows.tier[own] = 0 if order.tier_X is None else order.tier_X[row_X]

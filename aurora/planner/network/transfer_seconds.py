@@ -1,0 +1,154 @@
+"""Seconds of exchanges by measured curves: interpolated between bytes and partners, extrapolated by bounds."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.interpolate import PchipInterpolator
+
+from aurora.errors import BadInput
+from aurora.types import Network, Order, TransferCurve
+from aurora.types.arrays import FloatArray, IntArray, numbers
+
+
+def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) -> TransferCurve:
+    """Makes a curve of measured exchanges.
+
+    The geometric mean of each size's seconds counts. Where a larger exchange was faster, smaller ones get its seconds: what is
+    measured too long is the more likely error.
+
+    Args:
+        partners: how many GPUs each GPU sends to, and receives from.
+        bytes_X: (X,) bytes that a port sends in all, above zero, in any sequence; sizes may repeat.
+        seconds_X: (X,) measured seconds, above zero.
+
+    Raises:
+        BadInput: if the arrays are not numbers above zero, empty, or of different lengths.
+    """
+    sent_X, took_X = numbers("link curve: bytes", bytes_X), numbers("link curve: seconds", seconds_X)
+    if sent_X.shape != took_X.shape or not len(sent_X):
+        raise BadInput(f"link curve: expected as many seconds as bytes, one at least, found {len(took_X)} and {len(sent_X)}")
+    if min(sent_X.min(), took_X.min()) <= 0:
+        raise BadInput("link curve: expected bytes and seconds above zero")
+    size_X, of_X = np.unique(sent_X, return_inverse=True)
+    mean_X = np.exp(np.bincount(of_X, np.log(took_X)) / np.bincount(of_X))
+    return TransferCurve(partners, size_X, np.minimum.accumulate(mean_X[::-1])[::-1])
+
+
+def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partners_X: ArrayLike) -> FloatArray:
+    """Returns (X,) float64, the seconds of exchanges by measured curves.
+
+    Between sizes, logarithms are interpolated by cubics that keep the curve monotone. Below the smallest size an exchange takes
+    the smallest's seconds, above the largest it has the largest's bytes per second. Between two numbers of partners, seconds
+    of one buffer (a port's bytes and the part that stays) are interpolated in the part of it that leaves, (n - 1) / n on n
+    GPUs. Fewer partners than measured take the seconds of the fewest for their bytes. For more partners than measured, the
+    two largest numbers say what limits: each port, whose seconds grow with (n - 1) / n, or a path that all share, with n - 1
+    or, if they grew faster than that, with the power of it by which they grew.
+
+    Args:
+        curves: by rising partners, one at least.
+        bytes_X: (X,) bytes that a port sends in all, above zero.
+        partners_X: (X,) its partners, one or more.
+
+    Source (interpolation): Fritsch and Carlson, SIAM J. Numer. Anal. 17, 1980.
+    """
+    sent_X, many_X = np.broadcast_arrays(np.asarray(bytes_X, dtype=np.float64), np.asarray(partners_X, dtype=np.float64))
+    measured_C = np.array([curve.partners for curve in curves])
+    after_X = np.searchsorted(measured_C, many_X)
+    seconds_X = np.empty(sent_X.shape)
+    for after in np.unique(after_X):
+        own_X = after_X == after
+        sent, many = sent_X[own_X], many_X[own_X]
+        if after == 0 or len(curves) == 1:
+            seconds_X[own_X] = _seconds(curves[0], sent)
+        elif after < len(curves):
+            seconds_X[own_X] = _between(curves[after - 1], curves[after], sent, many)
+        else:
+            seconds_X[own_X] = _beyond(curves[-2], curves[-1], sent, many)
+    return seconds_X
+
+
+def _seconds(curve: TransferCurve, bytes_X: FloatArray) -> FloatArray:
+    """The seconds of exchanges with as many partners as the curve has."""
+    largest = curve.bytes_X[-1]
+    within_X = np.clip(bytes_X, curve.bytes_X[0], largest)
+    seconds_X = np.full(bytes_X.shape, curve.seconds_X[0])
+    if (spline := _spline(curve)) is not None:
+        seconds_X = np.exp(spline(np.log(within_X)))
+    return np.asarray(seconds_X * np.maximum(bytes_X / largest, 1.0))
+
+
+@lru_cache(maxsize=64)
+def _spline(curve: TransferCurve) -> PchipInterpolator | None:
+    """Logarithm of seconds by logarithm of bytes; None for a single point."""
+    if len(curve.bytes_X) == 1:
+        return None
+    return PchipInterpolator(np.log(curve.bytes_X), np.log(curve.seconds_X))
+
+
+def _of_buffer(curve: TransferCurve, buffer_X: FloatArray) -> FloatArray:
+    """The seconds of exchanges of whole buffers, of which the part that leaves is sent."""
+    return _seconds(curve, buffer_X * _leaving(curve.partners))
+
+
+def _leaving(partners: ArrayLike) -> FloatArray:
+    """The part of a buffer that leaves its GPU."""
+    many = np.asarray(partners, dtype=np.float64)
+    return np.asarray(many / (many + 1))
+
+
+def _between(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partners_X: FloatArray) -> FloatArray:
+    """Seconds with more partners than `few` has, and at most as many as `many`."""
+    part_X = _leaving(partners_X)
+    buffer_X = bytes_X / part_X
+    low, high = _leaving(few.partners), _leaving(many.partners)
+    weight_X = (part_X - low) / (high - low)
+    return np.asarray((1 - weight_X) * _of_buffer(few, buffer_X) + weight_X * _of_buffer(many, buffer_X))
+
+
+def _beyond(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partners_X: FloatArray) -> FloatArray:
+    """Seconds with more partners than either of two curves."""
+    part_X = _leaving(partners_X)
+    buffer_X = bytes_X / part_X
+    few_X, many_X = _of_buffer(few, buffer_X), _of_buffer(many, buffer_X)
+    low, high = _leaving(few.partners), _leaving(many.partners)
+    own_X = many_X + np.maximum(many_X - few_X, 0.0) * (part_X - high) / (high - low)
+    by_own, by_shared, grew_X = np.log(high / low), np.log(many.partners / few.partners), np.log(many_X / few_X)
+    shared_X = many_X * (partners_X / many.partners) ** np.maximum(grew_X / by_shared, 1.0)
+    weight_X = np.clip((grew_X - by_own) / (by_shared - by_own), 0.0, 1.0)
+    return np.asarray(own_X ** (1 - weight_X) * shared_X**weight_X)
+
+
+def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Network) -> FloatArray:
+    """Returns (X,) float64, the start-up seconds of rows of an order.
+
+    Without curves that is the start-up of the row's slower end. With curves, at each end it is what the measured exchange of
+    all messages that the port has open with this one takes beyond their bytes at the port's rate, and the longer of both
+    counts. An exchange that was measured then takes the measured seconds, and never less than the ports allow.
+
+    Args:
+        order: the order.
+        row_X: (X,) indices of its rows.
+        size_X: (X,) int64 the bytes that they carry, above zero.
+        network: its ports and curves.
+    """
+    src_X, dst_X = order.pairs_X2[row_X].T
+    if not network.curves:
+        return np.asarray(network.pair_startup_s_GG[src_X, dst_X])
+    sub = order.sub_channels
+    sides = (
+        (src_X, network.out_Bps_G, order.sends_open if sub is None else sub.out_G[src_X]),
+        (dst_X, network.in_Bps_G, order.recvs_open if sub is None else sub.in_G[dst_X]),
+    )
+    tier_X = np.zeros(len(row_X), dtype=np.int64) if order.tier_X is None else order.tier_X[row_X]
+    longest_X = np.zeros(len(row_X))
+    for rank_X, Bps_G, open_X in sides:
+        port_X = tier_X * network.gpus + rank_X
+        rows_X = np.bincount(port_X)[port_X]
+        rest_X = np.bincount(port_X, size_X)[port_X] - size_X
+        together_X = np.minimum(rows_X, open_X)
+        posted_X = size_X + (together_X - 1) * rest_X / np.maximum(rows_X - 1, 1)
+        seconds_X = exchange_seconds(network.curves, posted_X, together_X)
+        longest_X = np.maximum(longest_X, seconds_X - posted_X / Bps_G[rank_X])
+    return longest_X

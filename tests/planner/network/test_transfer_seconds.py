@@ -1,0 +1,119 @@
+"""Measured curves of exchanges: fitted, interpolated, extrapolated by bounds, and priced as measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.schedule_time import fluid_pieces, timed
+from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
+from aurora.types import Network, TransferCurve, servers
+from tests.strategies import traffics_on_ports
+
+CURVES = (
+    TransferCurve(1, [1e3, 1e5, 1e7], [5e-6, 1.5e-5, 1.1e-3]),
+    TransferCurve(3, [2e3, 1e5, 2e7], [9e-6, 1.6e-5, 2.2e-3]),
+)
+
+
+def uniform(ranks, size):
+    return np.full((ranks, ranks), size, dtype=np.int64) * ~np.eye(ranks, dtype=bool)
+
+
+def test_measured_points_come_back_and_bounds_extrapolate():
+    for curve in CURVES:
+        assert exchange_seconds(CURVES, curve.bytes_X, curve.partners) == pytest.approx(curve.seconds_X)
+    assert exchange_seconds(CURVES, [1.0, 2e7], 1) == pytest.approx([5e-6, 2.2e-3])  # the start-up; twice the largest's seconds
+
+
+@given(st.lists(st.floats(1.0, 1e9), min_size=2, max_size=8, unique=True).map(sorted), st.sampled_from([1, 3]))
+def test_seconds_never_fall_with_bytes(sizes, partners):
+    assert (np.diff(exchange_seconds(CURVES, sizes, partners)) >= -1e-15).all()
+
+
+def test_partners_between_measured_ones_lie_between_them_at_one_buffer():
+    few, two, many = (exchange_seconds(CURVES, 1e5 * n / (n + 1), n)[()] for n in (1, 2, 3))
+    assert min(few, many) <= two <= max(few, many)
+
+
+def test_more_partners_than_measured_go_by_what_limits():
+    """Ports of their own: seconds of a buffer grow with (n - 1) / n. One path for all: with n - 1, or faster."""
+    for of_gpus in (lambda n: 1e-5 + 1e-3 * (n - 1) / n, lambda n: 1e-3 * (n - 1), lambda n: 1e-3 * (n - 1) ** 1.5):
+        curves = [TransferCurve(n - 1, [1e6 * (n - 1) / n], [of_gpus(n)]) for n in (2, 4)]
+        assert exchange_seconds(curves, 1e6 * 7 / 8, 7) == pytest.approx(of_gpus(8))
+
+
+def test_a_fitted_curve_never_falls_and_takes_the_mean_of_a_size():
+    made = fit_transfer_curve(3, [4, 2, 2, 8], [3.0, 1.0, 4.0, 2.5])
+    assert made == TransferCurve(3, [2, 4, 8], [2.0, 2.5, 2.5])
+    for bytes_X, seconds_X in (([1], []), ([], []), ([0], [1.0]), ([1], [0.0])):
+        with pytest.raises(BadInput, match="link curve: expected"):
+            fit_transfer_curve(1, bytes_X, seconds_X)
+
+
+@pytest.mark.parametrize("size", [100, 30_000, 3_000_000])
+def test_an_exchange_posted_together_takes_what_was_measured(size):
+    network = replace(Network.equal(4, 2e10), curves=CURVES)
+    bytes_GG = uniform(4, size)
+    order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
+    assert timed(order, bytes_GG, network).makespan_s == pytest.approx(exchange_seconds(CURVES, 3 * size, 3)[()])
+
+
+def test_an_order_of_one_message_at_a_time_pays_each_alone():
+    network = replace(Network.equal(4, 2e10), curves=CURVES)
+    bytes_GG = uniform(4, 30_000)
+    order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
+    assert timed(order, bytes_GG, network).makespan_s == pytest.approx(3 * exchange_seconds(CURVES, 30_000, 1)[()])
+
+
+@pytest.mark.parametrize("method", ["all-at-once", "openshop", "sub-channels", "random"])
+@settings(max_examples=25)
+@given(traffic=traffics_on_ports(equal=True, startups=(0.5,)))
+def test_a_line_as_curve_prices_as_start_up_and_rate(method, traffic):
+    """Two ways to say the same: a start-up, and the curve of an exchange without bytes to speak of."""
+    bytes_GG, network = traffic
+    order = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
+    sizes = np.geomspace(1e-6, max(1.0, float(bytes_GG.sum())), 300)
+    curve = TransferCurve(1, sizes, 0.5 + sizes / network.out_Bps_G[0])
+    found, said = (
+        fluid_pieces(order, bytes_GG[None], one).end_s_X.max(initial=0.0)
+        for one in (replace(network, curves=(curve,)), network)
+    )
+    assert found == pytest.approx(said, rel=1e-3)
+
+
+def test_no_exchange_is_faster_than_its_ports():
+    network = replace(Network.equal(4, 1e3), curves=CURVES)
+    bytes_GG = uniform(4, 10_000)
+    order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
+    assert timed(order, bytes_GG, network).makespan_s == pytest.approx(30.0)
+
+
+def test_wrong_curves_are_refused():
+    for args, said in (
+        ((0, [1], [1]), "partners must be"),
+        ((1, [1, 1], [1, 2]), "bytes above zero that rise"),
+        ((1, [1, 2], [2, 1]), "never fall"),
+        ((1, [1, 2], [1]), "as many seconds as bytes"),
+        ((1, [], []), "as many seconds as bytes"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            TransferCurve(*args)
+    with pytest.raises(BadInput, match="two of 3"):
+        replace(Network.equal(2), curves=(CURVES[1], CURVES[1]))
+    fabric = servers([0, 1], [1.0, 1.0], [1.0, 1.0], 1.0)
+    with pytest.raises(BadInput, match="no fabric beside link curves"):
+        replace(Network.equal(2), fabric=fabric, curves=CURVES)
+
+
+def test_without_startup_has_no_curves():
+    assert replace(Network.equal(4, 2e10), curves=CURVES).without_startup == Network.equal(4, 2e10)
+
+
+def test_faster_ports_keep_start_ups():
+    faster = [curve.at_rate(4.0) for curve in CURVES]
+    assert exchange_seconds(faster, [1.0, 4e7], 1) == pytest.approx(exchange_seconds(CURVES, [1.0, 1e7], 1))
