@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.types import Cluster, Gpu, servers
+from aurora.types import Cluster, Gpu, TransferCurve, servers
 from aurora.types.arrays import FloatArray, IntArray
 
 NOISE = 0.03  # a smaller loss of goodput counts as none
@@ -27,6 +27,7 @@ class LinkMeasurements:
     server_G: IntArray  # (G,) int64, the server of each rank; all zero without servers
     apart_Bps_N: FloatArray  # (N,) float64, by server of several ranks: sum of the rates of its ranks, each to another server
     together_Bps_N: FloatArray  # (N,) float64, their joint rate, all at once
+    curves: tuple[TransferCurve, ...] = ()  # exchanges of all ranks at once; none where there are servers
 
     @property
     def incast(self) -> float:
@@ -104,7 +105,8 @@ def cluster_of(
             device_G, node_G, links.out_Bps_G, links.in_Bps_G, startup_s_G, strict=True
         )
     ]
-    return Cluster(name, tuple(gpus), fabric, links.incast)
+    incast = 0.0 if links.curves else links.incast  # which curves include
+    return Cluster(name, tuple(gpus), fabric, incast, links.curves)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,14 @@ class MeasuredCluster:
             f"is {np.median(error_X):.1%} off (median), {error_X.max():.1%} at worst.",
             f"Goodput of a receiver by how many send to it at once: {goodput}.",
             *self._servers(),
+            *self._exchanges(),
         )
+
+    def _exchanges(self) -> Iterator[str]:
+        """A sentence on the link curves, if there are any."""
+        if self.links.curves:
+            partners = ", ".join(str(curve.partners) for curve in self.links.curves)
+            yield f"Link curves: all ranks at once, each with as many others: {partners}."
 
     def _servers(self) -> Iterator[str]:
         """A sentence on the servers, if any were found."""

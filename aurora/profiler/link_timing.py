@@ -16,6 +16,7 @@ from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.planner.network.link_fit import fit_link
 from aurora.planner.network.server_clusters import find_servers
+from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
@@ -26,7 +27,7 @@ from aurora.runtime.distributed.process_groups import (
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
-from aurora.types import GpuKind, Order
+from aurora.types import GpuKind, Order, TransferCurve
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
@@ -131,7 +132,8 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
 
     Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
     subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its server, and 1, 2, 4, ... and
-    all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once.
+    all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once. Without
+    servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others, by SIZES of their messages.
 
     Args:
         transport: the transport.
@@ -153,7 +155,7 @@ class _LinkTimer:
         self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
 
     def measure(self) -> LinkMeasurements:
-        """Times all pairs, then all ports, then the NICs."""
+        """Times all pairs, then all ports, then the NICs, or exchanges where there are none."""
         ranks = self._net.ranks
         fitted_GG3 = np.zeros((ranks, ranks, 3))
         for src in range(ranks):
@@ -179,7 +181,23 @@ class _LinkTimer:
             goodput_K,
             self._server_G,
             *self._nics(rate_Bps_GG),
+            () if self._server_G.any() else self._curves(),
         )
+
+    def _curves(self) -> tuple[TransferCurve, ...]:
+        """Exchanges of all ranks at once, each with its next 1, 2, 4, ... and all others, by the bytes of a message."""
+        ranks, most = self._net.ranks, self._net.ranks - 1
+        curves = []
+        for partners in sorted({1 << power for power in range(most.bit_length())} | {most}):
+            pairs = [(rank, other) for rank in range(ranks) for other in self._others(rank)[:partners]]
+            seconds: list[float] = []
+            for size in SIZES:
+                if seconds and seconds[-1] * size / SIZES[len(seconds) - 1] > PATIENCE_S:
+                    break
+                bytes_X = np.full(len(pairs), size, dtype=np.int64)
+                seconds.append(min([self._flow(pairs, bytes_X) for _ in range(REPEATS + 1)][1:]))
+            curves.append(fit_transfer_curve(partners, np.array(SIZES[: len(seconds)]) * partners, seconds))
+        return tuple(curves)
 
     def _others(self, rank: int) -> list[int]:
         """All ranks but this, starting with the next."""

@@ -9,7 +9,7 @@ from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, check_name
 from aurora.types.fabric import Fabric
 from aurora.types.network import Network
-from aurora.types.transfer_curve import TransferCurve, by_partners
+from aurora.types.transfer_curve import TransferCurve, by_partners, check_curves
 from aurora.types.value import Value
 
 SMALLEST, LARGEST = 1e-6, 1e24  # rates, speeds and sizes beyond these are typing errors
@@ -75,7 +75,7 @@ class Cluster(Value):
 
     Raises:
         BadInput: if there is no GPU, the fabric has another number of GPUs, incast lies outside 0 to 1, or there are link
-            curves of one number of partners twice, or beside a fabric.
+            curves of one number of partners twice, or beside a fabric or incast.
 
     Source (big switch): Aurora §2.4.
     """
@@ -98,8 +98,7 @@ class Cluster(Value):
                 f"cluster {self.name!r}: expected a fabric of {len(self.gpus)} GPUs, found one of {self.fabric.gpus}"
             )
         object.__setattr__(self, "link_curves", by_partners(f"cluster {self.name!r}", self.link_curves))
-        if self.link_curves and self.fabric is not None:
-            raise BadInput(f"cluster {self.name!r}: expected no fabric beside link curves, which hold for ports alone")
+        check_curves(f"cluster {self.name!r}", self.link_curves, self.fabric is not None, self.incast)
 
     def __len__(self) -> int:
         return len(self.gpus)

@@ -8,7 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, locked, numbers
 from aurora.types.fabric import Fabric
-from aurora.types.transfer_curve import TransferCurve, by_partners
+from aurora.types.transfer_curve import TransferCurve, by_partners, check_curves
 from aurora.types.value import Value
 
 
@@ -30,7 +30,8 @@ class Network(Value):
 
     Raises:
         BadInput: if a rate is not above zero, a start-up is below zero, columns differ in length, the fabric has another number
-            of GPUs, incast lies outside 0 to 1, or there are curves of one number of partners twice, or beside a fabric.
+            of GPUs, incast lies outside 0 to 1, or there are curves of one number of partners twice,
+            or beside a fabric or incast.
 
     Source (incast): Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
 
@@ -62,8 +63,7 @@ class Network(Value):
         if not 0 <= self.incast <= 1:
             raise BadInput(f"network: incast: expected a number between 0 and 1, found {self.incast}")
         object.__setattr__(self, "curves", by_partners("network", self.curves))
-        if self.curves and self.fabric is not None:
-            raise BadInput("network: expected no fabric beside link curves, which hold for ports alone")
+        check_curves("network", self.curves, self.fabric is not None, self.incast)
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":

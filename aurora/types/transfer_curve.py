@@ -65,3 +65,18 @@ def by_partners(what: str, curves: Sequence[TransferCurve]) -> tuple[TransferCur
         if one.partners == other.partners:
             raise BadInput(f"{what}: expected one link curve for each number of partners, found two of {one.partners}")
     return rising
+
+
+def check_curves(what: str, curves: Sequence[TransferCurve], fabric: bool, incast: float) -> None:
+    """Raises BadInput if there are curves beside a fabric, or beside incast.
+
+    Args:
+        what: how errors name their owner.
+        curves: the curves.
+        fabric: whether their owner has a fabric.
+        incast: its incast.
+    """
+    if curves and fabric:
+        raise BadInput(f"{what}: expected no fabric beside link curves, which hold for ports alone")
+    if curves and incast:
+        raise BadInput(f"{what}: expected no incast beside link curves, which include it, found {incast}")

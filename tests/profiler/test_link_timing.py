@@ -18,6 +18,7 @@ from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 from aurora.runtime.distributed.process_groups import default_process_group, new_process_group
 from aurora.runtime.distributed.shaped import Port, ShapedTransport
 from aurora.runtime.timers import HostTimer
+from aurora.types import TransferCurve
 from tests.conftest import cluster
 
 SIZES = np.array(probing.SIZES)
@@ -56,6 +57,10 @@ def test_ranks_find_the_rates_of_shaped_ports():
     assert links.senders_K.tolist() == [1, 2]
     assert (links.goodput_K <= 1).all()
     assert not links.rate_Bps_GG.diagonal().any()
+    assert links.curves == found[1].curves
+    assert [curve.partners for curve in links.curves] == [1, 2]
+    assert links.curves[1].bytes_X.tolist() == (2 * SIZES[: len(links.curves[1].bytes_X)]).tolist()
+    assert links.curves[1].seconds_X[-1] >= links.curves[1].bytes_X[-1] / max(RATES)
 
 
 class LazyCalls(NcclCalls):
@@ -148,6 +153,12 @@ def test_equal_links_are_one_switch():
     assert made.out_Bps_G.tolist() == [100.0] * 4
     assert made.in_Bps_G.tolist() == [90.0] * 4
     assert made.startup_s_G.tolist() == [1e-5] * 4
+
+
+def test_link_curves_take_the_place_of_incast():
+    curve = TransferCurve(3, [100], [3.0])
+    made = cluster_of(replace(SOME, goodput_K=np.array([1.0, 0.5]), curves=(curve,)), SERVERS, {})
+    assert (made.incast, made.link_curves) == (0.0, (curve,))
 
 
 BETWEEN_GG = np.where(np.kron(np.eye(2), np.ones((2, 2))), 900.0, 50.0) * (1 - np.eye(4))

@@ -108,6 +108,8 @@ def test_wrong_curves_are_refused():
     fabric = servers([0, 1], [1.0, 1.0], [1.0, 1.0], 1.0)
     with pytest.raises(BadInput, match="no fabric beside link curves"):
         replace(Network.equal(2), fabric=fabric, curves=CURVES)
+    with pytest.raises(BadInput, match=r"no incast beside link curves, which include it, found 0\.25"):
+        replace(Network.equal(2), incast=0.25, curves=CURVES)
 
 
 def test_without_startup_has_no_curves():

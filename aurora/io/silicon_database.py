@@ -1,0 +1,113 @@
+"""Silicon measurements of the optional package aiconfigurator-core: its Parquet tables, read where it is installed.
+
+Systems, engines and columns are named as there. Nothing of the package is imported or run.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from aurora.errors import BadInput
+
+PACKAGE = "aiconfigurator_core"
+WIDTH = {"half": 2, "int8": 1}  # bytes of NCCL's types
+INSTALL = "pip install 'aurora-moe[silicon]'"
+
+
+def systems_folder() -> Path:
+    """Returns the folder of the installed package that holds its systems.
+
+    Raises:
+        BadInput: if the package is not installed.
+    """
+    found = find_spec(PACKAGE)
+    folder = None if found is None or found.origin is None else Path(found.origin).parent / "systems"
+    if folder is None or not folder.is_dir():
+        raise BadInput(f"silicon measurements: expected the package aiconfigurator-core ({INSTALL}), found none")
+    return folder
+
+
+def systems() -> list[str]:
+    """Returns the names of the systems that the installed package has measurements of."""
+    folder = systems_folder()
+    return sorted(file.stem for file in folder.glob("*.yaml") if (folder / "data" / file.stem).is_dir())
+
+
+def system_specs(system: str) -> Mapping[str, Any]:
+    """Returns a system's datasheet: its tables `gpu` and `node`, in bytes, bytes per second and operations per second.
+
+    Raises:
+        BadInput: if there is no such system.
+    """
+    if system not in (names := systems()):
+        raise BadInput(f"`system`: expected one of {', '.join(names)}, found {system!r}")
+    specs: Mapping[str, Any] = yaml.safe_load((systems_folder() / f"{system}.yaml").read_text())
+    return specs
+
+
+def table(system: str, operation: str, source: str, name: str, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """Returns the columns of the newest version of a table.
+
+    Args:
+        system: as in `systems`.
+        operation, source: the table's folders, such as "moe" and "vllm".
+        name: its file without suffix.
+        columns: those to read; None: all.
+
+    Raises:
+        BadInput: if there is none, or pyarrow is not installed.
+    """
+    system_specs(system)
+    folder = systems_folder() / "data" / system / operation / source
+    versions = sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name))
+    if not versions:
+        raise BadInput(f"silicon measurements of {system}: expected {operation}/{source}/*/{name}.parquet, found none")
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise BadInput(f"silicon measurements: expected the package pyarrow ({INSTALL}), found none") from None
+    found: dict[str, list[Any]] = parquet.read_table(
+        versions[-1], columns=None if columns is None else list(columns)
+    ).to_pydict()
+    return found
+
+
+def _version(text: str) -> tuple[tuple[bool, int | str], ...]:
+    """What versions are sorted by: release candidates and posts come as their text does."""
+    return tuple((part.isdigit(), int(part) if part.isdigit() else part) for part in re.findall(r"\d+|[a-z]+", text))
+
+
+def collectives(system: str) -> Iterator[tuple[str, str, int, float, float]]:
+    """Yields NCCL's collectives on one system: operation, type, GPUs, bytes of a GPU's whole buffer, seconds.
+
+    Args:
+        system: as in `systems`.
+    """
+    found = table(system, "comm", "nccl", "nccl_perf")
+    columns = (found[name] for name in ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
+    for operation, dtype, gpus, elements, milliseconds in zip(*columns, strict=True):
+        if dtype in WIDTH and milliseconds > 0:
+            yield operation, dtype, int(gpus), float(elements) * WIDTH[dtype], float(milliseconds) / 1e3
+
+
+def all_to_all_points(system: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Returns, by partners, the bytes that a port sends in NCCL's all-to-alls of a system, and their seconds.
+
+    Args:
+        system: as in `systems`.
+
+    Raises:
+        BadInput: if none were measured.
+    """
+    points: dict[int, list[tuple[float, float]]] = {}
+    for operation, _, gpus, buffer, seconds in collectives(system):
+        if operation == "alltoall" and gpus > 1:
+            points.setdefault(gpus - 1, []).append((buffer * (gpus - 1) / gpus, seconds))
+    if not points:
+        raise BadInput(f"silicon measurements of {system}: expected all-to-alls of NCCL, found none")
+    return {partners: (np.array(found)[:, 0], np.array(found)[:, 1]) for partners, found in sorted(points.items())}
