@@ -34,14 +34,13 @@ from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights
+from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Exchange, Network, Op, Order, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
-MARGIN = 0.7  # of what a slice may take that it is meant to take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
-GROWTH = 2  # times the last piece of work that the next one is at most
 REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
 NO_TRANSFER = -1  # in place of a GPU that sends: the slot is emptied
 
@@ -50,30 +49,6 @@ LOG = logging.getLogger("aurora.control")
 SlotsG = tuple[tuple[int, ...], ...]
 
 ACTIVE, WINDOW_ENDS, MOVES, PREPARED, PIECE_NS, STEP_NS = range(6)  # what a rank tells the others between two steps
-
-
-class _Pieces:
-    """Work between steps, in pieces as large as a step may wait for, by what pieces before took.
-
-    Args:
-        least: size of the first piece, and of the smallest.
-    """
-
-    def __init__(self, least: int) -> None:
-        self._least, self._size, self._per_s, self._last = least, 0, 0.0, False
-
-    def next(self, left: int, step_s: float) -> int:
-        """Returns the size of the next piece of what is left, beside steps of `step_s` seconds."""
-        size = max(min(int(self._per_s * step_s * LENGTHENED * MARGIN), GROWTH * self._size), self._least)
-        self._last = left < size
-        if not self._last:
-            self._size = size
-        return min(size, left)
-
-    def took(self, seconds: float) -> None:
-        """Takes into account what a piece took. What was left for a last one says little: the more of it is start-up."""
-        if not self._last:
-            self._per_s = self._size / seconds
 
 
 class BetweenSteps(Protocol):
@@ -156,8 +131,8 @@ class LivePlacement:
         self._announced = torch.empty(0, 6, dtype=torch.int64)
         self._closed = False
         self._moves: _MovesUnderWay | None = None
-        self._slices = self._pieces = _Pieces(FIRST_BYTES)  # the latter: those of the last work between steps
-        self._layers_at_once = _Pieces(1)
+        self._slices = self._pieces = WorkPieces(FIRST_BYTES)  # the latter: those of the last work between steps
+        self._layers_at_once = WorkPieces(1)
         self._piece_s = 0.0  # of that work
         self._recent_s: deque[float] = deque(maxlen=RECENT)
         self._steps = 0  # of this window
