@@ -27,10 +27,11 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. SELECT='-m "not slow"' runs the tests that take two minutes, as CI does.
+# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS=tests/integrations/test_vllm.py are those that need vLLM, and SELECT='-m "not slow"' those of them that take two minutes, which CI runs.
+TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
-	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-vllm/numba $(VENV)-vllm/bin/pytest tests/integrations $(SELECT)
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-vllm/numba $(VENV)-vllm/bin/pytest $(TESTS) $(SELECT)
 
 # Which published versions of vLLM have what the plugin relies on. It reads a few MB of each wheel and installs none.
 vllm-versions: install

@@ -93,6 +93,8 @@ class Metrics:
         self._chance = Gauge("aurora_plan_drift_chance", CHANCE, common, **latest)
         self._counted = Gauge("aurora_plan_drift_tokens", COUNTED, common, **latest)
 
+        self._lost_records = Counter("aurora_record_failures", LOST_RECORDS, common, registry=registry).labels(**self._labels)
+
         self._of_phase: dict[str, _Phase] = {}
         for phase in PHASES:
             labels = self._labels | {"phase": phase}
@@ -155,6 +157,10 @@ class Metrics:
                 of.balancedness.set(of.mean / of.most)
                 of.mean, of.most, self._refreshed_s = 0.0, 0, now_s
 
+    def add_lost_record(self) -> None:
+        """Adds a record that could not be written."""
+        self._lost_records.inc()
+
     def update_drift(self, tokens_TLE: IntArray) -> None:
         """Sets the plan's drift, what chance explains of it, and the tokens behind it.
 
@@ -194,6 +200,7 @@ DRIFT = (
     "Part of the recorded traffic that goes to other experts than in the plan's profile, beyond what chance explains, 0 to 1"
 )
 CHANCE = "Part that two samples of the same traffic, as small as these, differ by in less than 5 % of cases; drift is beyond it"
+LOST_RECORDS = "Records that could not be written and have ended"
 COUNTED = "Tokens behind the drift: as recorded by this rank; a token counts once for each expert that it chose in each layer"
 
 

@@ -130,7 +130,7 @@ class WorkerIntegration:
             except ValueError as error:  # the names are taken in this process
                 LOG.warning("aurora: no metrics: %s", error)
         if choices is not None:
-            self.records.begin(facts, self._update_drift)
+            self.records.begin(facts, self._update_drift, self._count_lost_record)
         if self.status is not None and not self.served.disabled:
             self.status.engaged(f"{served_name} on {self.ranks} expert-parallel ranks: {self.served.summary()}")
 
@@ -320,6 +320,11 @@ class WorkerIntegration:
         """Shows how far what was recorded is from the plan's profile."""
         if self.metrics is not None:
             self.metrics.update_drift(record.tokens_TLE)
+
+    def _count_lost_record(self) -> None:
+        """Counts a record that could not be written."""
+        if self.metrics is not None:
+            self.metrics.add_lost_record()
 
     def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
         """Records an all-to-all that has ended."""

@@ -35,6 +35,7 @@ class WorkerRecords:
         self._recorders: dict[Path, TrafficRecorder] = {}
         self._facts: EngineFacts | None = None
         self._on_write: Callable[[EngineRecord], None] = lambda _: None
+        self._on_failure: Callable[[], None] = lambda: None
         self._saving = threading.Lock()
         self._ended = threading.Event()
         self._device: int | None = None
@@ -44,14 +45,20 @@ class WorkerRecords:
         """Whether anything is recorded."""
         return bool(self._recorders)
 
-    def begin(self, facts: EngineFacts, on_write: Callable[[EngineRecord], None] = lambda _: None) -> None:
+    def begin(
+        self,
+        facts: EngineFacts,
+        on_write: Callable[[EngineRecord], None] = lambda _: None,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         """Begins the record of the settings, if they name a folder, and the thread that writes. Called after loading.
 
         Args:
             facts: facts about the model and this rank.
             on_write: called with the record of the settings' folder each time it has been written, in any thread.
+            on_failure: called when a record could not be written, and has ended for that reason, in any thread.
         """
-        self._facts, self._on_write = facts, on_write
+        self._facts, self._on_write, self._on_failure = facts, on_write, on_failure
         if self._folder is None:
             return
         self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -141,6 +148,7 @@ class WorkerRecords:
                 self._write(folder)
             except BadInput as error:
                 LOG.warning("aurora: %s; recording stops", error)
+                self._on_failure()
                 with self.between_passes:
                     self._recorders.pop(folder, None)
 

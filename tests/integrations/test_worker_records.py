@@ -26,7 +26,8 @@ def begun(tmp_path):
 
     def begin(every_s=3600.0, folder=tmp_path / "seen"):
         records = WorkerRecords(Settings(record=folder, record_every_s=every_s), 0)
-        records.begin(FACTS)
+        records.lost = []
+        records.begin(FACTS, on_failure=lambda: records.lost.append(1))
         made.append(records)
         return records
 
@@ -143,7 +144,7 @@ def test_a_folder_that_cannot_be_written_ends_its_record_alone(tmp_path, begun, 
     assert (tmp_path / "seen" / "rank-0.npz").exists()
 
 
-def test_a_full_disk_ends_the_record_with_one_line(begun, monkeypatch, caplog):
+def test_a_full_disk_ends_the_record_with_one_line_and_one_count(begun, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -154,6 +155,7 @@ def test_a_full_disk_ends_the_record_with_one_line(begun, monkeypatch, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert caplog.messages[0].endswith("rank-0.npz: cannot be written: No space left on device; recording stops")
     assert not records.active
+    assert records.lost == [1]
 
 
 def test_a_worker_holds_its_records_during_a_forward_pass():
