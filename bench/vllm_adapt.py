@@ -1,18 +1,19 @@
 """Experts that follow traffic through EPLB in vLLM: aurora's policy and vLLM's own, beside plans, on hosts of a rate.
 
-    .venv-vllm/bin/python bench/vllm_adapt.py [--moves NAME] [--switches 2] [--rounds 4] [--quick]
+    .venv-vllm/bin/python bench/vllm_adapt.py [--moves NAME] [--switches 2] [--rounds 3] [--quick]
 
 Needs what `make test-vllm` installs, and root (bench/network/net.py); elsewhere it says why it is skipped. Four hosts, DP4, a
 random Qwen3-MoE whose words are of two kinds, for which it chooses other experts; it answers with words of the kind that it is
 asked with. Experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. In each round
 a rank gets SEQUENCES prompts and generates NEW_TOKENS for each, which is about one window of EPLB. After some rounds traffic
-switches from the first kind to the second, then back, and so on. Ways: the plan of either kind, kept; aurora's policy, from the
-plan of the first kind on; and vLLM's own policy. Experts move while serving waits, or in the background: sections of their own,
-each of which has the plans beside it. All ways answer the same requests in the same rounds.
+switches from the first kind to the second, then back, and so on. Ways: the plan of either kind, kept; aurora's controller, from
+the plan of the first kind on; and vLLM's own policy. Experts move through EPLB, while serving waits or in the background, or
+between passes, by the plugin alone: sections of their own, each of which has the plans beside it. Without EPLB there are no
+replicas, so those are other plans, and vLLM has no policy. All ways answer the same requests in the same rounds.
 
 Throughput counts from the end of the first round after a switch to the end of the last round before the next, and is compared
 with the plan of the kind that is asked for. A gap is the time between two passes of a rank that each bring a token; it counts
-as one of moves if EPLB was about to change a placement. Results: bench/results/vllm-adapt-DATE.md.
+as one of moves if a placement was about to change. Results: bench/results/vllm-adapt-DATE.md.
 """
 
 import argparse
@@ -43,8 +44,9 @@ WORDS = 256  # half of them are of one kind
 KIND, QUIET = 0.1, 0.03  # how much words of a kind are alike, and what layers add to them
 SEQUENCES, PROMPT, NEW_TOKENS, PLANNED = 8, 32, 32, 32
 TOKEN_S, MBIT = 400e-6, 200
-FIRST, SECOND, OURS, VLLM = "plan of the first kind", "plan of the second kind", "aurora's policy", "vLLM's policy"
-MOVES = {"waiting": {"use_async": False}, "background": {"use_async": True}}  # EPLB's options
+FIRST, SECOND, OURS, VLLM = "plan of the first kind", "plan of the second kind", "aurora's controller", "vLLM's policy"
+MOVES = {"waiting": {"use_async": False}, "background": {"use_async": True}, "between passes": None}  # EPLB's options
+PERIOD_S = 2.0  # of a window without EPLB, about a round
 NOTED = f"""
 import functools, inspect, time
 from vllm.distributed.eplb.eplb_state import EplbState
@@ -68,22 +70,42 @@ def step_noted(self):
     return outputs
 LLMEngine.step = step_noted
 
-balance, EplbState.changes = EplbState.step, []
-@functools.wraps(balance)
-def balance_noted(self, *args, **named):
-    states, began_s = list(self.model_states.values()), time.perf_counter()
-    before, under_way = [state.physical_to_logical_map.clone() for state in states], any(state.rebalanced for state in states)
-    balance(self, *args, **named)
-    slots = sum(int((state.physical_to_logical_map != old).sum()) for state, old in zip(states, before))
-    EplbState.changes.append((began_s, time.perf_counter(), under_way or any(state.rebalanced for state in states), slots))
-EplbState.step = balance_noted
+LLMEngine.changes = []
+def noted(step, maps, under_way):
+    last = []
+    @functools.wraps(step)
+    def step_noted(self, *args, **named):
+        began_s, more = time.perf_counter(), under_way(self)
+        step(self, *args, **named)
+        now = [each.copy() for each in maps(self)]
+        slots = sum(int((each != old).sum()) for each, old in zip(now, last))
+        last[:] = now
+        LLMEngine.changes.append((began_s, time.perf_counter(), more or under_way(self), slots))
+    return step_noted
+
+import aurora_vllm.vllm_internals.model_runner as runner
+follow, follow_by_expert_maps, live = runner.follow_traffic, runner.follow_by_expert_maps, []
+def follow_noted(worker, *args):
+    follow(worker, *args)
+    live.append(worker.live)
+def follow_by_expert_maps_noted(*args):
+    from aurora_vllm.expert_map_placement import ExpertMapPlacement
+    follow_by_expert_maps(*args)
+    ExpertMapPlacement.begin_pass = noted(
+        ExpertMapPlacement.begin_pass, lambda moving: [moving._live._held_LGP], lambda moving: moving._live._moves is not None
+    )
+runner.follow_traffic, runner.follow_by_expert_maps = follow_noted, follow_by_expert_maps_noted
+EplbState.step = noted(
+    EplbState.step,
+    lambda state: [each.physical_to_logical_map.numpy() for each in state.model_states.values()],
+    lambda state: any(each.rebalanced for each in state.model_states.values()) or any(each.under_way for each in live),
+)
 """
 WRITTEN = """
 import json, os
-from vllm.distributed.eplb.eplb_state import EplbState
 from vllm.v1.engine.llm_engine import LLMEngine
 with open(os.environ["NOTES"] + os.environ["RANK"], "w") as file:
-    json.dump({"passes": LLMEngine.passes, "changes": EplbState.changes}, file)
+    json.dump({"passes": LLMEngine.passes, "changes": LLMEngine.changes}, file)
 """
 
 
@@ -113,7 +135,7 @@ def prompts_of(kind: int, count: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Served:
-    """What one way's ranks noted: the ends of passes that brought tokens, by round, and what EPLB did after each pass."""
+    """What one way's ranks noted: the ends of passes that brought tokens, by round, and what moved beside each."""
 
     passes_R: list[list[tuple[int, float]]]  # of a rank: the round, and the end by time.perf_counter
     changes: list[tuple[float, float, bool, int]]  # of rank 0: begin, end, whether more is to come, slots that changed
@@ -155,24 +177,30 @@ class Served:
 
 def served(folder: Path, names: list[str], mode: str, switches: int, rounds: int) -> dict[str, Served]:
     """What each way noted; all serve the same rounds."""
+    eplb_options = MOVES[mode]
     model_of_two_kinds(folder / "model")
     rate_Bps, asked = MBIT * 1e6 / 8 * PAYLOAD, RANKS * SEQUENCES
     cluster = Cluster("hosts", tuple(Gpu(f"host{rank}", "cpu", rank, rate_Bps, rate_Bps, 10**10) for rank in range(RANKS)))
     prompts_K = [prompts_of(kind, PLANNED + asked * rounds * (switches // 2 + 1)) for kind in range(2)]
     for kind, prompts in enumerate(prompts_K):
         profile = waiting_profile(folder / "model", prompts[:PLANNED], NEW_TOKENS, RANKS, TOKEN_S)
-        save(make_plan(cluster, [profile], PlanOptions(slots_per_gpu=SLOTS)), folder / f"plan-{kind}.json")
+        slots = EXPERTS // RANKS if eplb_options is None else SLOTS
+        save(make_plan(cluster, [profile], PlanOptions(slots_per_gpu=slots)), folder / f"plan-{kind}.json")
     blocks = [prompts_K[block % 2][PLANNED + block // 2 * rounds * asked :][: rounds * asked] for block in range(switches + 1)]
     prompts = [prompt for block in blocks for prompt in block]
     plans = [{"plan": str(folder / f"plan-{kind}.json")} for kind in range(2)]
-    ways: dict[str, dict[str, object]] = {FIRST: plans[0], SECOND: plans[1], OURS: {**plans[0], "adapt": True}, VLLM: {}}
+    follows = {**plans[0], "adapt": True, **({"period_s": PERIOD_S} if eplb_options is None else {})}
+    ways: dict[str, dict[str, object]] = {FIRST: plans[0], SECOND: plans[1], OURS: follows}
+    llm = {}
+    if eplb_options is not None:
+        ways, llm = {**ways, VLLM: {}}, eplb(**eplb_options)
     found = {}
     for way, settings in ways.items():
         place = folder / way.replace(" ", "-")
         job = {
             "model": str(folder / "model"), "prompts": prompts, "new_tokens": NEW_TOKENS, "max_num_batched_tokens": 512,
             "rounds": [list(range(begin, begin + asked)) for begin in range(0, len(prompts), asked)],
-            "additional_config": {"aurora": {**settings, "order": "online", "required": True}}, "llm": eplb(**MOVES[mode]),
+            "additional_config": {"aurora": {**settings, "order": "online", "required": True}}, "llm": llm,
             "before": NOTED, "after": WRITTEN, "environ": {"NOTES": f"{place}-"},
         }  # fmt: skip
         run(place, names, RANKS, job)
@@ -211,12 +239,13 @@ def table(mode: str, switches: int, rounds: int) -> list[str]:
             sum(slots for *_, slots in each.moves),
         )
         lines.append(f"| {way} | {' | '.join(map(str, cells))} |")
+    slots = EXPERTS if MOVES[mode] is None else RANKS * SLOTS
     first, *others = (each.tokens for each in ways.values())
     differ = sum(any(other[prompt] != tokens for other in others) for prompt, tokens in first.items())
     return [
         *lines,
         "",
-        f"Answers that differ between ways: {differ} of {len(first)}. {LAYERS} layers of {EXPERTS} experts in {RANKS * SLOTS} "
+        f"Answers that differ between ways: {differ} of {len(first)}. {LAYERS} layers of {EXPERTS} experts in {slots} "
         f"slots; {switches} switches, {rounds} rounds of {RANKS * SEQUENCES} requests before each and after the last; ports of "
         f"{MBIT:g} Mbit/s; experts wait {TOKEN_S * 1e6:g} us a row.",
     ]
@@ -226,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", action="append", choices=tuple(MOVES), help="repeat for several; default all")
     parser.add_argument("--switches", type=int, default=2, help="of traffic")
-    parser.add_argument("--rounds", type=int, default=4, help="before each switch, and after the last")
+    parser.add_argument("--rounds", type=int, default=3, help="before each switch, and after the last")
     parser.add_argument("--quick", action="store_true", help="one switch, of three rounds")
     chosen = options(parser)
     switches, rounds = (1, 3) if chosen.quick else (chosen.switches, chosen.rounds)

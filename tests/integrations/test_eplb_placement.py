@@ -23,6 +23,7 @@ LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5
 FIRST_LP = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]] * LAYERS)
 ONE_LE = torch.tensor([[900, 800, 700, 600, 10, 20, 30, 40], [100] * EXPERTS])
 OTHER_LE = torch.tensor([[10, 20, 30, 40, 900, 800, 700, 600], [100] * EXPERTS])
+HOT_LE = ONE_LE[:1].repeat(LAYERS**2, 1)  # in all layers
 CLUSTER = Cluster("c", tuple(Gpu(f"g{rank}", "cpu", rank, 1e6, 1e6, 10**9) for rank in range(RANKS)))
 
 
@@ -36,14 +37,14 @@ class Clock:
 class Ranks:
     """The live placements of all ranks of an EPLB that moves at once; map_LP: what it holds."""
 
-    def __init__(self, monkeypatch, **settings):
-        self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.clone(), None
+    def __init__(self, monkeypatch, times=1, **settings):
+        self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.repeat(times, 1), None
         monkeypatch.setattr(eplb_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
         self.registries = [CollectorRegistry() for _ in range(RANKS)]
         self.ranks = [
             EplbPlacement(
                 Settings(adapt=True, **settings),
-                EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS, EXPERTS, 1, 1, 1000, 0),
+                EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS * times, EXPERTS, 1, 1, 1000, 0),
                 CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
             )
             for rank in range(RANKS)
@@ -58,8 +59,12 @@ class Ranks:
     def window(self, load_LE, arrives=True):
         """A window of 10 s; returns how many physical experts change."""
         self.clock.now_s += 10
+        return self.change(lambda rank: rank.next_map(load_LE, self.map_LP), arrives)
+
+    def change(self, ask, arrives=True):
+        """Asks all ranks for a map, and moves; returns how many physical experts change."""
         self.sent = None
-        maps = [rank.next_map(load_LE, self.map_LP) for rank in self.ranks]
+        maps = [ask(rank) for rank in self.ranks]
         assert torch.equal(*maps)
         assert all(set(physical_P.tolist()) == set(range(EXPERTS)) for physical_P in maps[0])
         for rank in self.ranks:
@@ -69,6 +74,22 @@ class Ranks:
         if arrives:
             self.map_LP = maps[0]
         return changed
+
+    def passes(self, seconds, count=4):
+        """Forward passes of all ranks."""
+        for _ in range(count):
+            self.clock.now_s += seconds
+            for rank in self.ranks:
+                rank.passes.add(8)
+
+    def pieces(self, arrives=True):
+        """Goes on while moves are left; returns how many physical experts each piece changes."""
+        found = []
+        while any(rank.under_way for rank in self.ranks):
+            assert all(rank.under_way for rank in self.ranks)
+            self.passes(1.0, 1)
+            found.append(self.change(lambda rank: rank.next_piece(self.map_LP), arrives))
+        return found
 
     def value(self, name, rank=0, **labels):
         return self.registries[rank].get_sample_value(
@@ -186,6 +207,78 @@ def test_moves_that_vllm_gave_up_are_decided_on_again(monkeypatch, caplog):
     assert ranks.window(ONE_LE) == 0
     assert ranks.value("decisions_total", kind="gain") == 2
     assert ranks.value("move_seconds_total") == 0.5
+
+
+def in_pieces(monkeypatch, times):
+    ranks = Ranks(monkeypatch, times)
+    for rank in ranks.ranks:
+        rank.in_pieces = True
+    return ranks
+
+
+def test_between_two_passes_come_as_many_rounds_of_moves_as_a_pass_may_wait_for(monkeypatch):
+    """One at a time, as a round takes as long as a pass; more where passes take long. They end where all at once end."""
+    at_once = Ranks(monkeypatch, LAYERS)
+    changed = at_once.window(HOT_LE)
+    found = []
+    for pass_s in (0.5, 100.0):
+        ranks = in_pieces(monkeypatch, LAYERS)
+        ranks.passes(pass_s)
+        pieces = [ranks.window(HOT_LE), *ranks.pieces()]
+        assert torch.equal(ranks.map_LP, at_once.map_LP)
+        assert sum(pieces) == changed
+        assert ranks.value("decisions_total", kind="gain") == 1
+        assert ranks.window(HOT_LE) == 0
+        assert ranks.value("moved_bytes_total") == at_once.ranks[0]._wanted.bytes
+        assert ranks.value("move_seconds_total") == 0.5 * len(pieces)
+        assert ranks.value("failures_total") == 0
+        found.append(pieces)
+    one_by_one, growing = found
+    assert all(count <= RANKS for count in one_by_one), "a rank receives one expert in a round"
+    assert len(one_by_one) > len(growing)
+
+
+@pytest.mark.parametrize("fault", ["vLLM gives up", "planning"])
+def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, monkeypatch, caplog):
+    ranks = in_pieces(monkeypatch, LAYERS)
+    assert ranks.window(HOT_LE) > 0
+    assert ranks.ranks[1].under_way
+    if fault == "planning":
+        with monkeypatch.context() as patch:
+            patch.setattr(eplb_placement.WorkPieces, "next", lambda *_: 1 / 0)
+            assert ranks.pieces() == [0]
+    else:
+        ranks.change(lambda rank: rank.next_piece(ranks.map_LP), arrives=False)
+        assert ranks.pieces() in ([], [0])
+    assert ranks.value("failures_total") == 1
+    for _ in range(3):
+        ranks.window(HOT_LE)
+        ranks.pieces()
+    assert ranks.window(HOT_LE) == 0
+    assert ranks.value("balancedness") > 0.97
+
+
+def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
+    """One line, a count for each window, and no heartbeat; when it has come, the traffic is followed again."""
+    monkeypatch.setattr(eplb_placement, "PATIENCE_S", 0.01)
+    ranks, goes_on, window = Ranks(monkeypatch), threading.Event(), eplb_placement.Controller.window
+    with monkeypatch.context() as patch:
+        patch.setattr(eplb_placement.Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
+        assert [ranks.window(ONE_LE) for _ in range(3)] == [0, 0, 0]
+        ranks.ranks[0].heartbeat.look()
+        assert ranks.value("heartbeat_timestamp_seconds") is None
+        assert ranks.value("failures_total") == 3
+        assert [line for line in caplog.messages if "vLLM serves on" in line] == [
+            "aurora: experts stay where they are: no decision within 0.01 s; vLLM serves on"
+        ]
+        late = ranks.ranks[0]._late
+        goes_on.set()
+        assert late.result(60).action == "move"
+    monkeypatch.setattr(eplb_placement, "PATIENCE_S", 60)
+    ranks.ranks[0].heartbeat.look()
+    assert ranks.value("heartbeat_timestamp_seconds") > 0
+    assert ranks.window(ONE_LE) > 0
+    assert ranks.window(ONE_LE) == 0
 
 
 def test_a_change_after_which_passes_take_longer_is_undone(monkeypatch):

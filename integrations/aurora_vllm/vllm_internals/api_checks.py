@@ -118,6 +118,7 @@ MIGRATION_FLOW = "vllm.distributed.eplb.migration_scheduler:MigrationFlow"
 EPLB_EXECUTE = "vllm.distributed.eplb.rebalance_execute"
 EPLB_ASYNC = "vllm.distributed.eplb.async_worker"
 SCHEDULE = ("num_local_experts", "old_indices", "new_indices")
+REARRANGED = ("old_global_expert_indices", "new_global_expert_indices", "expert_weights", "expert_buffer")
 ADAPT_API_CHECKS = (
     ApiCheck("following the traffic", f"{EPLB_STATE}.rearrange", ("is_profile",)),
     ApiCheck("following the traffic", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"),
@@ -132,7 +133,16 @@ MOVE_API_CHECKS = (
     ApiCheck("moves in rounds", MIGRATION_FLOW, ("src_rank", "dst_rank", "expert_ids")),
     ApiCheck("moves in rounds", f"{EPLB_ASYNC}:schedule_migration_batches_for_layers", SCHEDULE),
     ApiCheck("moves in rounds", f"{EPLB_EXECUTE}:schedule_migration_batches", SCHEDULE),
-    ApiCheck("moves in rounds", f"{EPLB_EXECUTE}:move_to_buffer", ("enable_migration_batching",)),
+    ApiCheck("moves in rounds", f"{EPLB_EXECUTE}:move_to_buffer", ("old_indices", "new_indices", "enable_migration_batching")),
+)
+PIECE_API_CHECKS = (
+    ApiCheck("moves in pieces", f"{EPLB_STATE}.step", ("is_dummy", "is_profile")),
+    ApiCheck("moves in pieces", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace", REARRANGED),
+    ApiCheck(
+        "moves in pieces",
+        "vllm.distributed.eplb.eplb_state:_commit_eplb_maps",
+        ("model_state", "new_physical_to_logical_map"),
+    ),
 )
 CPU_EPLB_API_CHECKS = (
     ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),

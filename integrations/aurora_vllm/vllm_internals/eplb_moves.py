@@ -1,8 +1,10 @@
-"""Patches of vLLM's load balancer (EPLB) for a placement that follows its traffic: moves are timed, and come in rounds."""
+"""Patches of vLLM's load balancer (EPLB) for a placement that follows its traffic: moves are timed, in rounds and pieces."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ from aurora_vllm.vllm_internals.api_checks import (
     EPLB_STATE,
     MIGRATION_FLOW,
     MOVE_API_CHECKS,
+    PIECE_API_CHECKS,
+    ApiCheck,
     check_api,
     find,
 )
@@ -51,12 +55,22 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
     )
     _leave_out_rehearsals(worker)
     _time_moves(worker)
+    skips = find("vllm.platforms:current_platform").is_rocm()  # where vLLM leaves out rearrangements of little gain
+    if not balancer.is_async and not skips and _known(PIECE_API_CHECKS):  # else at once, or by layer in the background
+        _move_in_pieces(worker)
+        worker.live.in_pieces = True
+    if _known(MOVE_API_CHECKS):  # else they come in vLLM's sequence
+        move_in_rounds()
+        balancer.parallel_config.eplb_config.enable_migration_batching = balancer.is_async
+
+
+def _known(checks: tuple[ApiCheck, ...]) -> bool:
+    """Whether the installed vLLM passes checks."""
     try:
-        check_api(MOVE_API_CHECKS)
-    except BadInput:  # then they come in vLLM's sequence
-        return
-    move_in_rounds()
-    balancer.parallel_config.eplb_config.enable_migration_batching = balancer.is_async
+        check_api(checks)
+    except BadInput:
+        return False
+    return True
 
 
 def _broadcast(tensor: torch.Tensor) -> None:
@@ -102,6 +116,38 @@ def _time_moves(worker: PatchedWorker) -> None:
     serving.rearrange_expert_weights_inplace, background.transfer_layer = rearrange_timed, transfer_timed
 
 
+def _move_in_pieces(worker: PatchedWorker) -> None:
+    """Makes EPLB go on with the moves of a decision in the forward passes after it, before it counts another window.
+
+    A piece repeats the last rearrangement with the next map, and puts that in force as vLLM does after a rearrangement.
+    """
+    serving, state = find("vllm.distributed.eplb.eplb_state:"), find(EPLB_STATE)
+    rearrange, step = serving.rearrange_expert_weights_inplace, state.step
+    parameters = inspect.signature(rearrange)
+    calls: list[inspect.BoundArguments] = []  # the last one
+
+    @functools.wraps(rearrange)
+    def rearrange_and_note(*args: Any, **named: Any) -> None:
+        calls[:] = [parameters.bind(*args, **named)]
+        rearrange(*args, **named)
+
+    @functools.wraps(step)
+    def step_and_move(self: Any, is_dummy: bool = False, is_profile: bool = False, *args: Any, **named: Any) -> None:
+        goes_on, last = worker.live is not None and worker.live.under_way, list(calls)
+        step(self, is_dummy, is_profile, *args, **named)
+        if worker.live is None or not goes_on or is_profile or not last or calls[0] is not last[0]:
+            return  # nothing is left, or this pass had its moves
+        call = last[0].arguments
+        held_LP = call["old_global_expert_indices"]
+        (model,) = (each for each in self.model_states.values() if each.physical_to_logical_map is held_LP)
+        call["new_global_expert_indices"] = next_LP = worker.live.next_piece(held_LP)
+        rearrange(*last[0].args, **last[0].kwargs)
+        serving._commit_eplb_maps(model, new_physical_to_logical_map=next_LP)
+        self.expert_rearrangement_step = 0  # loads that were counted before are other slots'
+
+    serving.rearrange_expert_weights_inplace, state.step = rearrange_and_note, step_and_move
+
+
 def move_in_rounds() -> None:
     """Makes EPLB send experts in rounds of ours, in which each rank sends to one rank and receives from one at a time."""
     from aurora_vllm.move_rounds import move_rounds
@@ -118,4 +164,20 @@ def move_in_rounds() -> None:
 
     schedule(1, np.array([0, 1]), np.array([1, 0]))  # compiles what it needs now rather than while serving
     execute.schedule_migration_batches, background.schedule_migration_batches_for_layers = schedule, schedule_layers
-    execute.move_to_buffer = functools.partial(execute.move_to_buffer, enable_migration_batching=True)
+    execute.move_to_buffer = _once_for_unchanged(functools.partial(execute.move_to_buffer, enable_migration_batching=True))
+
+
+def _once_for_unchanged(move_to_buffer: Callable[..., Any]) -> Callable[..., Any]:
+    """What a layer's moves say of it is the same for all layers that stay as they are, and found only once."""
+    parameters, known = inspect.signature(move_to_buffer), {}
+
+    def move(*args: Any, **named: Any) -> Any:
+        given = parameters.bind(*args, **named).arguments
+        if not np.array_equal(given["old_indices"], given["new_indices"]):
+            return move_to_buffer(*args, **named)
+        width = given["num_local_experts"]
+        if width not in known:
+            known[width] = move_to_buffer(*args, **named)
+        return known[width]
+
+    return move

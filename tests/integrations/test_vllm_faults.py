@@ -1,0 +1,178 @@
+"""What goes wrong while experts follow the traffic in a real vLLM on the CPU: serving goes on, with a line and a metric of each.
+
+`make test-vllm` runs it. Every fault comes through the function that it would come through, in an engine of two ranks.
+"""
+
+import hashlib
+import re
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from aurora.io import save
+from tests.integrations.test_vllm import (  # noqa: F401
+    PROMPTS,
+    SAVE_METRICS,
+    Ranks,
+    alone,
+    check_same,
+    checkpoints,
+    eplb,
+    nothing_goes_on,
+    pytestmark,
+    scattered,
+)
+
+slow = pytest.mark.slow
+
+FAULTS = """
+import os, threading
+import numpy as np
+import aurora_vllm.vllm_internals.model_runner as runner
+
+def with_faults(follow):
+    def follow_with_faults(*args):
+        follow(*args)
+        import aurora.runtime.control_loop as control_loop
+        import aurora_vllm.eplb_placement as eplb_placement
+        from aurora.planner.control.controller import Controller
+        control_loop.STALE_S, eplb_placement.PATIENCE_S = 0.5, 0.5
+        window, windows, stuck, seen = Controller.window, [], threading.Event(), []
+        def faulty(self, load_LE, *others):
+            windows.append(0)
+            if len(windows) == 2:
+                load_LE = np.full(np.shape(load_LE), np.nan)
+            if len(windows) == 3:
+                load_LE = np.zeros(np.shape(load_LE))
+            if len(windows) == 4:
+                assert stuck.wait(600)
+            return window(self, load_LE, *others)
+        Controller.window = faulty
+        decide, add = eplb_placement.EplbPlacement._decide, control_loop.ControlLoop.add
+        def decide_and_see(self, *given):  # it is found to be stuck, and two windows later it gets on
+            if self._late is not None:
+                seen.append(0)
+                if len(seen) == 3:
+                    stuck.set()
+                    self._late.result()
+            return decide(self, *given)
+        def add_and_see(self, *given):
+            add(self, *given)
+            if self.status().times_stuck:
+                stuck.set()
+        eplb_placement.EplbPlacement._decide, control_loop.ControlLoop.add = decide_and_see, add_and_see
+    return follow_with_faults
+
+runner.follow_traffic, runner.follow_by_expert_maps = with_faults(runner.follow_traffic), with_faults(runner.follow_by_expert_maps)
+"""
+STUCK = {True: "no decision within 0.5 s; vLLM serves on", False: "stuck: serving goes on without decisions"}
+
+
+@contextmanager
+def full_disk(folder):
+    """A file system without room for a record."""
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted: {made.stderr.strip()}")
+    try:
+        with (folder / "large").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1024))
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@slow
+@pytest.mark.parametrize("through_eplb", [True, False], ids=["eplb", "between-passes"])
+def test_faults_of_the_controller_and_of_the_disk_stop_no_serving(through_eplb, tmp_path, checkpoints, alone):  # noqa: F811
+    """Loads that are no numbers, a window without tokens, a controller that is stuck, and a full disk for the records."""
+    with full_disk(tmp_path / "full") as full:
+        settings = {"adapt": True, "loss": 0.0, "record": str(full), "record_every_s": 1}
+        settings |= {} if through_eplb else {"period_s": 0.2}
+        run = Ranks(
+            tmp_path / "run", 2, model=str(checkpoints("qwen3moe")), dp=2, repeat=30, additional_config={"aurora": settings},
+            llm=eplb(2) if through_eplb else {}, before=FAULTS, after=SAVE_METRICS, environ={"MAP": str(tmp_path / "map")},
+        )  # fmt: skip
+        check_same(run.answers(), alone("qwen3moe"))
+    said = run.said()
+    for kind in ("no-tokens", "bad-loads"):
+        assert said[0].count(f"aurora: keep ({kind})") == 1
+    assert said[0].count(STUCK[through_eplb]) == 1
+    after = said[0].split(STUCK[through_eplb])[1]
+    assert re.search(r"aurora: (keep|move|undo) \((balanced|gain|not-worth|held-off|slower)\)", after), "decisions go on"
+    shown = [(tmp_path / f"map{rank}.prom").read_text() for rank in range(2)]
+    for kind in ("no-tokens", "bad-loads"):
+        assert re.search(rf"aurora_control_decisions_total{{.*kind=.{kind}.*}} 1.0", shown[0])
+    if through_eplb:
+        assert float(re.search(r"aurora_control_failures_total{.*} (.*)", shown[0])[1]) >= 2
+    for rank in range(2):
+        assert said[rank].count("No space left on device; recording stops") == 1
+        assert re.search(r"aurora_record_failures_total{.*} 1.0", shown[rank])
+
+
+DIES = {
+    True: """
+import os, signal
+import aurora_vllm.vllm_internals.model_runner as runner
+follow = runner.follow_traffic
+def follow_and_die(*args):
+    follow(*args)
+    from aurora_vllm.eplb_placement import EplbPlacement
+    def die(self, *given):
+        os.kill(os.getpid(), signal.SIGKILL)
+    EplbPlacement.next_piece = die
+runner.follow_traffic = follow_and_die
+""",
+    False: """
+import os, signal
+import aurora_vllm.vllm_internals.model_runner as runner
+follow = runner.follow_by_expert_maps
+def follow_and_die(*args):
+    follow(*args)
+    from aurora.runtime.live_placement import LivePlacement
+    send, slices = LivePlacement._send_slice, []
+    def send_and_die(self, *given):
+        slices.append(0)
+        if len(slices) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return send(self, *given)
+    LivePlacement._send_slice = send_and_die
+runner.follow_by_expert_maps = follow_and_die
+""",
+}  # rank 1, when some experts have moved and others have not
+
+
+@slow
+@pytest.mark.parametrize("through_eplb", [True, False], ids=["eplb", "between-passes"])
+def test_a_rank_killed_in_the_middle_of_moves_ends_the_engine_and_leaves_nothing_torn(
+    through_eplb,
+    tmp_path,
+    checkpoints,  # noqa: F811
+    alone,  # noqa: F811
+):
+    """vLLM's data-parallel engines end together. The model's files are as they were, and a restart follows and answers equally."""
+    checkpoint = checkpoints("qwen3moe")
+    save(scattered(checkpoint, 2, most=4), tmp_path / "plan.json")
+    digests = files(checkpoint), files(tmp_path)
+    settings = {"adapt": True, "loss": 0.0, "plan": str(tmp_path / "plan.json"), "order": "plan"}
+    settings |= {} if through_eplb else {"period_s": 0.2}
+    job = {"model": str(checkpoint), "dp": 2, "additional_config": {"aurora": settings}, "llm": eplb(0) if through_eplb else {}}
+    run = Ranks(tmp_path / "dies", 2, before_1=DIES[through_eplb], repeat=300, **job)
+    codes = run.wait()
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, None, -signal.SIGKILL)
+    assert "expert-parallel rank 1 is gone" in run.said()[0]
+    assert "aurora: move (gain)" in run.said()[0]
+    assert (files(checkpoint), {name: digest for name, digest in files(tmp_path).items() if name in digests[1]}) == digests
+    again = Ranks(tmp_path / "again", 2, repeat=10, **job)
+    check_same(again.answers(), alone("qwen3moe"))
+    assert "aurora: move (gain)" in again.said()[0]
+
+
+def files(folder):
+    """The digest of each file in a folder, by name."""
+    return {each.name: hashlib.sha256(each.read_bytes()).hexdigest() for each in folder.iterdir() if each.is_file()}
