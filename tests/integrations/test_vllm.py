@@ -309,6 +309,7 @@ def follow_with_a_fault(worker, balancer, *args):
 runner.follow_traffic = follow_with_a_fault
 """  # in planning after the second window, on rank 0; and the map before the first window
 SAVE_METRICS = """
+import os
 import prometheus_client
 open(os.environ["MAP"] + os.environ["RANK"] + ".prom", "wb").write(prometheus_client.generate_latest())
 """

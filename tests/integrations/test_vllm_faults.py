@@ -38,7 +38,7 @@ def with_faults(follow):
         import aurora.runtime.control_loop as control_loop
         import aurora_vllm.eplb_placement as eplb_placement
         from aurora.planner.control.controller import Controller
-        control_loop.STALE_S, eplb_placement.PATIENCE_S = 0.5, 0.5
+        control_loop.STALE_S = 0.5
         window, windows, stuck, seen = Controller.window, [], threading.Event(), []
         def faulty(self, load_LE, *others):
             windows.append(0)
@@ -67,7 +67,7 @@ def with_faults(follow):
 
 runner.follow_traffic, runner.follow_by_expert_maps = with_faults(runner.follow_traffic), with_faults(runner.follow_by_expert_maps)
 """
-STUCK = {True: "no decision within 0.5 s; vLLM serves on", False: "stuck: serving goes on without decisions"}
+STUCK = {True: "no decision within 2 s; vLLM serves on", False: "stuck: serving goes on without decisions"}
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def test_faults_of_the_controller_and_of_the_disk_stop_no_serving(through_eplb, 
     said = run.said()
     for kind in ("no-tokens", "bad-loads"):
         assert said[0].count(f"aurora: keep ({kind})") == 1
-    assert said[0].count(STUCK[through_eplb]) == 1
-    after = said[0].split(STUCK[through_eplb])[1]
+    before, _, after = said[0].partition(STUCK[through_eplb])
+    assert "aurora: move (gain)" in before
     assert re.search(r"aurora: (keep|move|undo) \((balanced|gain|not-worth|held-off|slower)\)", after), "decisions go on"
     shown = [(tmp_path / f"map{rank}.prom").read_text() for rank in range(2)]
     for kind in ("no-tokens", "bad-loads"):
