@@ -41,6 +41,10 @@ class TrainedParameter:
     def hold(self, state: torch.Tensor) -> None:
         """Makes the parameter train `state`, whose shape may differ."""
         self.state = state
+        for each in (self.weights, self._parameter):
+            # Of another dtype, so that torch forgets the shape that it expects of the gradient. It would keep it while anything
+            # holds the graph of a step that was broken off, and sum gradients of more slots to that shape.
+            each.data = each.new_empty(0, dtype=torch.complex64)
         self.weights.data = state[0]
         self.round()
 

@@ -21,7 +21,7 @@ from aurora.training.data import GlobalBatches
 from aurora.training.expert_parallel import ExpertParallel
 from aurora.training.gradients import sum_over_holders
 from aurora.training.precision import Float64Throughout
-from aurora.training.state import optimizer_dtype
+from aurora.training.state import TrainedParameter, optimizer_dtype, untrained
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Network, Placement, TrainOptions
 from tests.models.architectures import build
@@ -249,3 +249,15 @@ def test_a_global_batch_is_the_same_samples_on_any_ranks():
     drawn = np.concatenate(steps).reshape(5, 7)
     assert all(sorted(each) == list(range(7)) for each in drawn.tolist())
     assert len({tuple(each) for each in drawn.tolist()}) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_that_was_broken_off_does_not_shape_later_gradients(dtype):
+    parameter = nn.Parameter(torch.ones(1, 3))
+    trained = TrainedParameter(parameter, dtype)
+    broken_off = (parameter * 2).sum()  # its graph stays, as a traceback's frames would keep it
+    trained.hold(untrained(torch.ones(2, 3)))
+    (parameter * torch.tensor([[1.0], [2.0]], dtype=dtype)).sum().backward()
+    trained.take_gradient()
+    assert trained.gradient.tolist() == [[1.0] * 3, [2.0] * 3]
+    assert broken_off.item() == 6

@@ -141,7 +141,7 @@ def _ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) ->
         waiting.join(POLL_S)
     waiting.join(grace_s)
     if failed:
-        raise failed[0]
+        raise failed.pop()  # a list that kept it would keep all that its frames hold until Python looks for cycles
     return not waiting.is_alive()
 
 
