@@ -55,6 +55,7 @@ class ElasticTraining:
         self._load, self._path, self._options, self._output = load, path, options, output
         self._connect, self._on_final = connect, on_final
         self._trainer, about = load()
+        self._trainer.warm_up(options.ranks)
         self._about = dict(about)
         self._writer = CheckpointWriter(output / CHECKPOINTS, self._about)
         self.step, self.steps = -1, options.steps + 1

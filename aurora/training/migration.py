@@ -13,8 +13,9 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.expert_moves import WeightMessages
 from aurora.training.state import ExpertState, LayerState, TrainState
 from aurora.training.tensor_exchange import exchange_tensors
-from aurora.types import Cluster, Placement
+from aurora.types import Cluster, Order, Placement
 from aurora.types.arrays import FloatArray
+from aurora.types.placement import EMPTY
 
 HeldL = Sequence[Sequence[int]]  # by layer: the experts that one rank holds
 
@@ -35,6 +36,31 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
     domains = failure_domains(cluster, np.full(len(cluster), slots, dtype=np.int64))
     everyone_N = np.ones(len(cluster), dtype=bool)
     return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, cluster, 1, min_replicas).placement
+
+
+def tell_placement(placement: Placement | None, slots: int, order: Order, transport: Transport, layers: int) -> Placement:
+    """Returns on all ranks the placement that rank 0 has. A collective call.
+
+    Args:
+        placement: on rank 0 the placement; None on the others.
+        slots: slots of a rank at most.
+        order: of an all-to-all.
+        transport: between the ranks.
+        layers: layers of the placement.
+    """
+    first, ranks = transport.rank == 0, transport.ranks
+    table = np.full((2, layers, ranks, slots), EMPTY, dtype=np.float64)  # experts, and the shares of their loads
+    if placement is not None:
+        for layer, held_G in enumerate(placement.slots_LG):
+            split_EG = placement.split_EG(layer)
+            for rank, held in enumerate(held_G):
+                table[:, layer, rank, : len(held)] = held, split_EG[list(held), rank]
+    told = torch.from_numpy(table)
+    outgoing_R = [[told] if first and peer else [] for peer in range(ranks)]
+    like_R = [[] if first or peer else [told] for peer in range(ranks)]
+    arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, told)
+    held_LGP, share_LGP = (told if first else arrived_R[0][0]).numpy()
+    return Placement.of_slots(held_LGP.astype(np.int64), share_LGP)
 
 
 def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int, ...]]]:

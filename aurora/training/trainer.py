@@ -20,7 +20,7 @@ from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.token_permutation import exact_dtype
 from aurora.training.data import GlobalBatches
-from aurora.training.migration import held_by_all, move_experts, next_placement
+from aurora.training.migration import HeldL, held_by_all, move_experts, next_placement, tell_placement
 from aurora.training.precision import Float64Throughout
 from aurora.training.rebalancing import Rebalancer
 from aurora.training.router_loss import load_balancing_loss, router_loss_weight
@@ -118,12 +118,28 @@ class Trainer:
         return moved, seconds
 
     def planned(self) -> Placement:
-        """Returns a placement by the tokens since experts moved last, near what the ranks hold. A collective call."""
-        held_R = held_by_all(self.state, self._transport)
-        load_LE, ranks = self._load_LE(), self._transport.ranks
+        """Returns a placement by the tokens since experts moved last, near what the ranks hold. Rank 0 plans for all.
+
+        A collective call.
+        """
+        held_R, load_LE, transport = held_by_all(self.state, self._transport), self._load_LE(), self._transport
+        slots, min_replicas = self._slots(transport.ranks)
+        found = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
+        return tell_placement(found, slots, self._gradient_order, transport, len(load_LE))
+
+    def warm_up(self, ranks: int) -> None:
+        """Plans for so many ranks without any, so that plans that other ranks wait for do not wait for code to be loaded."""
+        load_LE, cluster = self._load_LE(), alike_ranks(ranks)
+        slots, min_replicas = self._slots(ranks)
+        held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
+        for _ in range(2):  # first from the files, then from what ranks hold
+            found = next_placement(held_R, load_LE, cluster, slots, min_replicas)
+            held_R = [[slots_G[rank] for slots_G in found.slots_LG] for rank in range(ranks)]
+
+    def _slots(self, ranks: int) -> tuple[int, int]:
+        """How many experts each of so many ranks holds in a layer, and how many replicas each expert has at least."""
         min_replicas = self._options.min_replicas_among(ranks)
-        slots = max(self._options.slots_per_gpu or 0, -(-load_LE.shape[1] * min_replicas // ranks))
-        return next_placement(held_R, load_LE, self._cluster, slots, min_replicas)
+        return max(self._options.slots_per_gpu or 0, -(-self.state.layers[0].count * min_replicas // ranks)), min_replicas
 
     def rebalance(self) -> int:
         """Ends a window of steps: experts move if that pays, see Rebalancer. A collective call.
