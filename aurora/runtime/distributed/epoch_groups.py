@@ -5,8 +5,10 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
@@ -16,6 +18,7 @@ from aurora.runtime.distributed.connections import kept_apart
 
 POLL_S = 0.005
 STUCK_S = 0.3  # after `abort` until gloo counts as stuck
+_own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a call runs in it
 
 
 class EpochGroups:
@@ -125,24 +128,56 @@ def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
         raise RankFailed("gloo waits on although its connections are shut")
 
 
-def _ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
-    """Runs a call in a thread. Returns whether it has ended grace_s after `stopped` was set; raises what it raises."""
-    failed: list[BaseException] = []
+class _WaitingThread:
+    """Runs calls that wait for peers, one after the other. It ends when nothing refers to it and its call has ended."""
 
-    def run() -> None:
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.outcomes: SimpleQueue[BaseException | None] = SimpleQueue()  # of each call what it has raised
+        args = self.calls, self.outcomes
+        threading.Thread(target=_run_calls, args=args, daemon=True, name="aurora-waiting").start()
+
+    def __del__(self) -> None:
+        self.calls.put(None)
+
+
+def _run_calls(calls: SimpleQueue[Callable[[], None] | None], outcomes: SimpleQueue[BaseException | None]) -> None:
+    """The thread of a _WaitingThread. Between two calls it holds nothing of the last one."""
+    while (call := calls.get()) is not None:
+        outcome = None
         try:
             call()
         except BaseException as error:
-            failed.append(error)
+            outcome = error
+        outcomes.put(outcome)
+        del call, outcome
 
-    waiting = threading.Thread(target=run, daemon=True, name="aurora-waiting")
-    waiting.start()
-    while waiting.is_alive() and not stopped.is_set():
-        waiting.join(POLL_S)
-    waiting.join(grace_s)
-    if failed:
-        raise failed.pop()  # a list that kept it would keep all that its frames hold until Python looks for cycles
-    return not waiting.is_alive()
+
+def _ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
+    """Runs a call in another thread. Returns whether it has ended grace_s after `stopped` was set; raises what it raises.
+
+    Each thread has one such thread, because to start one for each call takes longer than most calls.
+    """
+    waiting = getattr(_own, "waiting", None) or _WaitingThread()
+    _own.waiting = None  # a thread whose call is left behind is not used again
+    waiting.calls.put(call)
+    end_s: float | None = None  # when to leave the call behind
+    while True:
+        try:
+            outcome = waiting.outcomes.get(timeout=POLL_S)
+            break
+        except Empty:
+            if stopped.is_set():
+                end_s = time.monotonic() + grace_s if end_s is None else end_s
+                if time.monotonic() >= end_s:
+                    return False
+    _own.waiting = waiting
+    if outcome is not None:
+        try:
+            raise outcome
+        finally:
+            del outcome  # or the error would refer to itself, and keep all that its frames hold until Python looks for cycles
+    return True
 
 
 def _sockets() -> dict[int, int]:

@@ -1,14 +1,17 @@
 """What an epoch's connections are, and that they are all shut when it is over."""
 
+import gc
 import os
 import socket
 import threading
+import weakref
 
 import pytest
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed import epoch_groups
 from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.epoch_groups import unless_stopped
 from aurora.runtime.distributed.launcher import hosted_store
 
 
@@ -76,3 +79,49 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
     assert taken == []
     for end in (ours, others):
         end.close()
+
+
+def test_calls_share_a_thread_until_one_is_left_behind():
+    stopped, release, threads = threading.Event(), threading.Event(), []
+
+    def note():
+        threads.append(threading.current_thread())
+
+    def wait():
+        note()
+        release.wait()
+
+    for _ in range(3):
+        unless_stopped(stopped, note)
+    assert len(set(threads)) == 1
+    stopped.set()
+    with pytest.raises(RankFailed, match="gloo waits on"):
+        unless_stopped(stopped, wait)
+    stopped.clear()
+    unless_stopped(stopped, note)
+    assert threads[3] is threads[0] is not threads[4]
+    release.set()
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+
+
+def test_an_error_of_a_call_is_raised_and_forgotten():
+    class Broken(Exception):
+        pass
+
+    def call():
+        raise Broken
+
+    def called():
+        try:
+            unless_stopped(threading.Event(), call)
+        except Broken as error:
+            return weakref.ref(error)
+
+    gc.disable()
+    try:
+        found = called()
+        unless_stopped(threading.Event(), int)  # the thread has done with the last call when it begins the next
+        assert found() is None
+    finally:
+        gc.enable()
