@@ -179,6 +179,8 @@ def synthetic_profile(
     options: SyntheticOptions | None = None,
     *,
     gpu_kinds: Sequence[str | GpuKind] = (),
+    system: str | None = None,
+    engine: str = "vllm",
 ) -> Profile:
     """Draw a profile for planning before there is traffic: invented routing, and compute times by arithmetic.
 
@@ -189,12 +191,15 @@ def synthetic_profile(
         options: source ranks, tokens, windows, correlation and seed.
         gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of
             your own (`aurora.io.load_gpus` reads them from a file).
+        system: a GPU system of the optional package aiconfigurator-core, such as "h200_sxm", whose measured compute curves are
+            added.
+        engine: the engine whose kernels were measured there: "sglang", "trtllm" or "vllm".
 
     Returns:
-        A Profile whose provenance says that it was not measured.
+        A Profile whose provenance says that its routing was not measured.
 
     Raises:
-        BadInput: if the skew, the config or a kind is not known.
+        BadInput: if the skew, the config, a kind or the system is not known, or the system was not measured with such a model.
 
     Example:
         >>> import aurora
@@ -207,9 +212,13 @@ def synthetic_profile(
     if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
         raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")
     shape = config if isinstance(config, Mapping) else io.load_model_config(config)
-    return drawn(
-        skew, shape, options or SyntheticOptions(), [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds]
-    )
+    options = options or SyntheticOptions()
+    made = drawn(skew, shape, options, [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])
+    if system is None:
+        return made
+    from aurora.io.silicon_systems import system_curves
+
+    return system_curves(shape, system, engine, options.sources).into(made)
 
 
 def plan(

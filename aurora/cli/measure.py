@@ -96,6 +96,21 @@ def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False)
     _write(as_json, found.cluster, output, found.remarks, {})
 
 
+@app.command("system", cls=Subcommand)
+def system(
+    name: Annotated[str, typer.Argument(help="a GPU system of aiconfigurator-core, such as h200_sxm")],
+    output: ClusterOutput = Path("cluster.toml"),
+    gpus: Annotated[int, typer.Option(help="how many GPUs of one node")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package."""
+    from aurora.io.silicon_systems import system_cluster
+
+    check_output(output=output)
+    source = f"Link curves: NCCL's all-to-alls on {name}, from aiconfigurator-core (Apache-2.0); other figures: its datasheet."
+    _write(as_json, system_cluster(name, gpus), output, [source], {})
+
+
 def _measured(model: str, options: ProfileOptions) -> ComputeCurves:
     need("torch", "transformers")
     from aurora.profiler.compute_timing import measure_curves

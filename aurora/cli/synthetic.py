@@ -32,6 +32,11 @@ def synthetic(
             autocompletion=completed("gpu_kind"),
         ),
     ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(help="a GPU system of aiconfigurator-core, such as h200_sxm, to add measured compute curves of"),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="the engine whose kernels were measured: sglang, trtllm or vllm")] = "vllm",
     seed: Annotated[int, option(SyntheticOptions, "seed")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
@@ -42,6 +47,6 @@ def synthetic(
 
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
-    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds)
+    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds, system=system, engine=engine)
     save(made, output)
     shown_profile(made, output, layers, as_json, seed)

@@ -10,6 +10,7 @@
 | tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
 | datasheets of GPUs (.toml) | gpu_kinds |
+| GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
 | prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |
 """
 

@@ -4,7 +4,7 @@ Systems, engines and columns are named as there. Nothing of the package is impor
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,31 +50,29 @@ def system_specs(system: str) -> Mapping[str, Any]:
     return specs
 
 
-def table(system: str, operation: str, source: str, name: str, columns: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """Returns the columns of the newest version of a table.
+def tables(system: str, operation: str, source: str, name: str, **wanted: object) -> Iterator[dict[str, list[Any]]]:
+    """Yields the columns of each version of a table, newest first.
 
     Args:
         system: as in `systems`.
         operation, source: the table's folders, such as "moe" and "vllm".
         name: its file without suffix.
-        columns: those to read; None: all.
+        wanted: by column, the value of the rows to read; none: all.
 
     Raises:
         BadInput: if there is none, or pyarrow is not installed.
     """
     system_specs(system)
     folder = systems_folder() / "data" / system / operation / source
-    versions = sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name))
+    versions = sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name), reverse=True)
     if not versions:
         raise BadInput(f"silicon measurements of {system}: expected {operation}/{source}/*/{name}.parquet, found none")
     try:
         from pyarrow import parquet
     except ImportError:
         raise BadInput(f"silicon measurements: expected the package pyarrow ({INSTALL}), found none") from None
-    found: dict[str, list[Any]] = parquet.read_table(
-        versions[-1], columns=None if columns is None else list(columns)
-    ).to_pydict()
-    return found
+    for file in versions:
+        yield parquet.read_table(file, filters=[(key, "=", value) for key, value in wanted.items()] or None).to_pydict()
 
 
 def _version(text: str) -> tuple[tuple[bool, int | str], ...]:
@@ -88,7 +86,7 @@ def collectives(system: str) -> Iterator[tuple[str, str, int, float, float]]:
     Args:
         system: as in `systems`.
     """
-    found = table(system, "comm", "nccl", "nccl_perf")
+    found = next(tables(system, "comm", "nccl", "nccl_perf"))
     columns = (found[name] for name in ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
     for operation, dtype, gpus, elements, milliseconds in zip(*columns, strict=True):
         if dtype in WIDTH and milliseconds > 0:

@@ -9,6 +9,7 @@ import pytest
 
 from aurora.io import load_cluster, load_curves, load_profile, save
 from aurora.types import PHASES, ComputeCurves, Curve
+from tests import silicon_package
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
 from tests.profiler.nvml import NVMLError, Replay
@@ -123,6 +124,18 @@ def test_a_network_becomes_a_cluster(aurora, here):
     made = load_cluster("cluster.toml")
     assert [gpu.kind for gpu in made.gpus] == ["cpu", "cpu"]
     assert "# Measured over gloo, 2 ranks" in (here / "cluster.toml").read_text()
+
+
+def test_a_system_of_the_package_becomes_a_cluster_and_compute_curves(aurora, here, monkeypatch):
+    silicon_package.write_all(silicon_package.install(here, monkeypatch))
+    (here / "config.json").write_text(json.dumps(silicon_package.CONFIG))
+    code, out, err = aurora("measure", "system", "one", "--gpus", 4, "-o", "one.toml", "--json")
+    assert code == 0, err
+    assert set(json.loads(out)) == documented_keys()["measure system"]
+    assert len(load_cluster("one.toml").link_curves) == 1
+    assert aurora("synthetic", "uniform", "config.json", "--system", "one", "--sources", 4, "-o", "p.npz")[0] == 0
+    assert set(load_profile("p.npz").curves) == {"reference", "NVIDIA One"}
+    refused(aurora("synthetic", "uniform", "config.json", "--system", "two", "-o", "p.npz"), "expected one of one, found 'two'")
 
 
 def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):

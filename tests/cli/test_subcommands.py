@@ -175,7 +175,7 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
 
 
 def test_json_of_every_subcommand_is_tested():
-    elsewhere = {"run", "measure links", "measure devices"}  # with their results
+    elsewhere = {"run", "measure links", "measure devices", "measure system"}  # with their results
     assert set(LINES) | elsewhere == {name for name, _ in commands()}
 
 

@@ -6,54 +6,72 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.io import silicon_database as database
-
-SPECS = "gpu:\n  mem_capacity: 1000\nnode:\n  num_gpus_per_node: 4\n  intra_node_bw: 500\n"
-ROWS = [  # operation, type, GPUs, elements, milliseconds
-    ("alltoall", "half", 2, 100, 5.0),
-    ("alltoall", "int8", 4, 400, 7.0),
-    ("all_gather", "half", 2, 100, 3.0),
-    ("alltoall", "other", 2, 100, 1.0),
-]
-COLUMNS = ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
+from aurora.io.silicon_systems import system_cluster, system_curves
+from tests.silicon_package import CONFIG, install, nccl, write, write_all
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """A package with one system, whose table of version 2.9 is replaced in 2.10."""
-    folder = tmp_path / "aiconfigurator_core"
-    (folder / "systems" / "data" / "one").mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "systems" / "one.yaml").write_text(SPECS)
-    (folder / "systems" / "unmeasured.yaml").write_text(SPECS)
-    monkeypatch.syspath_prepend(tmp_path)
-    return folder / "systems" / "data" / "one" / "comm" / "nccl"
+def tables(tmp_path, monkeypatch):
+    return install(tmp_path, monkeypatch)
 
 
-def write(folder, rows):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    folder.mkdir(parents=True)
-    columns = {name: list(column) for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
-    parquet.write_table(arrow.table(columns), folder / "nccl_perf.parquet")
-
-
-def test_the_newest_table_counts_and_buffers_become_what_ports_send(installed):
-    write(installed / "2.9", [("alltoall", "half", 2, 1, 1.0)])
-    write(installed / "2.10", ROWS)
+def test_the_newest_table_counts_and_buffers_become_what_ports_send(tables):
+    write(tables / "comm" / "nccl" / "2.9", "nccl_perf", [nccl("alltoall", "half", 2, 1, 1.0)])
+    rows = [("alltoall", "half", 2, 100), ("alltoall", "int8", 4, 400), ("all_gather", "half", 2, 9), ("alltoall", "odd", 2, 9)]
+    write(tables / "comm" / "nccl" / "2.10", "nccl_perf", [nccl(*row, 5.0) for row in rows])
     points = database.all_to_all_points("one")
     assert {partners: (sent.tolist(), took.tolist()) for partners, (sent, took) in points.items()} == {
         1: ([100.0], [0.005]),
-        3: ([300.0], [0.007]),
+        3: ([300.0], [0.005]),
     }
 
 
-def test_what_is_missing_is_named(installed, monkeypatch):
+def test_a_system_becomes_a_cluster_whose_ports_are_no_slower_than_measured(tables):
+    write_all(tables)
+    made = system_cluster("one", 4)
+    assert [gpu.kind for gpu in made.gpus] == ["NVIDIA One"] * 4
+    assert made.out_Bps_G.tolist() == [1000.0] * 4  # 1000 bytes in a second beside 500 of the datasheet
+    assert [curve.partners for curve in made.link_curves] == [1]
+    with pytest.raises(BadInput, match="`gpus`: expected from 2 to 4, the GPUs of a node of one, found 8"):
+        system_cluster("one", 8)
+
+
+def test_compute_curves_are_of_one_expert_and_of_a_ranks_tokens(tables):
+    """Kernels of four experts on two ranks: two experts each; a token has two. Products take m n k milliseconds."""
+    write_all(tables)
+    made = system_curves(CONFIG, "one", "vllm", 3)
+    phases = made.kinds["NVIDIA One"]
+    assert phases["expert"]([1.0, 4.0]) == pytest.approx([2 / 2 / 2, 8 / 2 / 2])
+    products = (16 * 8 + 8 * 8 + 4 * 8) / 1e3
+    assert phases["gate"]([1.0, 64.0]) == pytest.approx([products + 7e-3, 64 * (products + 7e-3)])
+    assert (made.top_k, made.row_bytes, made.expert_bytes) == (2, 16, 6 * 8 * 16)
+    assert "k on 2 expert-parallel ranks for balanced tokens" in made.provenance["curves of NVIDIA One"]
+
+
+@pytest.mark.parametrize(
+    ("change", "engine", "said"),
+    [
+        ({"hidden_size": 24}, "vllm", r"one of 8 x 16 x 2 x 4; 64 x 16 x 2 x 4, found 24 x 16 x 2 x 4"),
+        ({"kv_lora_rank": 4}, "vllm", "expected attention with num_attention_heads .*, found kv_lora_rank"),
+        ({"num_key_value_heads": 2}, "vllm", "expected attention of 2 heads, 2 for keys and values, of width 4, found none"),
+        ({}, "trtllm", r"expected moe/trtllm/\*/moe_perf.parquet, found none"),
+        ({}, "other", "`engine`: expected one of sglang, trtllm, vllm, found 'other'"),
+    ],
+)
+def test_models_that_were_not_measured_are_refused(tables, change, engine, said):
+    write_all(tables)
+    with pytest.raises(BadInput, match=said):
+        system_curves(CONFIG | change, "one", engine, 3)
+
+
+def test_what_is_missing_is_named(tables, monkeypatch):
     assert database.systems() == ["one"]
     with pytest.raises(BadInput, match="`system`: expected one of one, found 'unmeasured'"):
         database.all_to_all_points("unmeasured")
     with pytest.raises(BadInput, match=r"of one: expected comm/nccl/\*/nccl_perf.parquet, found none"):
         database.all_to_all_points("one")
-    (installed / "2.9").mkdir(parents=True)
-    (installed / "2.9" / "nccl_perf.parquet").touch()
+    (tables / "comm" / "nccl" / "2.9").mkdir(parents=True)
+    (tables / "comm" / "nccl" / "2.9" / "nccl_perf.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(BadInput, match="expected the package pyarrow"):
         database.all_to_all_points("one")
