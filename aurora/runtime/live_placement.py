@@ -26,8 +26,9 @@ import torch
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.control.controller import LENGTHENED, Decision
+from aurora.planner.control.controller import Decision
 from aurora.planner.control.move_sequence import Move
+from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.migration.survivors import ExpertTransfer
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.control.controller import LENGTHENED, Controller, gpu_loads
+from aurora.planner.control.controller import Controller
+from aurora.planner.control.gpu_loads import gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
+from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.control.plan_controller import slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place_unbounded

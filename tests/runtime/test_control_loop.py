@@ -1,6 +1,7 @@
 """The control loop: real threads, a clock that the test sets."""
 
 import threading
+import time
 from queue import SimpleQueue
 
 import numpy as np
@@ -31,6 +32,12 @@ class Serving:
         """Hands over a window; returns the line about its decision."""
         self.loop.add(load_LE)
         return self.lines.get(timeout=WAIT_S)
+
+    def settle(self):
+        """Waits until the last decision is performed."""
+        until_s = time.monotonic() + WAIT_S
+        while self.loop._busy and time.monotonic() < until_s:
+            time.sleep(1e-3)
 
     def ended(self):
         """The status after everything that was handed over."""
@@ -108,8 +115,10 @@ def test_what_was_seen_and_decided_is_reported(serving):
     serve = serving(lambda _: setattr(serve, "now_s", serve.now_s + 0.5))
     serve.now_s = 100.0
     serve.window(SKEWED)
+    serve.settle()
     serve.now_s += 10.0
     serve.window(SKEWED * 0)
+    serve.settle()
     other = np.full((1, 4), 1000.0)
     other[0, serve.performed[0].held_LGP[0, 0]] = 50_000.0
     serve.controller.tracker.changes = 1

@@ -19,8 +19,9 @@ from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.control.controller import LENGTHENED, Controller, Decision
+from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_sequence import move_sequence
+from aurora.planner.control.move_times import LENGTHENED
 from aurora.runtime import run as running
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.distributed.launcher import launch

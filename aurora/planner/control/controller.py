@@ -8,6 +8,9 @@ change is undone.
 
 Loads that vary from window to window count as somewhat larger, so that spare slots go to experts whose load is hard to foresee.
 
+What a change saved, by the loads of the windows after it, is compared with what it was expected to save; later expectations
+are discounted by as much. So is what moves cost: how long they take, and how long serving waits for them.
+
 The controller is pure: it is told of loads, times and finished moves, and reads the clock that it is given.
 """
 
@@ -22,6 +25,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
+from aurora.planner.control.gain_record import GainRecord
+from aurora.planner.control.gpu_loads import gpu_loads
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
 from aurora.planner.control.move_times import MoveTimes
@@ -34,7 +39,6 @@ DRAWS = 8  # of loads, on which placements are compared
 ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
 CAUTION = 0.75  # standard deviations that experts of one GPU are expected above their load, those of more GPUs the less
 PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
-LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 BEFORE, AFTER = 4, 2  # windows of the same traffic whose step times are compared, at most and at least
 SLOWER = 0.1  # relative: a step that takes this much longer after a change has become slower
 MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before the change
@@ -145,11 +149,13 @@ class Controller:
         self._min_replicas, self._domain_G = checked_min_replicas(min_replicas, domain_G, gpus)
         self._expert_bytes, self._stalls, self._clock = expert_bytes, stalls, clock
         self._move_times = MoveTimes(move_Bps)
+        self._gains = GainRecord(self._slots.cost_G)
         self._rng = np.random.default_rng(seed)
         self._step_s: deque[float] = deque(maxlen=BEFORE)
         self._tokens: float | None = None  # of a step in these windows
         self._wanted: Decision | None = None  # whose moves are under way
         self._previous: _Previous | None = None
+        self._expects: tuple[float, float] = 0.0, 0.0  # what that saves: part of a step's time, and in how many windows
         self._hold_off, self._free_at = HOLD_OFF, 0  # windows; the window from which changes are allowed
 
     def window(self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> Decision:
@@ -170,6 +176,7 @@ class Controller:
             return self._keep("bad-loads", str(error))
         if not load_LE.any():
             return self._keep("no-tokens", "the window has no tokens")
+        self._gains.window(load_LE)
         if self.tracker.changes > changes:
             self._step_s.clear()  # steps of other traffic tell nothing of this
         if tokens is not None and (self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens):
@@ -186,12 +193,19 @@ class Controller:
             return self._keep("held-off", f"no changes before window {self._free_at}, after one that was undone", now)
         return self._change(now)
 
-    def moved(self, seconds: float | None = None) -> None:
-        """Says that the moves of the last decision are done and its placement is in force, and how long the moves took."""
+    def moved(self, seconds: float | None = None, waited_s: float | None = None) -> None:
+        """Says that the moves of the last decision are done and its placement is in force.
+
+        Args:
+            seconds: that the moves took; None: not measured.
+            waited_s: seconds of these that serving waited for them; None: not measured.
+        """
         assert self._wanted is not None, "no moves are under way"
         wanted, self._wanted = self._wanted, None
+        if wanted.kind == "gain":
+            self._gains.expect(np.array(wanted.layers), self.held_LGP, wanted.held_LGP, *self._expects)
         if seconds and wanted.bytes:
-            self._move_times.add(wanted.bytes, seconds)
+            self._move_times.add(wanted.bytes, seconds, waited_s)
         before = self._previous
         if before is None or not before.step_s or before.changes != self.tracker.changes:
             self._previous = None
@@ -247,6 +261,7 @@ class Controller:
             return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
         held_LGP = self.held_LGP.copy()
         held_LGP[chosen] = next_LGP[chosen]
+        self._expects = float(saved_L[chosen].sum() / mean_L.sum()), self.tracker.remaining
         reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
         decision = self._decide("move", "gain", reason, held_LGP, now, loss)
         if not decision.layers:
@@ -264,9 +279,9 @@ class Controller:
         bytes_K, saved_K = bytes_L[best_L].cumsum(), saved_L[best_L].cumsum()  # of the first layers
         moving_s_K = self._move_times.seconds(bytes_K)
         paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
-        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * LENGTHENED
+        cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * self._move_times.waiting
         after_s_K = np.maximum(self.options.period_s * self.tracker.remaining - moving_s_K, 0.0)
-        gain_s_K = saved_K * after_s_K - PAY_BACK * cost_s_K
+        gain_s_K = self._gains.discount * saved_K * after_s_K - PAY_BACK * cost_s_K
         return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
 
     def _within_budget(self, layers: Sequence[int], bytes_L: IntArray) -> list[int]:
@@ -306,23 +321,6 @@ class Controller:
         held_LGP = locked(held_LGP)
         self._wanted = Decision(action, kind, reason, held_LGP, moves, moved, layers, loss, now, expected, self._clock())
         return self._wanted
-
-
-def gpu_loads(load_DLE: FloatArray, held_LGP: IntArray, cost_G: FloatArray) -> FloatArray:
-    """Returns (D, L, G) float64, the load of each GPU times its cost, if replicas share their expert's load evenly.
-
-    Args:
-        load_DLE: (D, L, E) loads of experts, for each of D draws or windows.
-        held_LGP: (L, G, P) int64, the expert in each slot, -1 for none.
-        cost_G: (G,) cost of a unit of load on each GPU.
-    """
-    layers, experts = load_DLE.shape[1:]
-    used_LGP = held_LGP != EMPTY
-    at_LGP = np.where(used_LGP, held_LGP, 0) + np.arange(layers)[:, None, None] * experts
-    count_X = np.bincount(at_LGP[used_LGP], minlength=layers * experts)
-    part_LGP = np.where(used_LGP, 1 / np.maximum(count_X, 1)[at_LGP], 0.0)
-    flat_DX = load_DLE.reshape(len(load_DLE), layers * experts)
-    return np.asarray((flat_DX[:, at_LGP] * part_LGP).sum(axis=3) * cost_G)
 
 
 def _moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:

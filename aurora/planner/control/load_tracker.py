@@ -5,7 +5,8 @@ tracker keeps the windows since the last change and finds changes by a test of e
 before them. Traffic that returns is recognised, and what was seen of it counts again.
 
 Counts of single tokens vary less than windows do, since tokens of a prompt choose alike. So the test measures in units of what
-two windows that follow each other usually differ by (a design effect; Kish, Survey Sampling, 1965).
+windows usually differ by (a design effect; Kish, Survey Sampling, 1965): two that follow each other, or windows of the same
+traffic that are further apart, whichever differ more. The former may be of the same prompts, so that they differ by less.
 
 Source: the newest windows are compared at every length, as in ADWIN (Bifet and Gavalda, 2007).
 """
@@ -26,7 +27,8 @@ FIRST_EFFECT = 4.0  # times what single tokens would differ by, that windows dif
 FEW = 4
 RECENT = 32  # windows that are kept one by one; older ones are summed
 HALF_LIFE = 64  # windows in which a sum of older windows loses half of its weight
-REMEMBERED = 8  # kinds of traffic
+APART = (1, 2, 4, 8, 16)  # windows of the same traffic, by which it is measured what they differ by
+REMEMBERED = 8  # kinds of traffic, and lengths of their spells
 
 
 @dataclass
@@ -37,11 +39,13 @@ class AlikeWindows:
         older_LE: (L, E) float64, the sum of older windows' loads, discounted.
         recent: the loads (L, E) of the newest windows, one by one.
         windows: how many windows there were in all.
+        lengths: of the newest spells of this traffic that have ended, in windows.
     """
 
     older_LE: FloatArray
     recent: deque[FloatArray] = field(default_factory=deque)
     windows: int = 0
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def add(self, load_LE: FloatArray) -> None:
         """Adds a window."""
@@ -84,7 +88,8 @@ class LoadTracker:
         self._before: deque[AlikeWindows] = deque(maxlen=REMEMBERED)
         self._lengths: deque[int] = deque(maxlen=REMEMBERED)
         self._began = 0
-        self._differences: deque[float] = deque(maxlen=4 * FEW)
+        self._differences: deque[float] = deque(maxlen=4 * FEW)  # of windows that follow each other
+        self._alike_differences: deque[float] = deque(maxlen=4 * FEW)  # of windows of the same traffic
         self._last_LE: FloatArray | None = None
         self.windows = self.changes = 0
 
@@ -113,6 +118,9 @@ class LoadTracker:
         self._now.add(load_LE)
         if newest := self._changed_since():
             self._divide(newest)
+        before = [self._now.recent[-1 - apart] for apart in APART if apart < len(self._now.recent)]
+        if before:
+            self._alike_differences.append(float(np.mean([_statistic(each, load_LE) for each in before])))
         return load_LE
 
     @property
@@ -122,15 +130,20 @@ class LoadTracker:
 
     @property
     def remaining(self) -> float:
-        """How many more windows the present traffic is expected to last: as long as others did, or as it has already."""
-        usual = float(np.median(self._lengths)) - self.age if self._lengths else 0.0
-        return max(usual, float(self.age), 1.0)
+        """How many more windows the present traffic is expected to last.
+
+        As many as earlier spells did that lasted as long as this one already, in the mean. If it has been seen before, its own
+        spells tell; else those of other traffic, and as long again as one more. Without such spells, as long again.
+        """
+        own = self._now.lengths
+        left = [length - self.age for length in own or self._lengths if length >= self.age]
+        return float(np.mean(left if own and left else [*left, max(self.age, 1)]))
 
     @property
     def effect(self) -> float:
         """How many times more windows of the same traffic differ than single tokens drawn alike would."""
         least = 1.0 if len(self._differences) >= FEW else FIRST_EFFECT
-        return max(least, float(np.median(self._differences))) if self._differences else least
+        return max(least, *(float(np.median(each)) for each in (self._differences, self._alike_differences) if each), 0.0)
 
     @property
     def expected_LE(self) -> FloatArray:
@@ -174,6 +187,7 @@ class LoadTracker:
             self._before.append(self._now)
         if self.age > newest:
             self._lengths.append(self.age - newest)
+            self._now.lengths.append(self.age - newest)
         self._began, self.changes = self.windows - newest, self.changes + 1
         late_LE = np.asarray(sum(late))
         apart = [_statistic(each.load_LE(), late_LE) for each in self._before]

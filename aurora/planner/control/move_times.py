@@ -1,4 +1,4 @@
-"""How long moves take, by what moves took: a start-up and a rate.
+"""How long moves take, by what moves took: a start-up and a rate; and how much of that serving waits for them.
 
 Moves of few experts take long for their bytes, as first slices and agreement take their time. By their rate alone larger moves
 would never pay, and so never be measured.
@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 from aurora.types.arrays import FloatArray, IntArray
 
 RECENT = 8  # moves that count
+LENGTHENED = 0.1  # of a step's time that moves in the background take at most
 BELIEF = 0.01  # in the given rate, or in no start-up, beside one measurement: it decides where moves had about equal bytes
 
 
@@ -32,10 +33,13 @@ class MoveTimes:
         self._given_s = None if move_Bps is None else 1 / move_Bps  # for a byte
         self._start_s, self._byte_s = 0.0, self._given_s or 0.0
         self._measured: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._waiting: deque[float] = deque(maxlen=RECENT)
 
-    def add(self, moved: int, seconds: float) -> None:
-        """Adds a measurement: `moved` bytes took so many seconds, both above zero."""
+    def add(self, moved: int, seconds: float, waited_s: float | None = None) -> None:
+        """Adds a measurement: `moved` bytes took so many seconds, both above zero, of which serving waited `waited_s`."""
         self._measured.append((moved, seconds))
+        if waited_s is not None:
+            self._waiting.append(waited_s / seconds)
         bytes_X, seconds_X = np.array(self._measured, dtype=np.float64).T
         most, longest_s = bytes_X.max(), seconds_X.max()
         believed_2, believed_s = ([1, 0], 0.0) if self._given_s is None else ([0, 1], most * self._given_s)
@@ -47,3 +51,8 @@ class MoveTimes:
     def seconds(self, bytes_X: IntArray) -> FloatArray:
         """Returns (X,) the seconds that moves of so many bytes, (X,), take."""
         return np.asarray(np.where(bytes_X > 0, self._start_s + bytes_X * self._byte_s, 0.0))
+
+    @property
+    def waiting(self) -> float:
+        """What part of the seconds that moves take serving waits for them, where they run beside it."""
+        return float(np.median(self._waiting)) if self._waiting else LENGTHENED

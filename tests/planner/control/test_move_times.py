@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.move_times import RECENT, MoveTimes
+from aurora.planner.control.move_times import LENGTHENED, RECENT, MoveTimes
 from aurora.types import ControlOptions
 
 RATE, START_S = 1e8, 0.5
@@ -69,3 +69,13 @@ def test_a_slow_small_move_does_not_forbid_a_large_one():
     second = control.window(1e4 * loads[1])
     assert (second.action, second.kind) == ("move", "gain")
     assert len(second.moves) > 5 * len(first.moves)
+
+
+def test_serving_waits_for_as_much_of_moves_as_it_did_for_the_last_ones():
+    times = MoveTimes(RATE)
+    assert times.waiting == LENGTHENED
+    times.add(1, 1.0)
+    assert times.waiting == LENGTHENED
+    for waited_s in (0.2, 0.3, 0.4):
+        times.add(1, 1.0, waited_s)
+    assert times.waiting == 0.3

@@ -1,0 +1,73 @@
+"""Compares what changes of a placement were expected to save with what they saved, by the loads of the windows after them.
+
+An expectation is too high if traffic lasts less long than it seemed, or if it was an uneven sample of what followed. Then
+later expectations are discounted by as much. In each window a change saves something between nothing and what was expected:
+traffic that has changed for good is no reason not to follow it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.types.arrays import FloatArray, IntArray
+
+HALF_LIFE = 16  # windows in which what is known of earlier changes loses half of its weight
+BELIEF = 0.5  # of a window's time, in expectations as they are, beside what was found
+MOST_WINDOWS = 16  # of a change that are compared
+
+
+@dataclass
+class _Change:
+    """A change whose windows are compared; its arrays are of the layers that it changed."""
+
+    layers: IntArray
+    old_XGP: IntArray
+    new_XGP: IntArray
+    saved: float  # of a window's time, expected in each window
+    left: int  # windows
+
+
+class GainRecord:
+    """What changes saved, and what they were expected to save.
+
+    Args:
+        cost_G: (G,) cost of a unit of load on each GPU.
+    """
+
+    def __init__(self, cost_G: FloatArray) -> None:
+        self._cost_G = cost_G
+        self._changes: list[_Change] = []
+        self._expected = self._found = 0.0  # times a window's time
+
+    def expect(self, layers: IntArray, old_LGP: IntArray, new_LGP: IntArray, saved: float, windows: float) -> None:
+        """Says that a change is in force.
+
+        Args:
+            layers: (X,) those that changed.
+            old_LGP: (L, G, P) int64, the expert in each slot before.
+            new_LGP: (L, G, P) int64, the same now.
+            saved: part of a window's time with equal load that it is expected to save.
+            windows: for so many windows.
+        """
+        left = min(max(math.ceil(windows), 1), MOST_WINDOWS)
+        self._changes.append(_Change(layers, old_LGP[layers], new_LGP[layers], saved, left))
+
+    def window(self, load_LE: FloatArray) -> None:
+        """Compares the changes whose windows are not over, by the loads (L, E) of a window."""
+        keeps = 0.5 ** (1 / HALF_LIFE)
+        self._expected, self._found = self._expected * keeps, self._found * keeps
+        equal = load_LE.sum() / (1 / self._cost_G).sum()
+        for change in self._changes:
+            old, new = (
+                gpu_loads(load_LE[None, change.layers], table, self._cost_G).max(axis=2).sum()
+                for table in (change.old_XGP, change.new_XGP)
+            )
+            self._expected += change.saved
+            self._found += min(max(float(old - new) / equal, 0.0), change.saved)
+            change.left -= 1
+        self._changes = [change for change in self._changes if change.left]
+
+    @property
+    def discount(self) -> float:
+        """What part of an expected saving is to be counted on, above 0 and up to 1."""
+        return (BELIEF + self._found) / (BELIEF + self._expected)
