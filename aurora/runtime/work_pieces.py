@@ -1,6 +1,6 @@
 """How much work is done between two steps, so that no step is lengthened by more than a tenth."""
 
-from aurora.planner.control.controller import LENGTHENED
+from aurora.planner.control.move_times import LENGTHENED
 
 MARGIN = 0.7  # of what a piece may take that it is meant to take
 GROWTH = 2  # times the last piece of work that the next one is at most
