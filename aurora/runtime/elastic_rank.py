@@ -15,7 +15,7 @@ from aurora.errors import RankFailed
 from aurora.planner.control.plan_controller import compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
-from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
+from aurora.runtime.distributed.epoch_groups import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport
@@ -210,9 +210,8 @@ def _serve_epoch(
     Raises RankFailed if a peer is lost or the supervisor ends the epoch.
     """
     work: EpochWork = epoch.assignment
-    rank, ranks = epoch.members.index(rank_info.rank), len(epoch.members)
-    store = (rank_info.host, rank_info.port)
-    groups = join_epoch(store, epoch.number, rank, ranks, len(workers), options.timeout_s, channel.stopped)
+    rank = epoch.members.index(rank_info.rank)
+    groups = channel.join_epoch(epoch, rank_info, len(workers))
     arbiters = thread_port_arbiters(len(workers))
 
     def abort() -> None:

@@ -119,7 +119,7 @@ def run_elastic(
         requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file)
         supervisor = Supervisor(
             serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
-            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, port=options.port, watch=watch,
+            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch,
         )  # fmt: skip
         try:
             results = list(supervisor.run().values())

@@ -1,7 +1,8 @@
 """Control channel between a rank and its supervisor: the messages, and the rank's end of it.
 
-Messages travel over a pipe that only these two processes hold. The supervisor sends `EpochStart`, `Stop` and `Finish`; a rank
-sends `MemberState`, `Heartbeat`, `Progress` and `MemberResult`.
+Messages travel over a pipe that only the rank and the process that started it hold. The supervisor sends `EpochStart`, `Stop`
+and `Finish`; a rank sends `MemberState`, `Heartbeat`, `Progress` and `MemberResult`. Both send `StoreValue`: the rendezvous of
+an epoch's process groups travels this way, too, so that no store listens.
 """
 
 import os
@@ -10,11 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from aurora.errors import AuroraError
+from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups
+from aurora.runtime.distributed.epoch_store import EpochStore
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
+from aurora.runtime.distributed.signed_messages import StoreValue
 
 HEARTBEAT_S = 0.1
 
@@ -98,6 +103,7 @@ class ControlChannel:
         self.stopped = threading.Event()
         self._changed = threading.Condition()
         self._next: EpochStart | Finish | None = None
+        self._epoch, self._values = 0, dict[str, bytes]()  # the last epoch's number, and its rendezvous
         self._abort: Callable[[], None] = lambda: None
         self.busy_since: Callable[[], float | None] = lambda: None
         threading.Thread(target=self._receive_messages, daemon=True, name="aurora-control").start()
@@ -111,6 +117,15 @@ class ControlChannel:
             answer, self._next = self._next, None
         assert answer is not None
         return answer
+
+    def join_epoch(self, epoch: EpochStart, rank_info: RankInfo, groups: int) -> EpochGroups:
+        """Makes process groups of an epoch's members; a collective call. See `connect_groups`."""
+        rank, timeout_s = epoch.members.index(rank_info.rank), rank_info.timeout_s
+        publish, await_value = partial(self._publish, epoch.number), partial(self._await_value, epoch.number, timeout_s)
+        return connect_groups(
+            lambda: EpochStore(publish, await_value), epoch.number, rank, len(epoch.members), groups, timeout_s, self.stopped,
+            rank_info.host or None,
+        )  # fmt: skip
 
     def on_stop(self, abort: Callable[[], None]) -> None:
         """Calls `abort` when the current epoch is over; at once if it is over already."""
@@ -126,6 +141,25 @@ class ControlChannel:
         """Sends this rank's result, or the AuroraError or MemberCrashed that ended it. It is the last message."""
         self._send(MemberResult(value))
 
+    def _publish(self, epoch: int, key: str, value: bytes) -> None:
+        """Gives the members of an epoch a value of its rendezvous."""
+        with self._changed:
+            self._values[key] = value
+        self._send(StoreValue(epoch, key, value.hex()))
+
+    def _await_value(self, epoch: int, timeout_s: float, key: str) -> bytes:
+        """Waits for a value of an epoch's rendezvous. Raises RuntimeError if the epoch is over first, or timeout_s are."""
+
+        def over() -> bool:
+            return self.stopped.is_set() or self._epoch != epoch
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values or over(), timeout_s):
+                raise RuntimeError(f"nothing came within {timeout_s:g} s")
+            if over():
+                raise RuntimeError("the epoch is over")
+            return self._values[key]
+
     def _send(self, message: object) -> None:
         with self._sending:
             self._connection.send(message)
@@ -136,15 +170,22 @@ class ControlChannel:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 os._exit(1)  # the supervisor is gone
-            if isinstance(message, Stop):
-                self.stopped.set()
-                self._abort()
-                continue
-            with self._changed:
-                self.stopped.clear()
-                self._abort = lambda: None
-                self._next = message
-                self._changed.notify_all()
+            match message:
+                case Stop():
+                    self.stopped.set()
+                    self._abort()
+                    with self._changed:
+                        self._changed.notify_all()
+                case StoreValue():
+                    with self._changed:
+                        self._values[message.key] = bytes.fromhex(message.value)
+                        self._changed.notify_all()
+                case EpochStart() | Finish():
+                    with self._changed:
+                        self.stopped.clear()
+                        self._abort, self._next, self._values = (lambda: None), message, {}
+                        self._epoch = message.number if isinstance(message, EpochStart) else 0
+                        self._changed.notify_all()
 
     def _send_heartbeats(self) -> None:
         while True:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.connections import kept_apart
@@ -44,18 +44,6 @@ class EpochGroups:
                 if not kept_apart(connection):
                     connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-
-
-def join_epoch(
-    store: tuple[str, int], epoch: int, rank: int, ranks: int, groups: int, timeout_s: float, stopped: threading.Event
-) -> EpochGroups:
-    """Joins the process groups of an epoch by the supervisor's store (its host and port); for the rest see `connect_groups`."""
-
-    def client() -> Store:
-        # A client of its own: one that waits for members that never come keeps all others from using it.
-        return TCPStore(*store, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
-
-    return connect_groups(client, epoch, rank, ranks, groups, timeout_s, stopped)
 
 
 def connect_groups(

@@ -42,7 +42,8 @@ class RankInfo:
 
     Args:
         rank, ranks: this rank's number, and how many ranks the whole run has.
-        host, port: where the store listens.
+        host, port: where the store listens; port 0: there is none, and `host` is the address on which the rank's own process
+            groups listen, empty: on loopback.
         timeout_s: seconds to wait for a peer.
         local_rank, local_ranks: this rank's number among the ranks of its machine, and how many ranks the machine has.
         launched: True if `launch` started the rank and hosts the store; False if torchrun did.
@@ -253,7 +254,7 @@ def _set_up_torch(rank_info: RankInfo) -> None:
     """Gives torch an equal part of the threads that it would use, and gloo the loopback interface unless another is set."""
     import torch
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // rank_info.ranks))
+    torch.set_num_threads(max(1, torch.get_num_threads() // rank_info.local_ranks))
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

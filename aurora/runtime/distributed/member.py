@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
+from aurora.runtime.distributed.epoch_store import EpochStore
 from aurora.runtime.distributed.lighthouse_connection import LighthouseConnection
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
 from aurora.runtime.distributed.signed_messages import NameTaken, Refused, StoreValue
@@ -101,7 +102,7 @@ class Member(LighthouseConnection):
         """
 
         def store() -> Store:
-            return _EpochStore(self, epoch.number)
+            return EpochStore(partial(self.publish, epoch.number), self.await_value)
 
         found = connect_groups(
             store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self._host
@@ -186,21 +187,3 @@ class Member(LighthouseConnection):
                 self._values[key] = bytes.fromhex(value)
             case NameTaken():
                 raise Refused(f"another process is {self._name}")
-
-
-class _EpochStore(Store):
-    """Rendezvous of an epoch: what a member sets goes to all others over their connections to the lighthouse."""
-
-    def __init__(self, member: Member, epoch: int) -> None:
-        super().__init__()
-        self._member, self._epoch = member, epoch
-
-    def set(self, key: str, value: Any) -> None:
-        self._member.publish(self._epoch, key, value)
-
-    def get(self, key: str) -> bytes:
-        return self._member.await_value(key)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self._member.await_value(key)

@@ -6,7 +6,7 @@ from typing import Any
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.control_channel import EpochStart, MemberState, Stop
-from aurora.runtime.distributed.rank_processes import RankProcess
+from aurora.runtime.distributed.rank_processes import SupervisedRank
 
 MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supervisor gives up
 
@@ -15,7 +15,7 @@ MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the supe
 class Membership:
     """The running ranks and the current epoch."""
 
-    members: dict[int, RankProcess] = field(default_factory=dict)  # every running rank, by rank
+    members: dict[int, SupervisedRank] = field(default_factory=dict)  # every running rank, by rank
     epoch: int = 0  # number of the current epoch, 0 before the first
     epoch_ranks: tuple[int, ...] = ()  # the ranks with which the epoch began
     changed: bool = True  # whether a rank was lost or left the epoch

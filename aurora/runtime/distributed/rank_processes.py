@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,49 +34,97 @@ class OwnTime:
         self._checked_s = now_s
 
 
-@dataclass(eq=False)
-class RankProcess:
-    """One rank's process and the supervisor's end of its control channel."""
+class Outbox:
+    """Messages on their way to a reader that may not read: `send` does not wait, `write` does.
 
-    rank: int  # the rank's number
-    process: Any  # its multiprocessing process
-    connection: Connection  # the supervisor's end of the pipe
-    clock: Callable[[], float]  # returns seconds
-    last_heard_s: float  # when its last message came, by `clock`
-    state: MemberState | None = None  # what the rank sent, while it waits for an epoch; else None
-    serving: bool = False  # whether it is in the current epoch
-    stop_sent: bool = False  # whether Stop has been sent to it in this epoch
-    result: MemberResult | None = None  # its last message; None until that has come
-    writing_since_s: float | None = None  # since when a message waits for the rank to read it, by `clock`
-    _outbox: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # pickled messages; None: no more
+    Args:
+        clock: returns seconds.
 
-    def send(self, message: object) -> None:
-        """Sends a message, without waiting for the rank to read it.
+    Attributes:
+        writing_since_s: since when a message waits for the other end to read it, by `clock`; None: none does.
+    """
 
-        If the process is dying, the message is dropped; `messages` then reports the connection's end.
-        """
-        self._outbox.put(ForkingPickler.dumps(message))
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.writing_since_s: float | None = None
+        self._clock, self._messages = clock, SimpleQueue[Any]()  # None: no more
 
-    def write_messages(self) -> None:
-        """Writes to the pipe what `send` was given, until `stop_writing`. It waits where the rank does not read."""
+    def send(self, message: Any) -> None:
+        """Puts a message, which is not None, behind the others."""
+        self._messages.put(message)
+
+    def stop(self) -> None:
+        """Ends `write` after what was sent before."""
+        self._messages.put(None)
+
+    def write(self, write: Callable[[Any], None]) -> None:
+        """Writes what `send` was given with `write`, until `stop`, or until that raises OSError: then messages are dropped."""
         with suppress(OSError):
-            while (pickled := self._outbox.get()) is not None:
-                self.writing_since_s = self.clock()
-                self.connection.send_bytes(pickled)
+            while (message := self._messages.get()) is not None:
+                self.writing_since_s = self._clock()
+                write(message)
                 self.writing_since_s = None
 
-    def stop_writing(self) -> None:
-        """Ends `write_messages` after what was sent before."""
-        self._outbox.put(None)
+
+@dataclass(eq=False)
+class SupervisedRank(ABC):
+    """One rank as its supervisor sees it, on whichever host its process runs."""
+
+    rank: int  # the rank's number
+    clock: Callable[[], float]  # returns seconds
+    last_heard_s: float  # when its last message came, by `clock`
+    state: MemberState | None = field(default=None, init=False)  # what the rank sent, while it waits for an epoch
+    serving: bool = field(default=False, init=False)  # whether it is in the current epoch
+    stop_sent: bool = field(default=False, init=False)  # whether Stop has been sent to it in this epoch
+    result: MemberResult | None = field(default=None, init=False)  # its last message; None until that has come
+    outbox: Outbox = field(init=False)  # what waits for the rank, or for its host, to read it
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Its process id, on its host."""
+
+    @abstractmethod
+    def send(self, message: object) -> None:
+        """Sends a message, without waiting for the rank to read it. If the rank is lost, the message is dropped."""
+
+    @abstractmethod
+    def exit_reason(self) -> str:
+        """Returns how its connection ended, for error messages."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kills its process, without waiting for the end of it."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """Waits for the end of its process, if that runs on this host."""
 
     def hangs(self, hang_s: float) -> str | None:
         """Returns how the rank hangs, for error messages, if it has not sent or not read for `hang_s` seconds; else None."""
         now_s = self.clock()
         if now_s - self.last_heard_s > hang_s:
             return f"said nothing for {hang_s:g} s"
-        if (since_s := self.writing_since_s) is not None and now_s - since_s > hang_s:
+        if (since_s := self.outbox.writing_since_s) is not None and now_s - since_s > hang_s:
             return f"read nothing for {hang_s:g} s"
         return None
+
+
+@dataclass(eq=False)
+class RankProcess(SupervisedRank):
+    """A rank of this host: its process, and the supervisor's end of its control channel."""
+
+    process: Any  # its multiprocessing process
+    connection: Connection  # the supervisor's end of the pipe
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.clock)
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    def send(self, message: object) -> None:
+        self.outbox.send(ForkingPickler.dumps(message))
 
     def exit_reason(self) -> str:
         """Waits at most EXIT_S seconds for the process to end, and returns how it ended, for error messages."""
@@ -85,22 +134,46 @@ class RankProcess:
             return "its process ended"
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
+    def kill(self) -> None:
+        self.process.kill()
+
+    def join(self) -> None:
+        self.process.join()
+
 
 class RankProcesses:
-    """Starts the picklable `main(connection, rank_info, *args)` for ranks of one machine and collects their messages.
+    """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their messages.
 
     Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
+
+    Args:
+        main, args: what each rank's process runs.
+        ranks: how many ranks the whole run has.
+        store: host and port of RankInfo.
+        timeout_s: seconds that a rank waits for a peer, and that it may take to load its models.
+        local: the ranks that belong on this host; None: all.
+
+    Attributes:
+        clock: by which ranks' silence is measured.
+        inbox: messages of ranks, also of those that `adopt` was given; None: its connection has ended.
     """
 
     def __init__(
-        self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, store: tuple[str, int], timeout_s: float
+        self,
+        main: Callable[..., None],
+        args: tuple[Any, ...],
+        ranks: int,
+        store: tuple[str, int],
+        timeout_s: float,
+        local: Sequence[int] | None = None,
     ) -> None:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
         self._host, self._port = store
+        self._local = tuple(range(ranks) if local is None else local)
         self.clock = OwnTime()
-        self._running: dict[int, RankProcess] = {}
+        self.inbox: SimpleQueue[tuple[SupervisedRank, Any]] = SimpleQueue()
+        self._running: dict[int, SupervisedRank] = {}
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
-        self._inbox: SimpleQueue[tuple[RankProcess, Any]] = SimpleQueue()  # None: its connection has ended
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
 
     @property
@@ -110,8 +183,9 @@ class RankProcesses:
 
     def start(self, rank: int) -> None:
         """Starts a rank's process in the background; `adopt_started` returns it when it runs."""
+        local_rank, local_ranks = self._local.index(rank), len(self._local)
         rank_info = RankInfo(
-            rank, self._ranks, self._host, self._port, self._timeout_s, rank, self._ranks, launched=True
+            rank, self._ranks, self._host, self._port, self._timeout_s, local_rank, local_ranks, launched=True
         )  # fmt: skip
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
@@ -127,9 +201,13 @@ class RankProcesses:
                 yield rank, error
                 continue
             loaded_s = self.clock() + self._timeout_s  # silence before this is loading its models
-            self._running[rank] = found = RankProcess(rank, process, connection, self.clock, loaded_s)
+            self._running[rank] = found = RankProcess(rank, self.clock, loaded_s, process, connection)
             threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
             yield rank, found
+
+    def adopt(self, member: SupervisedRank) -> bool:
+        """Takes over a rank of another host. Returns False, and does nothing, while another one of this number runs."""
+        return self._running.setdefault(member.rank, member) is member
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
@@ -137,19 +215,19 @@ class RankProcesses:
         The message None means that the rank's connection has ended.
         """
         with suppress(Empty):
-            for _ in range(max(1, self._inbox.qsize())):
-                sender, message = self._inbox.get(timeout=timeout_s)
+            for _ in range(max(1, self.inbox.qsize())):
+                sender, message = self.inbox.get(timeout=timeout_s)
                 if self._running.get(sender.rank) is sender:
                     yield sender.rank, message
 
     def kill(self, rank: int) -> None:
         """Kills a rank's process. Its further messages are dropped."""
         found = self._running.pop(rank)
-        found.process.kill()
-        self._background.submit(found.process.join)
+        found.kill()
+        self._background.submit(found.join)
 
-    def close(self) -> None:
-        """Kills all processes, also those that are still starting. None is left on return."""
+    def close(self, complete: bool = True) -> None:
+        """Kills all processes, also those that are still starting. None is left on return. See `LedRanks.close`."""
         for _ in self.adopt_started(wait=True):
             pass
         for rank in list(self._running):
@@ -161,12 +239,14 @@ class RankProcesses:
 
         Every rank has its own two threads: one that stops in the middle of a message, its own or ours, keeps no other waiting.
         """
-        writer = threading.Thread(target=member.write_messages, daemon=True, name=f"aurora-to-rank-{member.rank}")
+        writer = threading.Thread(
+            target=member.outbox.write, args=(member.connection.send_bytes,), daemon=True, name=f"aurora-to-rank-{member.rank}"
+        )
         writer.start()
         with suppress(EOFError, OSError):
             while True:
-                self._inbox.put((member, member.connection.recv()))
-        self._inbox.put((member, None))
-        member.stop_writing()
+                self.inbox.put((member, member.connection.recv()))
+        self.inbox.put((member, None))
+        member.outbox.stop()
         writer.join()
         member.connection.close()

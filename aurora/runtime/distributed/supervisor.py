@@ -1,4 +1,4 @@
-"""Supervisor of local ranks: watches their processes, and forms an epoch after each change of membership.
+"""Supervisor of ranks: watches their processes, on this host and on others, and forms an epoch after each change of membership.
 
 Only the supervisor decides on membership, so ranks have nothing to agree on. A change (a rank died, hangs, lost a peer, or has
 joined) ends the epoch: every member is stopped, sends its MemberState, and gets its assignment for the next epoch. A rank that
@@ -20,9 +20,10 @@ from aurora.runtime.distributed.control_channel import (
     Stop,
     run_member,
 )
-from aurora.runtime.distributed.launcher import hosted_store
+from aurora.runtime.distributed.led_ranks import Lead, LedRanks
 from aurora.runtime.distributed.membership import Membership
 from aurora.runtime.distributed.rank_processes import RankProcesses
+from aurora.runtime.distributed.signed_messages import StoreValue
 
 
 class Coordinator(Protocol):
@@ -57,8 +58,11 @@ class Supervisor:
         timeout_s: seconds that a rank waits for a peer; a rank that computes for longer without a pause is killed.
         hang_s: a rank that sends nothing for this many seconds, not even a heartbeat, or does not read a message, is killed.
         respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
-        port: port of the rendezvous store, on loopback; 0: any free one.
         watch: called for each epoch with (its number, the process id of every member by rank).
+        lead: which ranks run on other hosts, and who may join; None: all run on this one.
+
+    Attributes:
+        address: with `lead`, host and port on which it listens, from `run` on; else None.
     """
 
     def __init__(
@@ -71,11 +75,12 @@ class Supervisor:
         timeout_s: float,
         hang_s: float,
         respawn: int = 0,
-        port: int = 0,
         watch: Callable[[int, dict[int, int]], None] | None = None,
+        lead: Lead | None = None,
     ) -> None:
-        self._target, self._args, self._ranks, self._port = target, args, ranks, port
-        self._coordinator, self._watch = coordinator, watch
+        self._target, self._args, self._ranks = target, args, ranks
+        self._coordinator, self._watch, self._lead = coordinator, watch, lead
+        self.address: tuple[str, int] | None = None
         self._timeout_s, self._hang_s = timeout_s, hang_s
         self._respawns_left = [respawn] * ranks
         self._membership = Membership()
@@ -87,18 +92,27 @@ class Supervisor:
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.
-            AuroraError: the one that a rank or the coordinator raises.
+            AuroraError: the one that a rank or the coordinator raises; BadInput if the address of `lead` cannot be used.
         """
-        with hosted_store(self._port) as store:
-            self._processes = RankProcesses(run_member, (self._target, self._args), self._ranks, store, self._timeout_s)
-            try:
-                for rank in range(self._ranks):
-                    self._processes.start(rank)
-                while not self._coordinator.finished:
-                    self._step()
-                return self._collect_results()
-            finally:
-                self._processes.close()
+        self._processes = self._started_from()
+        try:
+            for rank in range(self._ranks):
+                self._processes.start(rank)
+            while not self._coordinator.finished:
+                self._step()
+            return self._collect_results()
+        finally:
+            self._processes.close(self._coordinator.finished)
+
+    def _started_from(self) -> RankProcesses | LedRanks:
+        """What starts, hears and kills the ranks."""
+        main, args, lead = run_member, (self._target, self._args), self._lead
+        if lead is None:
+            return RankProcesses(main, args, self._ranks, ("", 0), self._timeout_s)
+        local = RankProcesses(main, args, self._ranks, (lead.address[0], 0), self._timeout_s, lead.local)
+        led = LedRanks(local, lead, self._timeout_s)
+        self.address = led.address
+        return led
 
     def _step(self) -> None:
         """Adopts new processes, handles messages, detects losses, and moves on to the next epoch where that is due."""
@@ -141,6 +155,10 @@ class Supervisor:
                 self._membership.leave_epoch(rank, message)
                 if message.lost is not None:
                     self._last_loss = f"rank {rank}: {message.lost}"
+            case StoreValue(epoch):
+                for other in self._members.values():
+                    if other.serving and other is not member and epoch == self._membership.epoch:
+                        other.send(message)
             case Progress(value):
                 if self._coordinator.on_progress(rank, value):
                     self._membership.idle_epochs, self._membership.progressed = 0, True
@@ -174,7 +192,7 @@ class Supervisor:
         epoch = self._membership.epoch
         assignments = self._coordinator.assign(epoch, states)
         if self._watch is not None:
-            self._watch(epoch, {rank: self._members[rank].process.pid for rank in states})
+            self._watch(epoch, {rank: self._members[rank].pid for rank in states})
         self._membership.start_epoch(assignments)
 
     def _collect_results(self) -> dict[int, Any]:

@@ -7,12 +7,12 @@ import threading
 import weakref
 
 import pytest
+from torch.distributed import HashStore
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed import epoch_groups
 from aurora.runtime.distributed.connections import watched
 from aurora.runtime.distributed.epoch_groups import unless_stopped
-from aurora.runtime.distributed.launcher import hosted_store
 
 
 def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):
@@ -24,8 +24,7 @@ def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):
         made.append(made[0].accept()[0])
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    with hosted_store(0) as store:
-        groups = epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, threading.Event())
+    groups = epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, threading.Event())
     with watched(made[1]), watched(made[2]):
         groups.abort()
     made[1].sendall(b"x")
@@ -47,8 +46,7 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         assert {end.fileno() for end in made} == numbers
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    with hosted_store(0) as store:
-        epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, threading.Event()).abort()
+    epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, threading.Event()).abort()
     for end in made:
         end.settimeout(300)
         assert end.recv(1) == b""
@@ -65,17 +63,16 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
         made.append(threading.current_thread())
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    with hosted_store(0) as store:
-        with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
-            epoch_groups.join_epoch(store, 2, 0, 1, 1, 20.0, stopped)
-        stopped.clear()  # the next epoch, and one of its connections
-        ours, others = socket.socketpair()
-        taken = []
-        monkeypatch.setattr(epoch_groups, "_connected", lambda descriptors: taken.append(list(descriptors)) or [])
-        go_on.set()
-        while not made:
-            pass
-        made[0].join(60)
+    with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
+        epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, stopped)
+    stopped.clear()  # the next epoch, and one of its connections
+    ours, others = socket.socketpair()
+    taken = []
+    monkeypatch.setattr(epoch_groups, "_connected", lambda descriptors: taken.append(list(descriptors)) or [])
+    go_on.set()
+    while not made:
+        pass
+    made[0].join(60)
     assert taken == []
     for end in (ours, others):
         end.close()

@@ -12,7 +12,7 @@ import torch
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.control_channel import EpochStart
-from aurora.runtime.distributed.epoch_groups import join_epoch, unless_stopped
+from aurora.runtime.distributed.epoch_groups import unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.rank_processes import OwnTime, RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
@@ -73,7 +73,7 @@ def meets(rank_info, control, conduct="good"):
     """In each epoch the members gather their ranks round after round, until they are stopped."""
     lost = None
     while isinstance(epoch := control.await_epoch("here", lost), EpochStart):
-        rank, lost = epoch.members.index(rank_info.rank), None
+        lost = None
         if conduct == "half" and rank_info.rank == 1:
             os.write(control._connection.fileno(), (4096).to_bytes(4, "big") + b"a message's beginning")
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -81,8 +81,7 @@ def meets(rank_info, control, conduct="good"):
             lost = "nobody is there"
             continue
         try:
-            store = (rank_info.host, rank_info.port)
-            epoch_groups = join_epoch(store, epoch.number, rank, len(epoch.members), 1, 120.0, control.stopped)
+            epoch_groups = control.join_epoch(epoch, rank_info, 1)
         except RankFailed as error:
             lost = None if control.stopped.is_set() else str(error)
             continue
@@ -181,17 +180,17 @@ def test_one_that_does_not_read_a_message_larger_than_the_pipe_is_ended():
 
 def test_a_message_that_nobody_reads_waits_in_the_background_and_is_noticed():
     ours, theirs = multiprocessing.Pipe()
-    member = RankProcess(1, None, ours, time.monotonic, time.monotonic())
-    writing = threading.Thread(target=member.write_messages, daemon=True)
+    member = RankProcess(1, time.monotonic, time.monotonic(), None, ours)
+    writing = threading.Thread(target=member.outbox.write, args=(ours.send_bytes,), daemon=True)
     writing.start()
     for message in (large := b"x" * 10**6, "small"):
         member.send(message)
-    member.stop_writing()
-    while member.writing_since_s is None:
+    member.outbox.stop()
+    while member.outbox.writing_since_s is None:
         time.sleep(0.01)
     assert member.hangs(60.0) is None
     member.last_heard_s = time.monotonic() + 60  # heartbeats come
-    member.writing_since_s -= 10
+    member.outbox.writing_since_s -= 10
     assert member.hangs(10.0) == "read nothing for 10 s"
     assert [theirs.recv() for _ in range(2)] == [large, "small"]
     writing.join(60)
@@ -203,7 +202,8 @@ def test_a_pause_of_the_supervisor_is_no_silence_of_its_ranks(monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("aurora.runtime.distributed.rank_processes.time.monotonic", lambda: now_s[0])
     clock, (ours, _) = OwnTime(), multiprocessing.Pipe()
-    member = RankProcess(0, None, ours, clock, clock(), writing_since_s=clock())
+    member = RankProcess(0, clock, clock(), None, ours)
+    member.outbox.writing_since_s = clock()
     for passed_s in (0.1, 500.0, 0.1, 4.0):
         now_s[0] += passed_s
         clock.check(0.1)

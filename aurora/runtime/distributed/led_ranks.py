@@ -1,0 +1,344 @@
+"""Ranks of a run over several hosts, as its leader sees them: those of this host, and those of hosts that join.
+
+A host joins over one authenticated connection. Its ranks are lost, all at once, when that ends: at once if the process there
+dies; after about half a second if the host is gone, because its kernel acknowledges nothing any more.
+"""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from aurora.errors import BadInput
+from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.control_channel import HEARTBEAT_S
+from aurora.runtime.distributed.host_connection import (
+    EndRun,
+    FromRank,
+    HostAdmitted,
+    HostConnection,
+    HostRefused,
+    JoinRun,
+    KillRank,
+    RankEnded,
+    RankNotStarted,
+    RankStarted,
+    StartRank,
+    ToRank,
+)
+from aurora.runtime.distributed.lighthouse import HELLO_S
+from aurora.runtime.distributed.rank_processes import Outbox, RankProcess, RankProcesses, SupervisedRank
+from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused
+from aurora.runtime.distributed.wire_format import WireFormat
+
+FAREWELL_S = 1.0  # for what was sent last to be read
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What the leader of a run over several hosts has to know.
+
+    Args:
+        address: host and port on which it listens, and nowhere else; its own ranks' process groups listen on this host, too.
+        secret: what all hosts share; who does not know it is not heard.
+        nodes: for each rank the node that it belongs to.
+        node: this host's node; None: it runs no ranks.
+        wire: packs messages to and from ranks.
+        refusal: returns, in a sentence, why a host that says this of itself cannot join; None: it can.
+        job: returns what a host that joins now is told, for its ranks.
+    """
+
+    address: tuple[str, int]
+    secret: bytes
+    nodes: tuple[int, ...]
+    node: int | None
+    wire: WireFormat
+    refusal: Callable[[dict[str, Any]], str | None]
+    job: Callable[[], Any]
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The ranks of this host."""
+        return self.ranks_of(self.node)
+
+    def ranks_of(self, node: int | None) -> tuple[int, ...]:
+        """Returns the ranks of a node."""
+        return tuple(rank for rank, its in enumerate(self.nodes) if its == node)
+
+
+@dataclass(eq=False)
+class _Host:
+    """A host that has joined."""
+
+    node: int
+    process: str  # tells its process from others of this node
+    connection: HostConnection
+    outbox: Outbox
+    starting: set[int] = field(default_factory=set)  # ranks that it was asked to start
+    members: dict[int, "_JoinedRank"] = field(default_factory=dict)  # its running ranks
+    lost: str | None = None  # why it is gone
+
+
+@dataclass(eq=False)
+class _JoinedRank(SupervisedRank):
+    """A rank of another host."""
+
+    host: _Host
+    its_pid: int
+    reason: str | None = field(default=None, init=False)  # why it has ended
+    early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
+
+    def __post_init__(self) -> None:
+        self.outbox = self.host.outbox
+
+    @property
+    def pid(self) -> int:
+        return self.its_pid
+
+    def send(self, message: object) -> None:
+        self.outbox.send(ToRank(self.rank, message))
+
+    def exit_reason(self) -> str:
+        return self.reason or "its process ended"
+
+    def kill(self) -> None:
+        if self.reason is None:
+            self.outbox.send(KillRank(self.rank))
+
+    def join(self) -> None:
+        """The host itself does."""
+
+
+class LedRanks:
+    """The ranks of this host and of those that join; methods as of RankProcesses.
+
+    Args:
+        local: runs the ranks of this host.
+        lead: which host has which ranks, and who may join.
+        timeout_s: hosts that have not joined this many seconds after the start count as lost; they may still join.
+
+    Attributes:
+        address: host and port on which it listens.
+
+    Raises:
+        BadInput: if the address cannot be used.
+    """
+
+    def __init__(self, local: RankProcesses, lead: Lead, timeout_s: float) -> None:
+        self._local, self._lead, self._timeout_s = local, lead, timeout_s
+        self.clock = local.clock
+        self._late_s = local.clock() + timeout_s
+        self._lock = threading.RLock()
+        self._hosts: dict[int, _Host] = {}
+        self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
+        self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
+        self._closed = threading.Event()
+        host, port = lead.address
+        try:
+            self._listener = socket.create_server((host, port))
+        except OSError as error:
+            raise BadInput(f"`lead` {host}:{port}: cannot be listened on: {error.strerror}") from None
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        for target in (self._accept, self._beat):
+            threading.Thread(target=target, daemon=True, name=f"aurora-hosts{target.__name__}").start()
+
+    @property
+    def starting(self) -> int:
+        """Number of ranks that are expected to start, or that `adopt_started` has not yet returned."""
+        with self._lock:
+            asked = sum(len(host.starting) for host in self._hosts.values())
+        return self._local.starting + len(self._awaited) + asked + self._started.qsize()
+
+    def start(self, rank: int) -> None:
+        """Starts a rank's process on its host, when that has joined."""
+        if rank in self._lead.local:
+            self._local.start(rank)
+            return
+        with self._lock:
+            host = self._hosts.get(self._lead.nodes[rank])
+            if host is not None:
+                self._start(host, rank)
+            elif self.clock() < self._late_s:
+                self._awaited.add(rank)
+
+    def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
+        """Yields (rank, its process, or the error of its start) of ranks started, or given up, since the last call."""
+        yield from self._local.adopt_started()
+        if self._awaited and self.clock() > self._late_s:
+            with self._lock:
+                late, self._awaited = self._awaited, set()
+            for rank in sorted(late):
+                yield rank, OSError(f"node {self._lead.nodes[rank]} did not join within {self._timeout_s:g} s")
+        for _ in range(self._started.qsize()):
+            rank, found = self._started.get()
+            if isinstance(found, OSError):
+                yield rank, found
+            elif not self._local.adopt(found):  # a message on the end of the one before is on its way
+                self._started.put((rank, found))
+            else:
+                yield rank, found
+                with self._lock:
+                    early, found.early = found.early or [], None
+                    for message in early:
+                        self._local.inbox.put((found, message))
+
+    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Yields (rank, message); see RankProcesses."""
+        yield from self._local.messages(timeout_s)
+
+    def kill(self, rank: int) -> None:
+        """Kills a rank's process, wherever it runs. Its further messages are dropped."""
+        self._local.kill(rank)
+
+    def close(self, complete: bool = True) -> None:
+        """Ends the run on all hosts, and kills this host's processes; none is left on return.
+
+        Args:
+            complete: whether all work is done, which other hosts are told.
+        """
+        self._closed.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            hosts = list(self._hosts.values())
+        for host in hosts:
+            host.outbox.send(EndRun(complete))
+        self._local.close()
+        until_s = time.monotonic() + FAREWELL_S
+        while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
+            time.sleep(0.01)
+        for host in hosts:
+            host.connection.close()
+
+    def _start(self, host: _Host, rank: int) -> None:
+        if rank not in host.starting:
+            host.starting.add(rank)
+            host.outbox.send(StartRank(rank))
+
+    def _accept(self) -> None:
+        """Serves every connection in a thread of its own."""
+        for number in itertools.count():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed.wait(HEARTBEAT_S):  # else too many files are open
+                    return
+                continue
+            threading.Thread(target=self._talk, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
+
+    def _beat(self) -> None:
+        """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
+        while not self._closed.wait(HEARTBEAT_S):
+            with self._lock:
+                for host in self._hosts.values():
+                    host.outbox.send(Alive())
+
+    def _talk(self, connection: socket.socket) -> None:
+        """Serves one connection until it ends."""
+        host: _Host | None = None
+        reason = "its connection ended"
+        with closing(connection), watched(connection):
+            try:
+                connection.settimeout(HELLO_S)
+                signed = HostConnection(connection, self._lead.secret, Hello(), True, self._lead.wire)
+                message = signed.receive()
+                connection.settimeout(None)
+                if not isinstance(message, JoinRun):
+                    raise Refused("it did not ask to join")
+                if (host := self._admit(signed, message)) is not None:
+                    while True:
+                        self._handle(host, signed.receive())
+            except Refused as error:
+                reason = f"it sent what it should not: {error}"
+            except OSError as error:
+                reason = f"its connection ended: {error}"
+            if host is not None:
+                self._lose(host, f"node {host.node} is lost: {reason}")
+
+    def _admit(self, signed: HostConnection, message: JoinRun) -> _Host | None:
+        """Adds a host that has proved the secret, and starts its ranks. Returns None, and says why, if it cannot join."""
+        lead, node, process = self._lead, message.node, signed.theirs.process
+        with self._lock:
+            before = self._hosts.get(node)
+            if before is not None and before.process == process:  # it has noticed sooner that the connection was lost
+                self._lose(before, f"node {node} is lost: it has joined again")
+                before = None
+            refused = None
+            if node == lead.node or not lead.ranks_of(node):
+                others = sorted(set(lead.nodes) - {lead.node})
+                refused = f"`node`: expected one of the plan's other nodes, {', '.join(map(str, others))}, found {node}"
+            elif before is not None:
+                refused = f"`node` {node}: another process has joined as this node"
+            elif (why := lead.refusal(message.about)) is not None:
+                refused = f"node {node}: {why}"
+            if refused is not None or self._closed.is_set():
+                signed.send(HostRefused(refused or "the run is over"))
+                return None
+            host = _Host(node, process, signed, Outbox(self.clock))
+            local = lead.ranks_of(node)
+            host.outbox.send(HostAdmitted(len(lead.nodes), local, self._timeout_s, lead.job()))
+            name = f"aurora-to-node-{node}"
+            threading.Thread(target=host.outbox.write, args=(signed.send,), daemon=True, name=name).start()
+            self._hosts[node] = host
+            for rank in local:
+                self._awaited.discard(rank)
+                self._start(host, rank)
+            return host
+
+    def _handle(self, host: _Host, message: Any) -> None:
+        """Handles what a host says. Raises Refused."""
+        with self._lock:
+            match message:
+                case _ if host.lost is not None:
+                    raise Refused("it has joined again")
+                case Alive():
+                    pass
+                case RankStarted(rank, pid) if rank in host.starting:
+                    host.starting.remove(rank)
+                    loaded_s = self.clock() + self._timeout_s  # silence before this is loading its models
+                    host.members[rank] = member = _JoinedRank(rank, self.clock, loaded_s, host, pid)
+                    self._started.put((rank, member))
+                case RankNotStarted(rank, reason) if rank in host.starting:
+                    host.starting.remove(rank)
+                    self._started.put((rank, OSError(reason)))
+                case RankEnded(rank, reason) if rank in host.members:
+                    self._end(host.members.pop(rank), reason)
+                case FromRank(rank, said) if rank in host.members:
+                    self._deliver(host.members[rank], said)
+                case FromRank() | RankEnded():
+                    pass  # of a rank that was killed
+                case _:
+                    raise Refused(type(message).__name__)
+
+    def _deliver(self, member: _JoinedRank, message: Any) -> None:
+        if member.early is None:
+            self._local.inbox.put((member, message))
+        else:
+            member.early.append(message)
+
+    def _end(self, member: _JoinedRank, reason: str) -> None:
+        member.reason = reason
+        self._deliver(member, None)
+
+    def _lose(self, host: _Host, reason: str) -> None:
+        """Gives up a host, and with it all its ranks."""
+        with self._lock:
+            if host.lost is not None:
+                return
+            host.lost = reason
+            if self._hosts.get(host.node) is host:
+                del self._hosts[host.node]
+            for rank in sorted(host.starting):
+                self._started.put((rank, OSError(reason)))
+            host.starting.clear()
+            for member in host.members.values():
+                self._end(member, reason)
+            host.members.clear()
+        host.outbox.stop()
+        host.connection.close()

@@ -1,0 +1,247 @@
+"""Ranks of several hosts under one supervisor: hosts join, are cut off, come back, and are refused. All on loopback."""
+
+import json
+import signal
+import socket
+import struct
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from aurora.errors import AuroraError, BadInput, RankFailed
+from aurora.runtime.distributed.host_agent import HostAgent
+from aurora.runtime.distributed.host_connection import MESSAGES
+from aurora.runtime.distributed.led_ranks import Lead
+from aurora.runtime.distributed.signed_messages import Hello
+from aurora.runtime.distributed.supervisor import Supervisor
+from aurora.runtime.distributed.wire_format import WireFormat
+from tests.runtime.distributed.test_supervisor import GOAL, Counting, meets, ranks_left
+
+SECRET = b"of the leader and all hosts"
+NODES = (0, 1, 1, 2)
+WIRE = WireFormat(*MESSAGES)
+
+
+class Cable:
+    """Forwards connections to the leader until it is cut, when it ends all of them and takes no more."""
+
+    def __init__(self):
+        self.leader = None
+        self.whole = threading.Event()
+        self.whole.set()
+        self._ends = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        self.whole.clear()
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._ends.clear()
+
+    def close(self):
+        self.cut()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                end, _ = self._listener.accept()
+                if not self.whole.is_set() or self.leader is None:
+                    end.close()
+                    continue
+                try:
+                    other = socket.create_connection(self.leader)
+                except OSError:
+                    end.close()
+                    continue
+                self._ends += [end, other]
+                for source, sink in ((end, other), (other, end)):
+                    threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _forward(source, sink):
+        with closing(source), suppress(OSError):
+            while piece := source.recv(1 << 16):
+                sink.sendall(piece)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+class Hosts(Counting):
+    """A coordinator, and what happened on the hosts."""
+
+    def __init__(self, harm=None, goal=GOAL):
+        super().__init__(harm, goal)
+        self.ended, self.cables = {}, {}
+        self.acts = {}  # by the number of rounds after which they are due
+
+    def on_progress(self, rank, value):
+        for moment in [moment for moment in self.acts if moment <= self.rounds]:
+            self.acts.pop(moment)()
+        return super().on_progress(rank, value)
+
+
+@contextmanager
+def joining(coordinator, nodes, secret=SECRET, about=None, timeout_s=60.0):
+    """Agents of `nodes` in threads, each behind a cable."""
+
+    def take_part(node):
+        agent = HostAgent(
+            coordinator.cables[node].address, node, secret, meets, lambda job: (job,), about or {}, WIRE, timeout_s=timeout_s
+        )
+        try:
+            agent.run()
+            coordinator.ended[node] = agent.admitted
+        except AuroraError as error:
+            coordinator.ended[node] = error
+
+    coordinator.cables |= {node: Cable() for node in nodes}
+    threads = [threading.Thread(target=take_part, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for cable in coordinator.cables.values():
+        cable.close()
+
+
+def supervisor_of(coordinator, node=0, conduct="good", refusal=lambda about: None, respawn=0, timeout_s=120.0):
+    lead = Lead(("127.0.0.1", 0), SECRET, NODES, node, WIRE, refusal, lambda: conduct)
+    return Supervisor(
+        meets, len(NODES), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
+        watch=coordinator.watch, lead=lead,
+    )  # fmt: skip
+
+
+def run(coordinator, **options):
+    supervisor = supervisor_of(coordinator, **options)
+
+    def plug_in():
+        while supervisor.address is None:
+            time.sleep(0.01)
+        for cable in coordinator.cables.values():
+            cable.leader = supervisor.address
+
+    threading.Thread(target=plug_in, daemon=True).start()
+    return supervisor.run()
+
+
+@pytest.mark.parametrize("node", [0, None])
+def test_ranks_of_three_hosts_serve_together(node):
+    coordinator = Hosts()
+    with joining(coordinator, [1, 2] if node == 0 else [0, 1, 2]):
+        assert run(coordinator, node=node) == {rank: rank for rank in range(4)}
+    assert coordinator.epochs == [(0, 1, 2, 3)]
+    assert set(coordinator.ended.values()) == {1}
+    assert not ranks_left()
+
+
+def test_a_rank_of_another_host_is_killed_and_comes_back():
+    coordinator = Hosts({5: [(2, signal.SIGKILL)]}, goal=10**9)
+    assign = coordinator.assign
+
+    def until_back(epoch, states):
+        if epoch > 2 and len(states) == 4:
+            coordinator.goal = coordinator.rounds + GOAL
+        return assign(epoch, states)
+
+    coordinator.assign = until_back
+    with joining(coordinator, [1, 2]):
+        assert run(coordinator, respawn=1) == {rank: rank for rank in range(4)}
+    assert coordinator.epochs == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
+    assert coordinator.losses == {2: "killed by signal 9"}
+    assert not ranks_left()
+
+
+def test_a_host_that_is_cut_off_loses_all_its_ranks_and_joins_again():
+    coordinator = Hosts(goal=10**9)
+    coordinator.acts[5] = lambda: coordinator.cables[1].cut()
+    assign = coordinator.assign
+
+    def until_back(epoch, states):
+        if len(states) == 2:
+            coordinator.acts[coordinator.rounds + 5] = coordinator.cables[1].whole.set
+        elif epoch > 2 and len(states) == 4:
+            coordinator.goal = coordinator.rounds + GOAL
+        return assign(epoch, states)
+
+    coordinator.assign = until_back
+    with joining(coordinator, [1, 2]):
+        assert run(coordinator) == {rank: rank for rank in range(4)}
+    assert coordinator.epochs[0] == coordinator.epochs[-1] == (0, 1, 2, 3)
+    assert (0, 3) in coordinator.epochs
+    assert coordinator.ended == {1: 2, 2: 1}
+    assert set(coordinator.losses) == {1, 2}
+    assert all("node 1 is lost: its connection ended" in reason for reason in coordinator.losses.values())
+    assert not ranks_left()
+
+
+def test_an_error_that_the_user_must_mend_is_told_by_another_host_and_ends_the_run_on_all():
+    coordinator = Hosts()
+    with joining(coordinator, [1, 2]), pytest.raises(BadInput, match="this file is wrong"):
+        run(coordinator, conduct="refuses")
+    for error in coordinator.ended.values():
+        assert isinstance(error, RankFailed)
+        assert "ended the run before it was complete" in str(error)
+    assert not ranks_left()
+
+
+def test_hosts_that_do_not_join_in_time_are_lost():
+    coordinator = Hosts()
+    assert run(coordinator, timeout_s=1.0) == {0: 0}
+    assert coordinator.losses == {rank: f"did not start: node {NODES[rank]} did not join within 1 s" for rank in (1, 2, 3)}
+
+
+def test_who_may_not_join_is_told_why_or_not_heard():
+    coordinator = Hosts()
+    supervisor = supervisor_of(coordinator, refusal=lambda about: None if about == {"plan": "a"} else "the plan is another one")
+    serving = threading.Thread(target=supervisor.run)
+    serving.start()
+    while supervisor.address is None:
+        time.sleep(0.01)
+
+    def said(node, secret=SECRET, plan="a"):
+        agent = HostAgent(supervisor.address, node, secret, meets, lambda job: (job,), {"plan": plan}, WIRE, timeout_s=60.0)
+        with pytest.raises(BadInput) as found:
+            agent.run()
+        return str(found.value).removeprefix("`join` {}:{}: ".format(*supervisor.address))
+
+    assert said(1, b"another secret, as long") == "it ended the connection; is AURORA_SECRET the same on both hosts?"
+    assert said(1, plan="b") == "node 1: the plan is another one"
+    assert said(0) == said(7).replace("found 7", "found 0") == "`node`: expected one of the plan's other nodes, 1, 2, found 0"
+    hello = Hello("1", "x").line()
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">Q", 1 << 62), struct.pack(">Q", 4) + b"\xff{]x", hello,
+                     struct.pack(">Q", len(hello)) + hello + struct.pack(">Q", 9) + b"0" * 64 + json.dumps("nobody..").encode()):  # fmt: skip
+        with socket.create_connection(supervisor.address) as connection:
+            connection.sendall(nonsense)
+            while connection.recv(1 << 16):  # until the leader ends it
+                pass
+    with joining(coordinator, [1, 2], about={"plan": "a"}):
+        for node in (1, 2):
+            coordinator.cables[node].leader = supervisor.address
+        serving.join(60)
+    assert coordinator.epochs[-1] == (0, 1, 2, 3)
+
+
+def test_without_a_leader_a_host_gives_up():
+    coordinator = Hosts()
+    with joining(coordinator, [1], timeout_s=0.5):
+        pass
+    assert isinstance(coordinator.ended[1], RankFailed)
+    assert "no leader at 127.0.0.1" in str(coordinator.ended[1])
+
+
+def test_an_address_that_is_taken_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        lead = Lead(taken.getsockname(), SECRET, NODES, 0, WIRE, lambda about: None, lambda: "good")
+        supervisor = Supervisor(meets, 4, Counting(), ("good",), timeout_s=9.0, hang_s=9.0, lead=lead)
+        with pytest.raises(BadInput, match=r"`lead` 127\.0\.0\.1:\d+: cannot be listened on: Address already in use"):
+            supervisor.run()
