@@ -756,8 +756,8 @@ def run(
     Args:
         plan: the plan, which sets the number of ranks.
         models: folders of the plan's models, in its sequence.
-        prompts: for each model its prompts, each a list of token ids.
-        options: tokens to produce, transport, interleaving, survival of lost ranks.
+        prompts: for each model its prompts, each a list of token ids; none with `options.join`.
+        options: tokens to produce, transport, interleaving, survival of lost ranks, other hosts.
         profiles: with `options.survive`, the traffic by which experts of lost ranks are placed anew, one profile per model;
             empty: all experts count the same.
         journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
@@ -765,12 +765,12 @@ def run(
             another one.
 
     Returns:
-        Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere.
+        Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
 
     Raises:
         BadInput: if plan, models, prompts and ranks do not fit each other.
         InfeasiblePlan: if the plan is for more than two models.
-        RankFailed: if a rank is lost, unless `options.survive` is set.
+        RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is.
 
     Example:
         >>> import aurora
@@ -788,6 +788,13 @@ def run(
     from aurora.runtime.run import run_elastic
 
     options = options or RunOptions()
+    if options.join is not None:
+        from aurora.runtime.hosts import join_run
+
+        if any(prompts) or journal is not None:
+            raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")
+        join_run(plan, models, options)
+        return None
     if options.survive:
         loads_MLE = [each.load_LE.astype(float) for each in profiles] or None
         return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume)

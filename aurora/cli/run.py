@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 DEFAULTS = RunOptions()
 CONTROL = ControlOptions()
 RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Failures"
-ADAPT = "Traffic that changes"
+HOSTS, ADAPT = "Other hosts", "Traffic that changes"
 CHANGES = 10  # of a placement that are shown, the newest ones
 CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
+JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join
 
 
 def run(
@@ -38,8 +40,9 @@ def run(
         typer.Option(help="model folder, or name in the local hub cache; one for each model of the plan, in its order"),
     ],
     prompts: Annotated[
-        list[Path], typer.Option(help="one prompt per line, or .jsonl with a prompt field; one file, or one per model")
-    ],
+        list[Path] | None,
+        typer.Option(help="one prompt per line, or .jsonl with a prompt field; one file, or one per model; not with --join"),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
     trace: Annotated[Path | None, typer.Option(help="the measured trace to write (npz); default: beside the plan")] = None,
     max_new_tokens: Annotated[int, option(RunOptions, "max_new_tokens")] = DEFAULTS.max_new_tokens,
@@ -89,6 +92,9 @@ def run(
         bool,
         typer.Option("--resume", help="go on from the journal of an interrupted run with --survive", rich_help_panel=SURVIVE),
     ] = False,
+    lead: Annotated[str | None, option(RunOptions, "lead", panel=HOSTS)] = DEFAULTS.lead,
+    join: Annotated[str | None, option(RunOptions, "join", panel=HOSTS)] = DEFAULTS.join,
+    node: Annotated[int | None, option(RunOptions, "node", panel=HOSTS)] = DEFAULTS.node,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="move experts to follow the traffic while serving", rich_help_panel=ADAPT)
     ] = False,
@@ -100,6 +106,11 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
+    if join is not None:
+        _join(context, plan, model, as_json)
+        return
+    if not prompts:
+        raise BadInput("`prompts`: expected a file, found none")
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_prompts
@@ -174,13 +185,35 @@ def run(
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
 
+def _join(context: typer.Context, path: Path, models: list[Path], as_json: bool) -> None:
+    """Runs this host's ranks in a run that another host leads."""
+    from aurora.io import load_plan
+
+    refuse_given(context, sorted(context.params.keys() - JOINING), "none with `join`: the leader says it")
+    options, plan = chosen(RunOptions, context, adapt=None), load_plan(path)
+    _check_models(plan, path, models)
+    for model in models:
+        check_model(model)
+    need("torch", "transformers")
+    from aurora import api
+
+    logging.basicConfig(format="aurora: %(message)s", level=logging.INFO)
+    with _terminable():
+        api.run(plan, models, [], options)
+    show(as_json, {"leader": options.join, "node": options.node}, f"the run that {options.join} leads is complete")
+
+
 def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: list[Path], ranks: int | None) -> None:
     if ranks is not None and ranks != len(plan.cluster):
         raise BadInput(f"--ranks {ranks}: {path} is for {len(plan.cluster)} ranks")
-    if len(models) != len(plan.models):
-        raise BadInput(f"{path}: has {len(plan.models)} models, expected as many --model, found {len(models)}")
+    _check_models(plan, path, models)
     if len(prompts) not in (1, len(models)):
         raise BadInput(f"run: expected one --prompts file or one for each of {len(models)} models, found {len(prompts)}")
+
+
+def _check_models(plan: Plan, path: Path, models: list[Path]) -> None:
+    if len(models) != len(plan.models):
+        raise BadInput(f"{path}: has {len(plan.models)} models, expected as many --model, found {len(models)}")
 
 
 def _profiles_left(plan: Plan, path: Path) -> list[Profile]:

@@ -1,5 +1,6 @@
 """Plan JSON files."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,11 @@ def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
     _check(plan)
     write_text(path, _readable(_plan_to_json(plan)) + "\n")
+
+
+def plan_digest(plan: Plan) -> str:
+    """Returns the sha256 of a plan as it is written, as hexadecimal digits."""
+    return hashlib.sha256(_readable(_plan_to_json(plan)).encode()).hexdigest()
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from aurora.runtime.distributed.memory import Memory
 from aurora.runtime.distributed.process_groups import rank_info_from_environment
 from aurora.runtime.distributed.supervisor import Supervisor
 from aurora.runtime.elastic_rank import serve_elastic_rank
+from aurora.runtime.hosts import lead_of
 from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import RankResult, RunResult, measured_trace, merge_results
 from aurora.runtime.serving_rank import serve_rank
@@ -94,7 +95,7 @@ def run_elastic(
     journal: str | Path | None = None,
     resume: bool = False,
 ) -> RunResult:
-    """Serves prompts on local ranks and goes on with the remaining ranks when some are lost; see `aurora.run`.
+    """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
 
     Args:
         plan, models, prompts, options: as in `aurora.run`.
@@ -113,13 +114,13 @@ def run_elastic(
     loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
     began_s, failure = time.perf_counter(), None
     results: list[RankResult] = []
-    about = _told_apart_by(plan, prompts, options)
+    about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
         requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file)
         supervisor = Supervisor(
             serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
-            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch,
+            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch, lead=lead,
         )  # fmt: skip
         try:
             results = list(supervisor.run().values())

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
+from aurora.types.addresses import parse_address
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
@@ -248,7 +249,7 @@ class RunOptions:
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         timeout_s: seconds that a rank waits for a peer before the run ends.
         keep_logits: return logits with the answers.
-        port: port of the ranks' rendezvous; 0: a free one.
+        port: port of the ranks' rendezvous, without survive; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
         order: "plan": the planned orders; "auto": the fastest by message size, measured before and while serving.
         predictable: return the run's routing and measured network, from which it can be simulated.
@@ -257,6 +258,9 @@ class RunOptions:
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a message after which a rank is lost.
+        lead: with survive: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
+        join: with survive: ADDRESS:PORT of the host that leads the run that this host's ranks join; None: a run of its own.
+        node: with lead or join: which of the plan's nodes this host is; None: a leader without ranks of its own.
         local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
         adapt: experts move to follow the traffic while serving, as these options say; None: the placement stays.
@@ -277,6 +281,9 @@ class RunOptions:
     survive: bool = False
     respawn: int = 0
     hang_s: float = 5.0
+    lead: str | None = None
+    join: str | None = None
+    node: int | None = None
     local_first: bool = False
     dtype: str = "auto"
     adapt: ControlOptions | None = None
@@ -295,6 +302,7 @@ class RunOptions:
         _zero_or_more(self, "respawn")
         if self.respawn and not self.survive:
             raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
+        self._check_hosts()
         for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
@@ -304,6 +312,22 @@ class RunOptions:
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
         if not 0 <= self.port < 65536:
             raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
+        if self.port and self.survive:
+            raise BadInput(f"`port`: expected none with `survive`, which needs no rendezvous, found {self.port}")
+
+    def _check_hosts(self) -> None:
+        """Raises BadInput if what tells of other hosts does not fit."""
+        for name in ("lead", "join"):
+            if (address := getattr(self, name)) is not None:
+                if not self.survive:
+                    raise BadInput(f"`{name}`: is for a run with `survive`, found {address} without")
+                parse_address(name, address)
+        if self.lead and self.join:
+            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+        if self.join and self.node is None:
+            raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
+        if self.node is not None and not (self.lead or self.join):
+            raise BadInput(f"`node`: goes with `lead` or `join`, found {self.node} without")
 
 
 @dataclass(frozen=True)

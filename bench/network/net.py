@@ -103,6 +103,25 @@ def servers(
         yield hosts
 
 
+def unplug(rank: int) -> None:
+    """Take a host of `network` off the switch. Nothing ends its connections, and nothing answers any more."""
+    port = _port(rank)
+    _run(f"ip -n {port.ns} link set {port.device} down")
+
+
+def plug_in_again(rank: int) -> None:
+    """Undo `unplug`."""
+    port = _port(rank)
+    _run(f"ip -n {port.ns} link set {port.device} up")
+    port.address_other_end()
+    port.route(_address(rank))
+
+
+def _port(rank: int) -> "_Cable":
+    """The cable of a host of `network`, seen from the switch."""
+    return _Cable(f"{PREFIX}sw", f"p{rank}", f"{PREFIX}h{rank}", "eth0")
+
+
 def enter(host: str) -> None:
     """Move this thread, and threads that it starts, into a namespace."""
     with open(f"/run/netns/{host}") as handle:
@@ -175,8 +194,12 @@ class _Cable:
             bucket = f"tbf rate {rate_bps:.0f}bit burst {burst} limit {queue}"
             _run(f"ip netns exec {end.ns} tc qdisc replace dev {end.device} root {bucket}")
         for end in (self, self.other_way):
-            mac = _run(f"ip netns exec {end.other_ns} cat /sys/class/net/{end.other_device}/address").strip()
-            _run(f"ip -n {end.ns} neigh replace {NEXT_HOP} lladdr {mac} dev {end.device} nud permanent")
+            end.address_other_end()
+
+    def address_other_end(self) -> None:
+        """Let this end send to the device at the other end."""
+        mac = _run(f"ip netns exec {self.other_ns} cat /sys/class/net/{self.other_device}/address").strip()
+        _run(f"ip -n {self.ns} neigh replace {NEXT_HOP} lladdr {mac} dev {self.device} nud permanent")
 
     def plug_in(self, rank: int) -> None:
         """Give a rank's end the rank's address, to which the other end then sends."""

@@ -291,6 +291,19 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
             ["run", "plan.json", "--model", "MIXTRAL", "--model", "QWEN", "--prompts", "text.txt"],
             ["has 1 models, expected as many"],
         ),
+        (["run", "plan.json", "--model", "MIXTRAL"], ["--prompts: expected a file, found none"]),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--survive", "--join", "10.0.0.1:1", "--node", "0", "--batch", "2"],
+            ["--batch: expected none with --join: the leader says it"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--survive", "--join", "10.0.0.1:1", "--node", "0"],
+            ["--join: expected a secret that all hosts share in AURORA_SECRET, found none"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "--lead", "10.0.0.1"],
+            ["--lead: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
+        ),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--transport", "pigeon"],
             ["--transport: expected"],

@@ -118,9 +118,9 @@ class LedRanks:
     """The ranks of this host and of those that join; methods as of RankProcesses.
 
     Args:
-        local: runs the ranks of this host.
+        main, args: what each rank's process on this host runs.
         lead: which host has which ranks, and who may join.
-        timeout_s: hosts that have not joined this many seconds after the start count as lost; they may still join.
+        timeout_s: as of RankProcesses; hosts that have not joined after so many seconds count as lost, and may still join.
 
     Attributes:
         address: host and port on which it listens.
@@ -129,21 +129,22 @@ class LedRanks:
         BadInput: if the address cannot be used.
     """
 
-    def __init__(self, local: RankProcesses, lead: Lead, timeout_s: float) -> None:
-        self._local, self._lead, self._timeout_s = local, lead, timeout_s
-        self.clock = local.clock
-        self._late_s = local.clock() + timeout_s
+    def __init__(self, main: Callable[..., None], args: tuple[Any, ...], lead: Lead, timeout_s: float) -> None:
+        host, port = lead.address
+        try:
+            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            raise BadInput(f"`lead` {host}:{port}: cannot be listened on: {error.strerror}") from None
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._lead, self._timeout_s = lead, timeout_s
+        self._local = RankProcesses(main, args, len(lead.nodes), (self.address[0], 0), timeout_s, lead.local)
+        self.clock = self._local.clock
+        self._late_s = self.clock() + timeout_s
         self._lock = threading.RLock()
         self._hosts: dict[int, _Host] = {}
         self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
         self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
         self._closed = threading.Event()
-        host, port = lead.address
-        try:
-            self._listener = socket.create_server((host, port))
-        except OSError as error:
-            raise BadInput(f"`lead` {host}:{port}: cannot be listened on: {error.strerror}") from None
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         for target in (self._accept, self._beat):
             threading.Thread(target=target, daemon=True, name=f"aurora-hosts{target.__name__}").start()
 

@@ -28,6 +28,20 @@ def secret_from_environment() -> bytes | None:
     return found or None
 
 
+def secret_of_hosts(name: str) -> bytes:
+    """Returns the secret in the environment variable AURORA_SECRET, for a run over several hosts.
+
+    Args:
+        name: the parameter that asks for such a run, for the error message.
+
+    Raises:
+        BadInput: if it is not set, or shorter than 16 bytes.
+    """
+    if (secret := secret_from_environment()) is None:
+        raise BadInput(f"`{name}`: expected a secret that all hosts share in {SECRET}, found none")
+    return secret
+
+
 def proof(secret: bytes, *parts: str | bytes) -> str:
     """Returns the proof that whoever sends `parts` knows the secret, as hexadecimal digits.
 

@@ -106,11 +106,10 @@ class Supervisor:
 
     def _started_from(self) -> RankProcesses | LedRanks:
         """What starts, hears and kills the ranks."""
-        main, args, lead = run_member, (self._target, self._args), self._lead
-        if lead is None:
-            return RankProcesses(main, args, self._ranks, ("", 0), self._timeout_s)
-        local = RankProcesses(main, args, self._ranks, (lead.address[0], 0), self._timeout_s, lead.local)
-        led = LedRanks(local, lead, self._timeout_s)
+        args = (self._target, self._args)
+        if self._lead is None:
+            return RankProcesses(run_member, args, self._ranks, ("", 0), self._timeout_s)
+        led = LedRanks(run_member, args, self._lead, self._timeout_s)
         self.address = led.address
         return led
 
