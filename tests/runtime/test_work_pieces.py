@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from aurora.planner.control.controller import LENGTHENED
+from aurora.planner.control.move_times import LENGTHENED
 from aurora.runtime.work_pieces import GROWTH, WorkPieces
 
 
