@@ -82,6 +82,7 @@ def resolve(
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
     searches = (not cluster.equal or len(profiles) > 2) and options.assign == "auto"
+    plain = cluster.equal and cluster.fabric is None and not cluster.link_curves  # where one partner at a time is the best
     resolved = replace(
         options,
         place=place,
@@ -91,7 +92,7 @@ def resolve(
         objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
         all_to_all=_named(options.all_to_all, ALL_TO_ALLS[0]),
-        order=_named(options.order, auto_orders(len(cluster))[0] if cluster.equal and cluster.fabric is None else "auto"),
+        order=_named(options.order, auto_orders(len(cluster))[0] if plain else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
     if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(resolved, cluster, domains)):

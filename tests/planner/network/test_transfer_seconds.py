@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import fluid_pieces, timed
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
-from aurora.types import Network, TransferCurve, servers
+from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.types import Network, SyntheticOptions, TransferCurve, servers
+from tests.conftest import cluster
 from tests.strategies import traffics_on_ports
 
+CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 CURVES = (
     TransferCurve(1, [1e3, 1e5, 1e7], [5e-6, 1.5e-5, 1.1e-3]),
     TransferCurve(3, [2e3, 1e5, 2e7], [9e-6, 1.6e-5, 2.2e-3]),
@@ -119,3 +123,15 @@ def test_without_startup_has_no_curves():
 def test_faster_ports_keep_start_ups():
     faster = [curve.at_rate(4.0) for curve in CURVES]
     assert exchange_seconds(faster, [1.0, 4e7], 1) == pytest.approx(exchange_seconds(CURVES, [1.0, 1e7], 1))
+
+
+def test_plans_on_curves_choose_between_one_at_a_time_and_all_at_once():
+    """Every exchange takes a second whatever its bytes: three messages at once are faster than three in turn."""
+    profile = synthetic_profile("uniform", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
+    line = cluster(1e6, 1e6, 1e6, 1e6)
+    plans = [
+        make_plan(machines, [profile])
+        for machines in (line, replace(line, link_curves=(TransferCurve(1, [1, 1e9], [1.0, 1.0]),)))
+    ]
+    assert [plan.options.order for plan in plans] == ["openshop-best", "auto"]
+    assert {order.method for order in plans[1].models[0].dispatch_L} == {"all-at-once"}
