@@ -20,9 +20,9 @@ import torch
 
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_sequence import Move
-from aurora.planner.control.plan_controller import compile_decisions, slowest_port_Bps
+from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, slowest_port_Bps
 from aurora.runtime.work_pieces import WorkPieces
-from aurora.types import Cluster, ControlOptions, GpuSlots
+from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY
 from aurora_vllm.control_metrics import ControlMetrics
@@ -81,6 +81,7 @@ class EplbPlacement:
         metrics: count what happens.
         alive: returns whether what moves experts still runs.
         clock: returns seconds.
+        profile: tells by its compute curves what load costs on each kind of GPU; None: the cluster's speeds tell.
 
     Attributes:
         layers: number of MoE layers of the model.
@@ -100,7 +101,9 @@ class EplbPlacement:
         metrics: ControlMetrics,
         alive: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
+        profile: Profile | None = None,
     ) -> None:
+        self._profile = profile
         self.layers, self.in_pieces, self.under_way = facts.layers, False, False
         self._settings, self._facts, self._cluster, self._stalls = settings, facts, cluster, stalls
         self._broadcast, self._metrics, self._clock = broadcast, metrics, clock
@@ -228,7 +231,7 @@ class EplbPlacement:
             slots = move_Bps = None
             if cluster is not None:
                 width_G = np.full(self._facts.ranks, held_LGP.shape[2])
-                slots = GpuSlots(width_G, np.array([1 / gpu.speed for gpu in cluster.gpus]))
+                slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
                 move_Bps = slowest_port_Bps(cluster) * len(cluster)
             made_of = (held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock)
             self._controller = Controller(*made_of, stalls=self._stalls)

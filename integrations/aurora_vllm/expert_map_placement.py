@@ -13,7 +13,7 @@ from aurora.runtime.control_loop import ControlLoop
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.live_placement import LivePlacement
-from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement
+from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.choice_counter import ChoiceCounter
 from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.heartbeat import STUCK_S, HeartbeatThread
@@ -147,6 +147,7 @@ class ExpertMapPlacement:
         transport: carries tensors between the ranks.
         time_slices: grant the port.
         metrics: count what happens.
+        profile: tells by its compute curves what load costs on each kind of GPU; None: the cluster's speeds tell.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class ExpertMapPlacement:
         transport: Transport,
         time_slices: TimeSlices,
         metrics: ControlMetrics,
+        profile: Profile | None = None,
     ) -> None:
         self._choices, self._metrics, self._serving = choices, metrics, False
         self._passed_s = time.monotonic()  # when the last pass began
@@ -178,7 +180,7 @@ class ExpertMapPlacement:
             if cluster is None:
                 controller = Controller(placement, facts.expert_bytes, options)
             else:
-                controller = plan_controller(placement, cluster, facts.expert_bytes, options)
+                controller = plan_controller(placement, cluster, facts.expert_bytes, options, profile=profile)
             self._loop = self._live.control = ControlLoop(controller, self._perform, settings.dry_run, self._say)
         self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its loop does
 

@@ -1,6 +1,5 @@
 """Prometheus metrics of the all-to-all: on vLLM's /metrics where it collects from all processes, else on a port of our own."""
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +8,13 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from aurora.errors import AuroraError
-from aurora.io import load_profile
 from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.network.nics import nics_of
 from aurora.planner.workload.drift import variation, variation_by_chance
 from aurora.planner.workload.load_statistics import LEVEL
-from aurora.types import Network, Plan, Profile
+from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
+from aurora_vllm.served_plan import planned_profile
 from aurora_vllm.settings import Settings
 
 PHASES = ("dispatch", "combine")
@@ -105,7 +103,8 @@ class Metrics:
         self._refreshed_s = -np.inf
         self._planned_TLE = None
         if plan is not None and (path := settings.plan) is not None:
-            self._planned_TLE = _planned_tokens(plan, path)
+            if (profile := planned_profile(plan, path)) is not None:
+                self._planned_TLE = np.asarray(profile.tokens_TLSE.sum(axis=2))
             if path.exists():
                 written.labels(**self._labels).set(path.stat().st_mtime)
 
@@ -231,15 +230,3 @@ def _overdispersion(tokens_TLE: IntArray) -> float:
     statistic = float(((tokens_TLE - expected_TLE)[seen_TLE] ** 2 / expected_TLE[seen_TLE]).sum())
     freedom = int((((sum_TL1[..., 0] > 0).sum(axis=0) - 1) * ((load_LE > 0).sum(axis=1) - 1)).clip(min=0).sum())
     return max(statistic / freedom, 1.0) if freedom else 1.0
-
-
-def _planned_tokens(plan: Plan, path: os.PathLike[str]) -> IntArray | None:
-    """(T, L, E) int64: tokens of the plan's profile by window; None if its file is gone or is another one."""
-    model = plan.models[0]
-    if not model.profile_path:
-        return None
-    try:
-        profile: Profile = load_profile(os.path.join(os.path.dirname(path), model.profile_path))
-    except AuroraError:
-        return None
-    return np.asarray(profile.tokens_TLSE.sum(axis=2)) if profile.digest == model.profile_digest else None

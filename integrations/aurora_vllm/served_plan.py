@@ -13,14 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io import load_model_config, load_plan
+from aurora.io import load_model_config, load_plan, load_profile
 from aurora.io.engine_placements import filled, redundant_experts
 from aurora.models.hub import model_folder
 from aurora.models.loading import ROUTER, router_fingerprint
 from aurora.planner.check.engines import check_engine
 from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.runtime.order_calibration import with_servers
-from aurora.types import Cluster, Hierarchy, Order, Plan
+from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.model_identity import other_weights
 from aurora_vllm.settings import Settings
@@ -273,6 +273,11 @@ class ServedPlan:
         """The plan's cluster; None without a plan."""
         return None if self.plan is None else self.plan.cluster
 
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that the plan was made from; None without a plan, or if its file is gone or is another one."""
+        return None if self.plan is None or self._settings.plan is None else planned_profile(self.plan, self._settings.plan)
+
     def moe_layer(self, decoder_layer: int) -> int | None:
         """Returns the MoE layer's index of a decoder layer; None if it is not in the checkpoint, as draft layers are not."""
         if self.checkpoint is None:
@@ -296,3 +301,20 @@ class ServedPlan:
             return None
         model = self.plan.models[0]
         return model.dispatch_L[layer], model.combine_L[layer]
+
+
+def planned_profile(plan: Plan, path: Path) -> Profile | None:
+    """Returns the profile that a plan was made from; None if its file is gone or is another one.
+
+    Args:
+        plan: a plan of one model.
+        path: its file, beside which it names its profile.
+    """
+    model = plan.models[0]
+    if not model.profile_path:
+        return None
+    try:
+        profile = load_profile(path.parent / model.profile_path)
+    except AuroraError:
+        return None
+    return profile if profile.digest == model.profile_digest else None

@@ -4,6 +4,7 @@ import errno
 import logging
 import math
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from prometheus_client import CollectorRegistry
 
-from aurora.types import Cluster, Gpu
+from aurora.types import Cluster, Curve, Gpu, Profile
 
 LAYERS, EXPERTS, RANKS, SLOTS = 2, 8, 2, 5
 FIRST_LP = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1]] * LAYERS)
@@ -37,7 +38,7 @@ class Clock:
 class Ranks:
     """The live placements of all ranks of an EPLB that moves at once; map_LP: what it holds."""
 
-    def __init__(self, monkeypatch, times=1, **settings):
+    def __init__(self, monkeypatch, times=1, cluster=None, profile=None, **settings):
         self.clock, self.map_LP, self.sent = Clock(), FIRST_LP.repeat(times, 1), None
         monkeypatch.setattr(eplb_placement, "HeartbeatThread", lambda beat, alive: heartbeat(beat))
         self.registries = [CollectorRegistry() for _ in range(RANKS)]
@@ -45,7 +46,8 @@ class Ranks:
             EplbPlacement(
                 Settings(adapt=True, **settings),
                 EngineFacts("m", "", "vllm", "cpu", rank, RANKS, 2, LAYERS * times, EXPERTS, 1, 1, 1000, 0),
-                CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
+                cluster or CLUSTER, True, self.broadcast, ControlMetrics("m", rank, self.registries[rank]), clock=self.clock,
+                profile=profile,
             )
             for rank in range(RANKS)
         ]  # fmt: skip
@@ -124,6 +126,24 @@ def test_experts_follow_traffic_that_switches(monkeypatch, caplog):
     assert ranks.value("decisions_total", rank=1, kind="gain") is None
     assert len([line for line in caplog.messages if line.startswith("aurora: ")]) == 8
     assert any(line.startswith("aurora: move (gain): the placement loses ") for line in caplog.messages)
+
+
+def test_gpus_get_load_by_the_compute_curves_of_their_kinds(monkeypatch):
+    """Their speeds are equal; the profile says that one takes three times as long."""
+    kinds = Cluster("c", tuple(replace(gpu, kind=kind) for gpu, kind in zip(CLUSTER.gpus, ("fast", "slow"), strict=True)))
+    curves = {
+        kind: {phase: Curve(np.array([0.0, 1000.0]), np.array([0.0, most_s])) for phase in ("gate", "expert", "aggregate")}
+        for kind, most_s in (("fast", 1.0), ("slow", 3.0))
+    }
+    profile = Profile("m", "f", np.full((1, LAYERS, RANKS, EXPERTS), 10), 2, 1, 1, 1000, 0, curves)
+    share = []
+    for known in (None, profile):
+        ranks = Ranks(monkeypatch, cluster=kinds, profile=known)
+        ranks.window(ONE_LE)
+        load_P = ONE_LE[0][ranks.map_LP[0]] / torch.bincount(ranks.map_LP[0])[ranks.map_LP[0]]
+        share.append(float(load_P[:SLOTS].sum() / load_P.sum()))
+    assert 0.4 < share[0] < 0.6
+    assert share[1] > 0.65
 
 
 def test_a_dry_run_says_what_it_would_do(monkeypatch, caplog):

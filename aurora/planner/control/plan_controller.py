@@ -9,6 +9,7 @@ import numpy as np
 from aurora.planner.control.controller import Controller
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
+from aurora.types.arrays import FloatArray
 
 
 def slots_in_use(placement: Placement, cluster: Cluster, profile: Profile | None = None) -> GpuSlots:
@@ -20,12 +21,17 @@ def slots_in_use(placement: Placement, cluster: Cluster, profile: Profile | None
         profile: tells by its compute curves what load costs on each kind of GPU; None: the GPUs' speeds tell.
     """
     held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
+    return GpuSlots(np.maximum(held_G, 1), load_cost_G(cluster, profile))
+
+
+def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
+    """Returns (G,) what a unit of load costs on each GPU; arguments as of `slots_in_use`."""
     cost_G = np.array([1 / gpu.speed for gpu in cluster.gpus])
     if profile is not None:
         tokens = profile.tokens_TLSE.sum(axis=2).mean()  # of an expert in a window
         found_G = np.array([float(profile.seconds("expert", gpu, tokens)) for gpu in cluster.gpus])
         cost_G = found_G if found_G.all() else cost_G
-    return GpuSlots(np.maximum(held_G, 1), cost_G)
+    return cost_G
 
 
 def slowest_port_Bps(cluster: Cluster) -> float:
@@ -53,6 +59,7 @@ def plan_controller(
     options: ControlOptions = ControlOptions(),
     clock: Callable[[], float] = time.monotonic,
     min_replicas: int = 1,
+    profile: Profile | None = None,
 ) -> Controller:
     """Returns the controller of a model's placement.
 
@@ -63,8 +70,9 @@ def plan_controller(
         options: what users may set.
         clock: returns seconds.
         min_replicas: of each expert, on different nodes, that moves keep.
+        profile: as of `slots_in_use`.
     """
     move_Bps = slowest_port_Bps(cluster) * len(cluster)
-    slots = slots_in_use(placement, cluster)
+    slots = slots_in_use(placement, cluster, profile)
     domain_G = failure_domains(cluster, slots.slots_G).domain_N
     return Controller(placement, expert_bytes, options, slots, move_Bps, clock, min_replicas=min_replicas, domain_G=domain_G)

@@ -52,6 +52,7 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
         _broadcast,
         ControlMetrics(served_name, facts.rank),
         lambda: balancer.async_worker is None or balancer.async_worker.is_alive(),
+        profile=worker.integration.served.profile,
     )
     _leave_out_rehearsals(worker)
     _time_moves(worker)

@@ -37,5 +37,5 @@ def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: 
         layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoall, number)))
     integration.moving = ExpertMapPlacement(
         integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
-        integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank),
+        integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,
     )  # fmt: skip
