@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = TrainOptions()
 SHOWN = 10  # steps in the table
-RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC = (
-    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks"
+RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC, STRAGGLERS = (
+    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks", "Slow ranks"
 )  # fmt: skip
 
 
@@ -59,6 +60,10 @@ def train(
     elastic: Annotated[bool, option(TrainOptions, "elastic", "--elastic", panel=ELASTIC)] = DEFAULTS.elastic,
     respawn: Annotated[int, option(TrainOptions, "respawn", panel=ELASTIC)] = DEFAULTS.respawn,
     min_ranks: Annotated[int, option(TrainOptions, "min_ranks", panel=ELASTIC)] = DEFAULTS.min_ranks,
+    redundancy: Annotated[int, option(TrainOptions, "redundancy", panel=STRAGGLERS)] = DEFAULTS.redundancy,
+    scheme: Annotated[
+        str, option(TrainOptions, "scheme", more=": {scheme}", panel=STRAGGLERS, choices=["scheme"])
+    ] = DEFAULTS.scheme,
     as_json: Json = False,
 ) -> None:
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
@@ -80,6 +85,7 @@ def train(
         *result.lost,
         *result.remarks,
         *_paused(result),
+        *_not_waited_for(result),
         f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
         f"at least {result.min_replicas}: {tokens_per_s:.0f} tokens/s",
         f"wrote {result.model}",
@@ -92,6 +98,14 @@ def _paused(result: TrainResult) -> list[str]:
         return []
     longest = max(pauses, key=lambda pause: pause.seconds)
     return [f"{len(pauses)} pauses, {median(pause.seconds for pause in pauses):.2f} s in the median; the longest: {longest}"]
+
+
+def _not_waited_for(result: TrainResult) -> list[str]:
+    """A sentence on the ranks that steps did not wait for, if there were any."""
+    times = Counter(rank for step in result.steps for rank in step.not_waited_for)
+    if not times:
+        return []
+    return ["steps that did not wait for ranks: " + ", ".join(f"{times[rank]} for rank {rank}" for rank in sorted(times))]
 
 
 def _table(result: TrainResult) -> Table:

@@ -22,6 +22,7 @@ class CommittedStep:
         seconds: how long it took on the first rank.
         moved: experts that moved between ranks before it.
         pause: with `elastic`, the pause before it, if ranks were lost or joined.
+        not_waited_for: with `redundancy`, the ranks that it did not wait for.
     """
 
     step: int
@@ -31,6 +32,7 @@ class CommittedStep:
     seconds: float
     moved: int
     pause: Pause | None = None
+    not_waited_for: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class TrainResult:
         tokens: tokens of a global batch.
         resumed: how many steps the checkpoint had that the run went on from; 0: none.
         steps: the steps of this run.
-        remarks: a sentence for each file that could not be used or written.
-        lost: with `elastic`, a sentence for each rank that was lost.
+        remarks: a sentence for each file that could not be used or written, and for what ranks sent that could not be used.
+        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost.
     """
 
     model: Path

@@ -7,7 +7,6 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.token_permutation import exact_dtype
 
 
@@ -24,31 +23,41 @@ def router_loss_weight(model: MoeModel, wanted: float | None) -> float:
     return float(weight or 0.0) if has_logits else 0.0
 
 
-def load_balancing_loss(
-    logits_L: Sequence[torch.Tensor], experts: int, top_k: int, tokens: int, transport: Transport
-) -> torch.Tensor:
-    """Returns this rank's part of the load-balancing loss of a global batch; the sum over ranks is the whole.
+class RouterLoss:
+    """The load-balancing loss of some samples of a global batch; the sum over all of its samples is the whole.
 
-    As in transformers, it is E sum_e f_e P_e over the tokens of all layers, where f_e is how often expert e is among the top-k
-    and P_e its mean probability. f_e is counted over all ranks and has no gradient. A collective call.
+    As in transformers, the whole is E sum_e f_e P_e over the tokens of all layers, where f_e is how often expert e is among the
+    top-k and P_e its mean probability. f_e is counted over the whole batch and has no gradient.
 
     Args:
-        logits_L: by layer, (N, E) router logits of this rank's tokens.
+        logits_L: by layer, (N, E) router logits of the samples' tokens.
         experts: experts of a layer, E.
         top_k: experts that a token chooses.
-        tokens: tokens of the global batch.
-        transport: carries the counts between the ranks.
+
+    Attributes:
+        chosen_E: (E,) int64, how often the samples' tokens chose each expert, over all layers.
 
     Source:
         Switch Transformers (arXiv:2101.03961) Eq. 4-6.
     """
-    exact = exact_dtype(logits_L[0].dtype)
-    chance_E = logits_L[0].new_zeros(experts, dtype=exact)
-    chosen_E = torch.zeros(experts, dtype=torch.long, device=chance_E.device)
-    for logits in logits_L:
-        chance_NE = logits.softmax(dim=-1)
-        chosen_E += torch.bincount(chance_NE.topk(top_k, dim=-1).indices.flatten(), minlength=experts)
-        chance_E = chance_E + chance_NE.to(exact).sum(dim=0)
-    rows = tokens * len(logits_L)
-    frequency_E = transport.gather(chosen_E).sum(dim=0).to(chance_E) / rows
-    return experts * (frequency_E * chance_E).sum() / rows
+
+    def __init__(self, logits_L: Sequence[torch.Tensor], experts: int, top_k: int) -> None:
+        exact = exact_dtype(logits_L[0].dtype)
+        self._layers = len(logits_L)
+        self._chance_E = logits_L[0].new_zeros(experts, dtype=exact)
+        self.chosen_E = torch.zeros(experts, dtype=torch.long, device=self._chance_E.device)
+        for logits in logits_L:
+            chance_NE = logits.softmax(dim=-1)
+            self.chosen_E += torch.bincount(chance_NE.topk(top_k, dim=-1).indices.flatten(), minlength=experts)
+            self._chance_E = self._chance_E + chance_NE.to(exact).sum(dim=0)
+
+    def part(self, chosen_E: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Returns the samples' part of the loss.
+
+        Args:
+            chosen_E: (E,) int64, how often the tokens of the global batch chose each expert, over all layers.
+            tokens: tokens of the global batch.
+        """
+        rows = tokens * self._layers
+        frequency_E = chosen_E.to(self._chance_E) / rows
+        return len(chosen_E) * (frequency_E * self._chance_E).sum() / rows

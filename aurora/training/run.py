@@ -1,11 +1,9 @@
 """Training runs: local ranks, or one rank under torchrun."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,19 +19,13 @@ from aurora.runtime.distributed.process_groups import (
     rank_info_from_environment,
 )
 from aurora.runtime.distributed.transport import Transport
-from aurora.training.checkpoint import (
-    CheckpointWriter,
-    begun_checkpoints,
-    check_same_training,
-    newest_checkpoint,
-    remove_newer,
-    restore,
-)
+from aurora.training.checkpoint import begun_checkpoints
+from aurora.training.coded_run import train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import train_elastic
-from aurora.training.export import export_model
-from aurora.training.result import CHECKPOINTS, LOG, MODEL, CommittedStep, TrainResult, committed_step, log_step
-from aurora.training.trainer import Trainer, alike_ranks, load_trainer
+from aurora.training.result import CHECKPOINTS, TrainResult
+from aurora.training.trainer import alike_ranks, load_trainer
+from aurora.training.training_run import TrainingRun
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -63,6 +55,10 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         if rank_info is not None:
             raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
         return train_elastic(*args)
+    if options.redundancy > 1:
+        if rank_info is not None:
+            raise BadInput("`redundancy`: starts its ranks by itself, expected none of torchrun's environment variables")
+        return train_coded(*args)
     if options.transport == "memory":
         memory = Memory(ranks, options.timeout_s)
         found: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
@@ -101,46 +97,8 @@ def train_rank(
         transport.gather(torch.zeros(1, dtype=torch.uint8))
         machine = rank_info.local_ranks if rank_info.local_ranks < rank_info.ranks else 1
         trainer.join(transport, alike_ranks(rank_info.ranks, machine))
-        remarks = _begin(trainer, output / CHECKPOINTS, about, options.resume, transport)
-        resumed, steps = trainer.state.steps, list[CommittedStep]()
-        writer = CheckpointWriter(output / CHECKPOINTS, about)
-        for step in range(resumed, options.steps):
-            began_s = time.perf_counter()
-            due = options.rebalance_every is not None and step % options.rebalance_every == 0 and step > resumed
-            moved = trainer.rebalance() if due else 0
-            prepared = trainer.prepare()
-            trainer.commit(prepared)
-            steps.append(committed_step(prepared, time.perf_counter() - began_s, moved))
-            if rank_info.rank == 0:
-                remarks += log_step(output / LOG, steps[-1])
-            every = options.checkpoint_every
-            if step + 1 == options.steps or (every is not None and (step + 1) % every == 0):
-                writer.save(trainer.state, trainer.placement, rank_info.rank)
-        writer.wait()
-        export_model(trainer.state, trainer.placement, transport, path, getattr(torch, options.dtype), output / MODEL)
-        transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
-    min_replicas = options.min_replicas_among(rank_info.ranks)
-    told = tuple(remarks + writer.failures)
-    return TrainResult(
-        output / MODEL, rank_info.ranks, name, min_replicas, options.batch * options.length, resumed, tuple(steps), told
-    )
-
-
-def _begin(trainer: Trainer, folder: Path, about: dict[str, Any], resume: bool, transport: Transport) -> list[str]:
-    """Places the experts, with the state of the newest checkpoint if wanted. Returns what was wrong with newer ones."""
-    checkpoint, remarks = newest_checkpoint(folder) if resume else (None, [])
-    steps_R = transport.gather(torch.tensor([0 if checkpoint is None else checkpoint.steps]))[:, 0].tolist()
-    if len(set(steps_R)) > 1:
-        raise BadInput(f"{folder}: expected the same checkpoints on all ranks, found those of steps {steps_R}")
-    if checkpoint is not None:
-        check_same_training(checkpoint, about)
-    if resume and transport.rank == 0:  # no rank writes before all have placed their experts
-        remove_newer(folder, 0 if checkpoint is None else checkpoint.steps)
-    placement = trainer.planned()
-    if checkpoint is not None:
-        restore(trainer.state, checkpoint, [slots_G[transport.rank] for slots_G in placement.slots_LG])
-    trainer.place(placement)
-    return remarks
+        run = TrainingRun(path, about, options, output)
+        return run.take_steps(trainer, trainer.prepare, transport, rank_info.ranks, name)
 
 
 @contextmanager

@@ -58,6 +58,10 @@ class TrainedParameter:
         found, self._parameter.grad = self._parameter.grad, None
         self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
 
+    def set_gradient(self, gradient: torch.Tensor) -> None:
+        """Gives the optimizer a gradient that was computed elsewhere, of as many elements as the weights."""
+        self.weights.grad = gradient.to(self.weights).view(self.weights.shape)
+
     def forget_gradient(self) -> None:
         """Forgets the gradient."""
         self.weights.grad = self._parameter.grad = None
@@ -206,6 +210,18 @@ class TrainState:
             for view, total in zip(own, flats[holders].split_with_sizes([view.numel() for view in own]), strict=True):
                 view.copy_(total.view(view.shape))
         return squares
+
+    @property
+    def weights_X(self) -> torch.Tensor:
+        """(X,) a copy of all weights that this rank holds, in the sequence of `parameters`."""
+        return torch.cat([trained.weights.detach().reshape(-1) for trained in self.parameters()])
+
+    def take_gradient(self, gradient_X: torch.Tensor) -> None:
+        """Gives the optimizer the gradient (X,) of all weights of `weights_X`."""
+        each = list(self.parameters())
+        sizes = [trained.weights.numel() for trained in each]
+        for trained, gradient in zip(each, gradient_X.split_with_sizes(sizes), strict=True):
+            trained.set_gradient(gradient)
 
     def step(self, scale: float) -> None:
         """Takes one step of AdamW by the summed gradients times `scale`."""

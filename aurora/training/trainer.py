@@ -4,13 +4,11 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
@@ -18,12 +16,11 @@ from aurora.models.own_weights import load_without_experts
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.token_permutation import exact_dtype
 from aurora.training.data import GlobalBatches
 from aurora.training.migration import HeldL, held_by_all, move_experts, next_placement, tell_placement
-from aurora.training.precision import Float64Throughout
+from aurora.training.part_loss import PartLoss, set_exact_kernels
 from aurora.training.rebalancing import Rebalancer
-from aurora.training.router_loss import load_balancing_loss, router_loss_weight
+from aurora.training.router_loss import router_loss_weight
 from aurora.training.state import TrainState, optimizer_dtype
 from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray
@@ -60,6 +57,7 @@ class Trainer:
         clock: returns seconds.
 
     Attributes:
+        model: the model, whose MoE layers' experts are on all ranks.
         state: the weights that this rank trains.
         placement: which rank holds which experts; set by `place`.
     """
@@ -69,11 +67,10 @@ class Trainer:
     def __init__(
         self, model: MoeModel, batches: GlobalBatches, options: TrainOptions, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._model, self._batches, self._options, self._clock = model, batches, options, clock
+        self.model, self._batches, self._options, self._clock = model, batches, options, clock
         self._move_Bps: float | None = None  # of the last moves
-        if options.dtype == "float64":  # which torch's grouped kernels do not take
-            model.model.set_experts_implementation("eager")
-        self._router_weight = router_loss_weight(model, options.router_loss)
+        set_exact_kernels(model, options)
+        router_loss_weight(model, options.router_loss)  # refuses what the model cannot give
         self._device = next(model.model.parameters()).device
         self.state = TrainState(model, options)
 
@@ -177,30 +174,36 @@ class Trainer:
         """
         step, transport, began_s = self.state.steps, self._transport, self._clock()
         tokens_BT = torch.from_numpy(self._batches.of(step, transport.rank, transport.ranks)).to(self._device)
-        balanced = {"output_router_logits": True} if self._router_weight else {}
-        with Float64Throughout() if self._options.dtype == "float64" else nullcontext():
-            out = self._model.model(input_ids=tokens_BT, use_cache=False, **balanced)
-        logits_BTV = out.logits[:, :-1]
-        logits_BTV = logits_BTV.to(exact_dtype(logits_BTV.dtype))
-        loss = cross_entropy(logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="sum") / self._batches.predicted
-        router_loss = torch.zeros_like(loss)
-        if self._router_weight:
-            model, tokens = self._model, self._batches.tokens
-            router_loss = load_balancing_loss(out.router_logits, model.experts, model.top_k, tokens, transport)
-        (loss + self._router_weight * router_loss).backward()  # type: ignore[no-untyped-call]
+        forward = PartLoss(self.model, tokens_BT, self._options, self._batches)
+        chosen_E = None if forward.chosen_E is None else transport.gather(forward.chosen_E).sum(dim=0)
+        loss, router_loss = forward.backward(chosen_E)
         squares = self.state.sum_gradients(self.placement, self._gradient_order, transport)
-        parts = torch.tensor([loss.item(), router_loss.item(), squares], dtype=torch.float64)
+        parts = torch.tensor([loss, router_loss, squares], dtype=torch.float64)
         whole_loss, whole_router_loss, whole_squares = transport.gather(parts).sum(dim=0).tolist()
-        norm = math.sqrt(whole_squares)
-        if not math.isfinite(whole_loss + norm):
-            raise BadInput(
-                f"step {step}: expected a finite loss and gradient, found {whole_loss:g} and {norm:g}; try a smaller "
-                "`learning_rate`"
-            )
+        self._step_s.append(self._clock() - began_s)
+        return self._prepared(whole_loss, whole_router_loss, whole_squares)
+
+    def take_gradient(self, gradient_X: torch.Tensor, loss: float, router_loss: float) -> PreparedStep:
+        """Prepares the next step by a gradient that was computed elsewhere, on the only rank of a training.
+
+        Args:
+            gradient_X: (X,) the gradient of all weights, in the sequence of `TrainState.weights_X`.
+            loss, router_loss: as in PreparedStep.
+
+        Raises:
+            BadInput: as `prepare`.
+        """
+        self.state.take_gradient(gradient_X)
+        return self._prepared(loss, router_loss, float(gradient_X.double().square().sum()))
+
+    def _prepared(self, loss: float, router_loss: float, squares: float) -> PreparedStep:
+        """The next step, by the sum of the gradient's squares. Raises BadInput unless it is finite."""
+        step, norm = self.state.steps, math.sqrt(squares)
+        if not math.isfinite(loss + norm):
+            raise not_finite(step, loss, norm)
         limit = self._options.max_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        self._step_s.append(self._clock() - began_s)
-        return PreparedStep(step, whole_loss, whole_router_loss, norm, scale)
+        return PreparedStep(step, loss, router_loss, norm, scale)
 
     def commit(self, prepared: PreparedStep) -> None:
         """Takes the step that `prepare` returned last. Asks no other rank."""
@@ -214,6 +217,13 @@ class Trainer:
     def _order(self, bytes_RR: IntArray) -> Order:
         np.fill_diagonal(bytes_RR, 0)
         return ORDER["openshop"](bytes_RR, self._cluster.network, rng=np.random.default_rng(0))
+
+
+def not_finite(step: int, loss: float, norm: float) -> BadInput:
+    """Returns the error of a step whose loss or gradient is not finite."""
+    return BadInput(
+        f"step {step}: expected a finite loss and gradient, found {loss:g} and {norm:g}; try a smaller `learning_rate`"
+    )
 
 
 def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOptions) -> tuple[Trainer, dict[str, Any]]:

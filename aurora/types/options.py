@@ -351,6 +351,8 @@ class TrainOptions:
         elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
         respawn: with elastic: how many times each lost rank is restarted.
         min_ranks: with elastic: with fewer ranks training waits until lost ones are back.
+        redundancy: ranks, all with all experts, that compute each part of a global batch; slow ones are not waited for.
+        scheme: with redundancy: gradient code that assigns the parts to ranks.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         seed: for the sequence of the samples.
@@ -374,6 +376,8 @@ class TrainOptions:
     elastic: bool = False
     respawn: int = 0
     min_ranks: int = 1
+    redundancy: int = 1
+    scheme: str = "balanced"
     dtype: str = "float32"
     transport: str = "auto"
     seed: int = 0
@@ -382,7 +386,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         _above_zero(self, "steps", "ranks", "batch", "length", "learning_rate", "max_norm", "min_replicas", "slots_per_gpu")
-        _above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s", "min_ranks")
+        _above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s", "min_ranks", "redundancy")
         _zero_or_more(self, "weight_decay", "seed", "respawn")
         if self.router_loss is not None:
             _zero_or_more(self, "router_loss")
@@ -394,6 +398,10 @@ class TrainOptions:
         for name, default in (("respawn", 0), ("min_ranks", 1)):
             if (found := getattr(self, name)) != default and not self.elastic:
                 raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
+        if self.redundancy > 1:
+            self._check_redundancy()
+        elif self.scheme != "balanced":
+            raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
         if self.min_ranks > self.ranks:
             raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
@@ -401,8 +409,25 @@ class TrainOptions:
         if not 0 <= self.port < 65536:
             raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
 
+    def _check_redundancy(self) -> None:
+        """Raises BadInput unless each rank can compute parts of a batch without the others."""
+        if self.elastic:
+            raise BadInput("`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`")
+        if self.transport != "auto":
+            raise BadInput(f"`redundancy`: gradients travel through a store, expected `transport` auto, found {self.transport}")
+        if self.min_replicas not in (None, self.ranks):
+            raise BadInput(
+                f"`redundancy`: a rank computes parts of a batch without the others, so it holds all experts: expected "
+                f"`min_replicas` {self.ranks}, the number of ranks, or none, found {self.min_replicas}"
+            )
+        for name in ("slots_per_gpu", "rebalance_every"):
+            if (found := getattr(self, name)) is not None:
+                raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")
+
     def min_replicas_among(self, ranks: int) -> int:
         """Returns how many replicas each expert has at least if this many ranks train."""
+        if self.redundancy > 1:
+            return ranks
         return min(2 if self.min_replicas is None else self.min_replicas, ranks)
 
 

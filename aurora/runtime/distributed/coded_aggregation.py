@@ -117,6 +117,7 @@ class CodedAggregator:
         timeout_s, agreeing, delay_s, watch, rank_info: as in `coded_sum`. Under torchrun the ranks know the run's secret from
             the environment variable AURORA_SECRET; without it, their messages prove nothing.
         threads: whether workers are threads of this process.
+        port: port of the store; 0: any free one.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class CodedAggregator:
         watch: Watch = lambda _reports: None,
         rank_info: RankInfo | None = None,
         threads: bool = False,
+        port: int = 0,
     ) -> None:
         self._workers = len(codes[0].code_WB)
         if rank_info is not None and rank_info.ranks != self._workers:
@@ -139,7 +141,7 @@ class CodedAggregator:
             raise BadInput(f"`agreeing`: expected 1 with a scheme whose messages are no copies of each other, found {agreeing}")
         secret = new_secret() if rank_info is None else secret_from_environment() or b""
         self._job, self._agreeing = AggregationJob(work, tuple(codes), delay_s, secret), agreeing
-        self._timeout_s, self._watch, self._rank_info, self._threads = timeout_s, watch, rank_info, threads
+        self._timeout_s, self._watch, self._rank_info, self._threads, self._port = timeout_s, watch, rank_info, threads, port
         self._store: Any = None
         self._hosted = ExitStack()
         self._children: dict[int, tuple[Any, Any]] = {}
@@ -176,7 +178,7 @@ class CodedAggregator:
 
         rank_info, workers = self._rank_info, self._workers
         if rank_info is None:
-            host, port = self._hosted.enter_context(hosted_store(0))
+            host, port = self._hosted.enter_context(hosted_store(self._port))
             self._store = TCPStore(host, port, is_master=False, timeout=FOREVER)
             return [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
         if rank_info.rank:
@@ -194,6 +196,16 @@ class CodedAggregator:
         end_processes(self._children.values())
         self._store = None
         self._hosted.close()
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """The workers whose processes have ended, and how each did."""
+        return dict(self._lost)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each worker that was started here and not lost."""
+        return {worker: child.pid for worker, (child, _) in self._children.items() if worker not in self._lost}
 
     def aggregate(self, like: Array, arguments: Arguments | None = None, code: int = 0) -> AggregationResult:
         """Performs one round: sums work(batch, arguments) over all batches.
