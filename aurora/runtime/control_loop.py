@@ -92,8 +92,9 @@ class ControlLoop:
 
     Args:
         controller: decides. From now on only the loop calls it.
-        perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
-            Moves that take long call `beat` now and then.
+        perform: moves the experts of a decision and returns when its placement is in force, with the seconds that serving
+            waited for it, None if they were not measured; raises MovesFailed if it gives up. Moves that take long call `beat`
+            now and then.
         dry_run: whether nothing moves: the loop says what it would do, and goes on as if it had been done.
         say: receives one line for each decision and each failure, and one when the loop is stuck, in another thread; None: logs
             it as "aurora.control".
@@ -103,7 +104,7 @@ class ControlLoop:
     def __init__(
         self,
         controller: Controller,
-        perform: Callable[[Decision], None],
+        perform: Callable[[Decision], float | None],
         dry_run: bool = False,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -245,15 +246,15 @@ class ControlLoop:
 
     def _move(self, decision: Decision) -> None:
         """Performs the decision, and tells the controller how that ended."""
-        began_s = self._clock()
+        began_s, waited_s = self._clock(), None
         if not self._dry_run:
             try:
-                self._perform(decision)
+                waited_s = self._perform(decision)
             except Exception as error:
                 self._controller.failed(error.held_LGP if isinstance(error, MovesFailed) else None)
                 raise
         ended_s = self._clock()
-        self._controller.moved(None if self._dry_run else ended_s - began_s)
+        self._controller.moved(None if self._dry_run else ended_s - began_s, waited_s)
         with self._changed:
             self._bytes += decision.bytes
             self._move_s += ended_s - began_s

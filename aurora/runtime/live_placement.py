@@ -128,33 +128,38 @@ class LivePlacement:
         self._order = ORDER["all-at-once"](pairs, network, rng=np.random.default_rng(0))  # of a slice: a rank has one partner
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="aurora-moves")
         self._lock = threading.Lock()
-        self._request: tuple[Decision, Future[None]] | None = None  # on rank 0
+        self._request: tuple[Decision, Future[float]] | None = None  # on rank 0
         self._announced = torch.empty(0, 6, dtype=torch.int64)
         self._closed = False
         self._moves: _MovesUnderWay | None = None
         self._slices = self._pieces = WorkPieces(FIRST_BYTES)  # the latter: those of the last work between steps
         self._layers_at_once = WorkPieces(1)
         self._piece_s = 0.0  # of that work
+        self._waited_s = 0.0  # of all such work of a decision, on the slowest rank
         self._recent_s: deque[float] = deque(maxlen=RECENT)
         self._steps = 0  # of this window
         self._steps_s: list[float] = []  # of these, by the placement in force
         self._began_s = 0.0  # this window
         self._left_s: float | None = None
-        # Compiles what makes orders, which would take seconds beside serving.
-        self._ordered(0, _slots_G(self._held_LGP, 0), self._tokens_SLE[:, 0])
+        # Compiles what makes orders, which would take seconds beside serving. Without tokens there would be nothing to order.
+        uneven_SE = np.arange(1, self._tokens_SLE[:, 0].size + 1).reshape(len(self._tokens_SLE), -1) ** 2
+        self._ordered(0, _slots_G(self._held_LGP, 0), uneven_SE)
 
-    def perform(self, decision: Decision) -> None:
+    def perform(self, decision: Decision) -> float:
         """Moves the experts of a decision, and returns when the new placement is in force. Called on rank 0, in any thread.
+
+        Returns:
+            The seconds that serving waited for it: of each piece of work between steps, those of the slowest rank.
 
         Raises:
             MovesFailed: if the moves are given up; it says which placement is in force.
         """
-        done: Future[None] = Future()
+        done: Future[float] = Future()
         with self._lock:
             if self._closed:
                 raise ServingEnded("serving has ended")
             self._request = decision, done
-        done.result()
+        return done.result()
 
     def next_step(self, active: bool) -> bool:
         """Returns whether any rank is active, and does what is due between two steps. A collective call."""
@@ -215,6 +220,7 @@ class LivePlacement:
             self._steps_s.append(step_s)
         if piece_s:
             self._pieces.took(piece_s)
+            self._waited_s += piece_s
 
     def _end_window(self) -> None:
         """Sums the window's tokens over all ranks, and hands them to the control loop."""
@@ -236,6 +242,7 @@ class LivePlacement:
         rounds = [list(each) for _, each in groupby(moves, attrgetter("round"))]
         prepared = self._pool.submit(self._prepare, rounds, self._held_LGP.copy(), self._tokens_SLE)
         prepared.add_done_callback(_tell_failure)
+        self._waited_s = 0.0
         self._moves = _MovesUnderWay(rounds, prepared, self._messages(rounds[0]), time.perf_counter())
         self._send_slice(self._moves)
 
@@ -331,7 +338,7 @@ class LivePlacement:
         if request is None:
             return
         if failure is None:
-            request[1].set_result(None)
+            request[1].set_result(self._waited_s + self._piece_s)  # the last piece's seconds on this rank
         else:
             request[1].set_exception(failure)
 

@@ -215,11 +215,12 @@ class ExpertMapPlacement:
         idle = time.monotonic() - self._passed_s > STUCK_S
         return self._loop is None or idle or not self._loop.status().stuck
 
-    def _perform(self, decision: Decision) -> None:
-        """Moves the experts of a decision, and counts its bytes and seconds."""
+    def _perform(self, decision: Decision) -> float:
+        """Moves the experts of a decision, and counts its bytes and seconds. Returns the seconds that passes waited for it."""
         start_s = time.monotonic()
-        self._live.perform(decision)
+        waited_s = self._live.perform(decision)
         self._metrics.moved(decision.bytes, time.monotonic() - start_s)
+        return waited_s
 
     def _say(self, line: str) -> None:
         """Logs what the control loop says, and counts decisions and failures."""

@@ -20,11 +20,12 @@ class Serving:
 
     def __init__(self, perform=lambda decision: None, **options):
         self.now_s, self.lines, self.controller = 0.0, SimpleQueue(), Controller(HELD, 1000, clock=lambda: self.now_s)
-        self.performed = []
+        self.performed, self.waited_s = [], None
 
         def recorded(decision):
             self.performed.append(decision)
             perform(decision)
+            return self.waited_s
 
         self.loop = ControlLoop(self.controller, recorded, **{"say": self.lines.put, "clock": lambda: self.now_s, **options})
 
@@ -69,6 +70,14 @@ def test_a_move_is_performed_and_told(serving):
     np.testing.assert_array_equal(serve.controller.held_LGP, serve.performed[0].held_LGP)
     assert 0 < status.balancedness <= 1
     assert status.last.kind == "balanced"
+
+
+def test_the_controller_learns_how_long_moves_took_and_how_long_serving_waited(serving):
+    serve = serving(lambda _: setattr(serve, "now_s", 2.0))
+    serve.waited_s = 0.5
+    serve.window()
+    serve.ended()
+    assert serve.controller._move_times.waiting == 0.25
 
 
 def test_moves_that_are_stuck_make_the_heartbeat_stale_and_serving_goes_on(serving):

@@ -290,7 +290,7 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
         outcome.append(ranks.live_R[0].perform(decision))
 
     ranks.serve(60, perform)
-    assert outcome == [None]
+    assert outcome == [pytest.approx(sum(seconds for _, seconds in ranks.slices_s) + sum(ranks.changes_s), rel=0.1)]
     assert max(seconds for _, seconds in ranks.slices_s) <= LENGTHENED * ranks.step_s
     assert sum(size for size, _ in ranks.slices_s) >= 120_000
     pieces = len({(move.round, move.layer) for move in decision.moves}) + len(decision.layers)
@@ -329,7 +329,9 @@ def test_orders_are_made_for_bytes(monkeypatch):
         lambda there, *rest, **more: asked.append(there[0].tolist()) or both_ways(there, *rest, **more),
     )
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
-    assert asked == [[[0] * 4] * 4] * 4  # by each rank
+    assert len(asked) == 4  # by each rank
+    for bytes_GG in asked:  # with something to order: all pairs of ranks have unequal bytes
+        assert len({bytes_GG[src][dst] for src in range(4) for dst in range(4) if src != dst} - {0}) == 12
     ranks.live_R[0]._ordered(0, CONTIGUOUS.slots_LG[0], np.full((4, 8), 5))
     assert asked[4] == (20 * (1 - np.eye(4, dtype=int))).tolist()  # two experts, five tokens, rows of two bytes
 
