@@ -33,7 +33,7 @@ from aurora_vllm.traffic_recorder import EngineFacts
 LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
 RECENT = 8  # passes, of which the shortest tells how long moves between two of them may take
-PATIENCE_S = 2.0  # that serving waits for a decision; one takes less than 0.1 s
+PATIENCE_S = 2.0  # after which a decision is too late; one takes less than 0.1 s
 
 
 class PassTimes:
@@ -88,7 +88,7 @@ class EplbPlacement:
         heartbeat: a step of it is a decision, or moves that others wait for.
         passes: the forward passes of this window.
         in_pieces: whether what moves experts asks for `next_piece` between passes; else a decision's moves come at once.
-        under_way: whether moves are left for the next pass, the same on all ranks.
+        under_way: whether a decision or moves are left for the next pass, the same on all ranks.
     """
 
     def __init__(
@@ -107,7 +107,9 @@ class EplbPlacement:
         self.layers, self.in_pieces, self.under_way = facts.layers, False, False
         self._settings, self._facts, self._cluster, self._stalls = settings, facts, cluster, stalls
         self._broadcast, self._metrics, self._clock = broadcast, metrics, clock
-        self._late: Future[Decision] | None = None  # a decision that serving does not wait for any more
+        self._deciding: Future[Decision] | None = None  # what rank 0's controller is about to decide
+        self._asked_s = 0.0  # since when
+        self._late: Future[Decision] | None = None  # what it is about to decide too late
         self.heartbeat, self.passes = HeartbeatThread(self._beat, alive), PassTimes(clock)
         self._controller: Controller | None = None
         if facts.rank == 0:
@@ -153,7 +155,7 @@ class EplbPlacement:
                 except Exception as error:
                     next_LGP = held_LGP
                     self._failed(error, held_LGP)
-                told = torch.from_numpy(np.append(next_LGP, len(self._rounds)))
+                told = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._deciding is not None)))
             try:
                 self._broadcast(told)
             except Exception as error:  # the group is broken, so the engine will say more
@@ -164,21 +166,18 @@ class EplbPlacement:
             return told[:-1].view(now_LP.shape)
 
     def _decide(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map after a window; the one in force if there is no decision in time."""
-        if self._rounds:  # vLLM asks for another reason
+        """(L, G, P) the first map after a window, for which the controller decides from now on."""
+        if self._deciding is not None or self._rounds:  # vLLM asks for another reason
             return self._go_on(held_LGP)
-        self._pass_s, times = self.passes.shortest_s(), self.passes.take() or (None, None)
         if self._late is not None and not self._late.done():
             self._metrics.failed()
             return held_LGP
-        planned = _begun(lambda: self._planned(load_LE, held_LGP, times))
-        wait([planned], PATIENCE_S)
-        if planned.done():
-            return self._begin(planned.result(), held_LGP)
-        self._late = planned
-        self._metrics.failed()
-        LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
-        return held_LGP
+        self._pass_s, times = self.passes.shortest_s(), self.passes.take() or (None, None)
+        self._deciding, self._asked_s = _begun(lambda: self._planned(load_LE, held_LGP, times)), self._clock()
+        self._expected_LGP = held_LGP
+        if not self.in_pieces:
+            wait([self._deciding], PATIENCE_S)
+        return self._go_on(held_LGP)
 
     def _planned(self, load_LE: IntArray, held_LGP: IntArray, times: tuple[float | None, float | None]) -> Decision:
         """The controller's decision after a window."""
@@ -187,6 +186,20 @@ class EplbPlacement:
         controller.options = replace(controller.options, period_s=max(ended_s - self._began_s, 1e-3))
         self._began_s = ended_s
         return controller.window(load_LE, *times)
+
+    def _decided(self, held_LGP: IntArray) -> IntArray:
+        """(L, G, P) the first map by what is decided; the one in force if that is not there yet, or does not come in time."""
+        deciding = self._deciding
+        assert deciding is not None
+        if not deciding.done() and self.in_pieces and self._clock() - self._asked_s < PATIENCE_S:
+            return held_LGP
+        self._deciding = None
+        if deciding.done():
+            return self._begin(deciding.result(), held_LGP)
+        self._late = deciding
+        self._metrics.failed()
+        LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
+        return held_LGP
 
     def _begin(self, decision: Decision, held_LGP: IntArray) -> IntArray:
         """(L, G, P) the first map on the way to what was decided on."""
@@ -200,16 +213,17 @@ class EplbPlacement:
             self._wanted = decision
             if self.in_pieces:
                 self._rounds.extend(list(moves) for _, moves in groupby(decision.moves, attrgetter("round")))
-                self._piece_s, self._expected_LGP = 0.0, held_LGP
-                next_LGP = self._go_on(held_LGP)
+                self._piece_s, next_LGP = 0.0, self._go_on(held_LGP)
         self._metrics.decided(decision.kind, decision.balancedness, decision.expected_balancedness)
         LOG.info("aurora: %s%s", "dry run: " if self._settings.dry_run else "", decision)
         return next_LGP
 
     def _go_on(self, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the next map: after as many rounds of moves as a pass may wait for."""
+        """(L, G, P) the next map: as it is until a decision is there, then after as many rounds as a pass may wait for."""
         if self._expected_LGP is None or not np.array_equal(held_LGP, self._expected_LGP):
             raise RuntimeError("vLLM has other experts in place than were decided on")
+        if self._deciding is not None:
+            return self._decided(held_LGP)
         if self._piece_s:
             self._pieces.took(self._piece_s)
             self.passes.take()  # which had moves between them
@@ -251,7 +265,9 @@ class EplbPlacement:
         """Says that experts stay where they are: in `held_LGP`, if not where they were before the last decision."""
         self._wanted = None
         self._rounds.clear()
-        if self._controller is not None:
+        if self._deciding is not None:
+            self._late, self._deciding = self._deciding, None
+        elif self._controller is not None:
             self._controller.failed(held_LGP if held_LGP is not None and self._move_s else None)
         self._metrics.failed()
         LOG.warning("aurora: experts stay where they are: %s: %s", type(error).__name__, error)

@@ -4,6 +4,7 @@ import errno
 import logging
 import math
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -229,7 +230,15 @@ def test_moves_that_vllm_gave_up_are_decided_on_again(monkeypatch, caplog):
     assert ranks.value("move_seconds_total") == 0.5
 
 
-def in_pieces(monkeypatch, times):
+def begun_at_once(work):
+    """In place of a thread."""
+    done = Future()
+    done.set_result(work())
+    return done
+
+
+def in_pieces(monkeypatch, times=1, begun=begun_at_once):
+    monkeypatch.setattr(eplb_placement, "_begun", begun)
     ranks = Ranks(monkeypatch, times)
     for rank in ranks.ranks:
         rank.in_pieces = True
@@ -276,6 +285,32 @@ def test_experts_stay_between_two_pieces_if_one_fails_and_follow_again(fault, mo
         ranks.pieces()
     assert ranks.window(HOT_LE) == 0
     assert ranks.value("balancedness") > 0.97
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_passes_go_on_while_rank_0_decides(comes, monkeypatch, caplog):
+    """When it has decided, experts move; what comes too late is not done, and one line and one count say so."""
+    ranks = in_pieces(monkeypatch, begun=eplb_placement._begun)
+    goes_on, window = threading.Event(), eplb_placement.Controller.window
+    with monkeypatch.context() as patch:
+        patch.setattr(eplb_placement.Controller, "window", lambda *given: goes_on.wait(60) and window(*given))
+        assert ranks.window(ONE_LE) == 0
+        deciding = ranks.ranks[0]._deciding
+        ranks.clock.now_s = ranks.ranks[0]._asked_s
+        assert all(rank.under_way for rank in ranks.ranks)
+        assert ranks.change(lambda rank: rank.next_piece(ranks.map_LP)) == 0
+        assert all(rank.under_way for rank in ranks.ranks)
+        if not comes:
+            assert sum(ranks.pieces()) == 0
+        goes_on.set()
+        assert deciding.result(60).action == "move"
+    if comes:
+        ranks.clock.now_s = ranks.ranks[0]._asked_s
+        assert sum(ranks.pieces()) > 0
+    assert ranks.value("failures_total") == (0 if comes else 1)
+    assert len([line for line in caplog.messages if "no decision within 2 s; vLLM serves on" in line]) == (not comes)
+    monkeypatch.setattr(eplb_placement, "_begun", begun_at_once)
+    assert (ranks.window(ONE_LE) + sum(ranks.pieces()) > 0) is not comes
 
 
 def test_a_decision_that_does_not_come_is_not_waited_for(monkeypatch, caplog):

@@ -142,6 +142,8 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
         held_LP = call["old_global_expert_indices"]
         (model,) = (each for each in self.model_states.values() if each.physical_to_logical_map is held_LP)
         call["new_global_expert_indices"] = next_LP = worker.live.next_piece(held_LP)
+        if torch.equal(next_LP, held_LP.to("cpu", torch.int64)):
+            return  # it is not decided yet
         rearrange(*last[0].args, **last[0].kwargs)
         serving._commit_eplb_maps(model, new_physical_to_logical_map=next_LP)
         self.expert_rearrangement_step = 0  # loads that were counted before are other slots'
