@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,6 +99,9 @@ def bcc(
 @app.command("lazarus", cls=Subcommand)
 def lazarus(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the page and the figures")],
+    real: Annotated[
+        bool, typer.Option("--real", help="train the shipped Mixtral on 8 processes too, and kill some of them (minutes)")
+    ] = False,
     plots: Annotated[bool, typer.Option(help="draw the figures too (matplotlib)")] = True,
     recorded: Recorded = None,
     as_json: Json = False,
@@ -106,14 +110,20 @@ def lazarus(
     _check_files(recorded, output, "lazarus")
     if plots:
         need("matplotlib", extra="report")
+    need(*(("torch", "transformers") if real else ()))
     from aurora.cli.progress import shown
     from aurora.reproduce.lazarus.drawing import draw
-    from aurora.reproduce.lazarus.evaluation import reproduce
+    from aurora.reproduce.lazarus.evaluation import reproduce, spot_trace, time_in_steps
     from aurora.reproduce.lazarus.text import as_json as as_json_of
     from aurora.reproduce.lazarus.text import as_markdown
 
     with shown() as progress:
         made = reproduce(recorded, progress)
+        if real:
+            from aurora.reproduce.lazarus.real_training import RealRuns, train_for_real
+
+            found = train_for_real(RealRuns(), spot_trace(recorded)[1], time_in_steps(made), progress)
+            made = replace(made, found=[*made.found, *found])
     make_folder(output)
     pictures = draw(made, output) if plots else []
     _write(as_json, "lazarus", output, as_json_of(made), as_markdown(made, _svgs(pictures)), pictures)

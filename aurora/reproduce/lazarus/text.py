@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aurora.reproduce.lazarus.evaluation import LazarusEvaluation, LazarusFigure
+from aurora.reproduce.machine import machine
 from aurora.reproduce.page import show_pictures, table, template
 from aurora.reproduce.ranges import Range
 
@@ -18,7 +19,7 @@ def as_markdown(made: LazarusEvaluation, pictures: Sequence[str]) -> str:
     for name, text in SECTIONS.items():
         if rows := [one for one in made.found if one.figure == name]:
             own = [each for each in pictures if each.startswith((f"lazarus-{name}.", f"lazarus-{name}-"))]
-            page += f"\n## {text}\n{_table(rows)}{show_pictures(own)}"
+            page += f"\n## {text.replace('{machine}', machine())}\n{_table(rows)}{show_pictures(own)}"
     return page
 
 
