@@ -1,13 +1,8 @@
 """Which machine a result was measured on."""
 
-import os
-import platform
-from pathlib import Path
+from aurora.reproduce.machine import machine as processor
 
 
 def machine() -> str:
     """The processor's name as the kernel gives it, and how many cores there are."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, {platform.system()}, no GPU"
+    return f"{processor()}, no GPU"

@@ -84,7 +84,7 @@ def spot_trace(folder: Path | None) -> tuple[bool, list[MembershipEvent]]:
 Figures = Iterator[LazarusFigure]
 
 
-def figure(name: str, case: str, way: str, paper: float | None, ours: float | list[float]) -> LazarusFigure:
+def figure_of(name: str, case: str, way: str, paper: float | None, ours: float | list[float]) -> LazarusFigure:
     """Returns one number of a figure, or the mean over draws with the lowest and the highest."""
     over = Range(min(ours), float(np.mean(ours)), max(ours)) if isinstance(ours, list) else Range(None, float(ours), None)
     return LazarusFigure(name, case, way, paper, over)
@@ -101,7 +101,7 @@ def _plans() -> Figures:
     """Fig. 4: four experts of 2, 3, 3 and 12 replicas on five nodes of four slots, three of which fail."""
     for way in METHODS:
         p_K = survive(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
-        yield figure("4", "3 of 5 nodes failed", way, 0.7 if way == "mro" else None, p_K[2])
+        yield figure_of("4", "3 of 5 nodes failed", way, 0.7 if way == "mro" else None, p_K[2])
 
 
 def _theorem() -> Figures:
@@ -110,7 +110,7 @@ def _theorem() -> Figures:
         p_K = survive(np.ones(4), FailureDomains.equal(4, 3), way, replicas=[3, 3, 3, 3]).survival_L[0].p_K
         for failures in (1, 2):
             claim = 1.0 if way == "mro" else None
-            yield figure("Theorem 1", f"{failures} of 4 nodes failed", way, claim, p_K[failures - 1])
+            yield figure_of("Theorem 1", f"{failures} of 4 nodes failed", way, claim, p_K[failures - 1])
 
 
 def _model() -> Figures:
@@ -129,7 +129,7 @@ def _model() -> Figures:
                 alive_MW = np.ones((len(failed), NODES), dtype=bool)
                 np.put_along_axis(alive_MW, failed, False, axis=1)
                 p = all_held(held_WLE.reshape(NODES, -1), alive_MW).mean()
-                yield figure("8", f"{name}, {failures} failed", way, claims.get((name, failures, way)), p)
+                yield figure_of("8", f"{name}, {failures} failed", way, claims.get((name, failures, way)), p)
 
 
 def _one_layer() -> Figures:
@@ -138,7 +138,7 @@ def _one_layer() -> Figures:
         for way in METHODS:
             made = survive(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
             for failures in range(1, NODES // 2 + 1):
-                yield figure("10b", f"{ratio}:1, {failures} failed", way, None, made.survival_L[0].p_K[failures - 1])
+                yield figure_of("10b", f"{ratio}:1, {failures} failed", way, None, made.survival_L[0].p_K[failures - 1])
 
 
 def _ratios(
@@ -168,7 +168,7 @@ def _single_failures() -> Figures:
         for name, job in (JOBS | slow).items():
             ratios = _ratios(job, traces, minutes * 360, SYSTEMS["aurora"], {"lazarus": SYSTEMS["lazarus"]} | others)
             for way, over in ratios.items():
-                yield figure(figure, name, way, claims.get((figure, name, way)), over)
+                yield figure_of(figure, name, way, claims.get((figure, name, way)), over)
 
 
 def _rates() -> Figures:
@@ -177,10 +177,10 @@ def _rates() -> Figures:
     for name, claim in (("GPT-S", 2926), ("GPT-L", 1996)):
         run = replay(JOBS[name], SYSTEMS["aurora"], trace, 1800)
         step_s = float(np.mean([used * BATCH / rate for _, used, rate in run.rates]))
-        yield figure("Rates", f"{name}: steps in Fig. 6's 30 minutes", "aurora", claim, run.seconds["compute"] / step_s)
+        yield figure_of("Rates", f"{name}: steps in Fig. 6's 30 minutes", "aurora", claim, run.seconds["compute"] / step_s)
     for way, claim in (("aurora", 45), ("DS", 34)):
         rate = replay(JOBS["GPT-M"], SYSTEMS[way], trace, 60).rates[0][2]
-        yield figure("Rates", "GPT-M: samples a second on 10 nodes", way, claim, rate)
+        yield figure_of("Rates", "GPT-M: samples a second on 10 nodes", way, claim, rate)
 
 
 def _spot(runs: Mapping[str, Mapping[str, Replay]]) -> Figures:
@@ -189,11 +189,11 @@ def _spot(runs: Mapping[str, Mapping[str, Replay]]) -> Figures:
     parts = {("GPT-L", "DS(FT)", "restart"): 0.27, ("GPT-S", "DS(FT)", "restart"): 0.0}
     for name, by in runs.items():
         for way in ("lazarus", "DS", "DS(FT)"):
-            yield figure("9", name, way, claims.get((name, way)), by["aurora"].samples / by[way].samples)
+            yield figure_of("9", name, way, claims.get((name, way)), by["aurora"].samples / by[way].samples)
     for name, by in runs.items():
         for system in ("aurora", "DS", "DS(FT)"):
             for phase, seconds in by[system].seconds.items():
-                yield figure("11", f"{name}, {system}", phase, parts.get((name, system, phase)), seconds / SPOT_S)
+                yield figure_of("11", f"{name}, {system}", phase, parts.get((name, system, phase)), seconds / SPOT_S)
 
 
 def _skew() -> Figures:
@@ -201,7 +201,7 @@ def _skew() -> Figures:
     for way in ("aurora", "lazarus", "DS"):
         top = {ratio: busiest(replace(JOBS["GPT-S"], load_LE=_hot(ratio)), SYSTEMS[way], NODES) for ratio in (1, 2, 3, 4)}
         for ratio, busy in top.items():
-            yield figure("10a", f"{ratio}:1", way, None if way == "DS" else 1.0, top[1] / busy)
+            yield figure_of("10a", f"{ratio}:1", way, None if way == "DS" else 1.0, top[1] / busy)
 
 
 def _tutel() -> Figures:
@@ -211,7 +211,7 @@ def _tutel() -> Figures:
     others = {name: SYSTEMS[name] for name in ("Tutel", "Tutel(FT)")}
     for name, job in JOBS.items():
         for way, over in _ratios(job, traces, 2700, SYSTEMS["aurora"], others).items():
-            yield figure("12", name, way, claims.get((name, way)), over)
+            yield figure_of("12", name, way, claims.get((name, way)), over)
 
 
 def _moves() -> Figures:
@@ -236,7 +236,9 @@ def _moves() -> Figures:
                 moved.append(float(made.moved))
                 took.append(made.schedule.makespan_s)
             for what, claim, over in (("replicas", replicas, moved), ("seconds", seconds, took)):
-                yield figure("Table 2", f"{name}, {lost} lost: {what}", way, claim if relabel is greedy_moves else None, over)
+                yield figure_of(
+                    "Table 2", f"{name}, {lost} lost: {what}", way, claim if relabel is greedy_moves else None, over
+                )
 
 
 def _large() -> Figures:
@@ -247,4 +249,4 @@ def _large() -> Figures:
         traces = [hourly(nodes, rate, 24, seed) for seed in range(LARGE_DRAWS)]
         ratios = _ratios(DEEPSEEK_V3, traces, 24 * 3600, SYSTEMS["lazarus"], others)
         for (way, over), claim in zip(ratios.items(), papers, strict=True):
-            yield figure("13", f"{nodes * 8} GPUs, {rate:.0%} an hour", way, claim, over)
+            yield figure_of("13", f"{nodes * 8} GPUs, {rate:.0%} an hour", way, claim, over)

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from aurora.io import shipped
 from aurora.planner.replication.recoverability import all_held
-from aurora.reproduce.lazarus.evaluation import LazarusFigure, figure
+from aurora.reproduce.lazarus.evaluation import LazarusFigure, figure_of
 from aurora.simulator.membership_traces import MembershipEvent
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import Watch, train_elastic
@@ -67,21 +68,27 @@ def train_for_real(
         case, kept, results = f"{count} of {runs.ranks} ranks killed", [], []
         for draw in range(runs.draws):
             progress("trained", number * runs.draws + draw, in_all)
-            killer = _Killer(np.random.default_rng((count, draw)), lambda step, count=count: count * (step == STRUCK_AT))
+            killer = _Killer(np.random.default_rng((count, draw)), partial(_at_once, count))
             results.append(_trained(options, killer))
             kept.append(float(not killer.went_back))
-        longest = [max(result.pauses, key=lambda pause: pause.seconds) for result in results]
+        longest = [max(result.pauses, key=lambda pause: pause.seconds) for result in results if result.pauses]
         moved = [float(sum(step.moved for step in result.steps if step.pause is not None)) for result in results]
-        yield figure(SECTION, f"{case}: goes on from replicas", "trained", None, float(np.mean(kept)))
-        yield figure(SECTION, f"{case}: goes on from replicas", "simulated", None, survival(options, count))
-        yield figure(SECTION, f"{case}: seconds of the pause", "trained", None, [pause.seconds for pause in longest])
-        yield figure(SECTION, f"{case}: seconds of the pause", "simulated", None, RECONFIGURE_S)
-        yield figure(SECTION, f"{case}: seconds of moves", "trained", None, [pause.moves_s for pause in longest])
-        yield figure(SECTION, f"{case}: experts moved", "trained", None, moved)
+        yield figure_of(SECTION, f"{case}: goes on from replicas", "trained", None, float(np.mean(kept)))
+        yield figure_of(SECTION, f"{case}: goes on from replicas", "simulated", None, survival(options, count))
+        if longest:
+            yield figure_of(SECTION, f"{case}: seconds of the pause", "trained", None, [pause.seconds for pause in longest])
+            yield figure_of(SECTION, f"{case}: seconds of the pause", "simulated", None, RECONFIGURE_S)
+            yield figure_of(SECTION, f"{case}: seconds of moves", "trained", None, [pause.moves_s for pause in longest])
+        yield figure_of(SECTION, f"{case}: experts moved", "trained", None, moved)
     if runs.spot_steps:
         progress("trained", in_all - 1, in_all)
         yield from _on_spot_trace(replace(options, steps=runs.spot_steps), runs.compressed, trace, simulated_share)
     progress("trained", in_all, in_all)
+
+
+def _at_once(count: int, step: int) -> int:
+    """How many ranks are killed after a step: all of them after the same one."""
+    return count if step == STRUCK_AT else 0
 
 
 def _on_spot_trace(
@@ -101,11 +108,11 @@ def _on_spot_trace(
     result = _trained(replace(options, respawn=1000, checkpoint_every=50), killer)
     seconds, paused_s = sum(step.seconds for step in result.steps), sum(pause.seconds for pause in result.pauses)
     case = f"spot trace, {compressed:g} times as fast, {killer.killed} ranks killed"
-    yield figure(SECTION, f"{case}: part of the time in steps", "trained", None, 1 - paused_s / seconds)
-    yield figure(SECTION, f"{case}: part of the time in steps", "simulated", None, simulated_share)
-    yield figure(SECTION, f"{case}: tokens a second", "trained", None, result.tokens_per_s)
+    yield figure_of(SECTION, f"{case}: part of the time in steps", "trained", None, 1 - paused_s / seconds)
+    yield figure_of(SECTION, f"{case}: part of the time in steps", "simulated", None, simulated_share)
+    yield figure_of(SECTION, f"{case}: tokens a second", "trained", None, result.tokens_per_s)
     undisturbed = float(np.median([step.seconds for step in result.steps if step.pause is None]))
-    yield figure(SECTION, f"{case}: tokens a second without pauses", "trained", None, result.tokens / undisturbed)
+    yield figure_of(SECTION, f"{case}: tokens a second without pauses", "trained", None, result.tokens / undisturbed)
 
 
 def survival(options: TrainOptions, count: int) -> float:
