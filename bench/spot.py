@@ -21,7 +21,8 @@ from aurora.runtime.distributed.pauses import Pause
 from aurora.runtime.distributed.secret import new_secret
 from aurora.simulator.membership_traces import MembershipEvent
 from aurora.training.elastic import ElasticTraining
-from aurora.training.elastic_run import FinalStep, MemberFinished
+from aurora.training.elastic_launcher import MemberFinished
+from aurora.training.host_messages import FinalStep
 from aurora.training.trainer import Trainer, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray

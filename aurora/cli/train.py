@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = TrainOptions()
 SHOWN = 10  # steps in the table
-RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC, STRAGGLERS = (
-    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks", "Slow ranks"
+RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC, STRAGGLERS, HOSTS = (
+    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks", "Slow ranks", "Several hosts"
 )  # fmt: skip
 
 
@@ -64,6 +64,8 @@ def train(
     scheme: Annotated[
         str, option(TrainOptions, "scheme", more=": {scheme}", panel=STRAGGLERS, choices=["scheme"])
     ] = DEFAULTS.scheme,
+    lead: Annotated[str | None, option(TrainOptions, "lead", panel=HOSTS)] = DEFAULTS.lead,
+    join: Annotated[str | None, option(TrainOptions, "join", panel=HOSTS)] = DEFAULTS.join,
     as_json: Json = False,
 ) -> None:
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from aurora.runtime.distributed.aggregation_worker import Delay
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.training.coded_gradients import CodedGradients
-from aurora.training.elastic_run import Watch
+from aurora.training.elastic_launcher import Watch
 from aurora.training.result import CommittedStep, TrainResult
 from aurora.training.trainer import alike_ranks, load_trainer
 from aurora.training.training_run import TrainingRun

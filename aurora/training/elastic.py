@@ -1,7 +1,7 @@
 """Elastic training: what a member of an elastic run does in each step, and how its state moves when members come and go."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,27 @@ from aurora.training.checkpoint import CheckpointWriter, check_same_training, ne
 from aurora.training.export import export_model
 from aurora.training.migration import held_by_all, send_dense
 from aurora.training.result import CHECKPOINTS, MODEL, CommittedStep, committed_step
-from aurora.training.trainer import PreparedStep, Trainer, alike_ranks
+from aurora.training.trainer import PreparedStep, Trainer, alike_ranks_on
 from aurora.types import Placement, TrainOptions
+
+
+def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int) -> list[int]:
+    """Returns the node of each member, so that replicas of an expert on different nodes survive as much as can be.
+
+    That is the member's host, which its name begins with, if each expert has room on enough hosts; else the member alone.
+
+    Args:
+        members: names of the members.
+        slots: experts that each of them holds in a layer, replicas included.
+        experts: of a layer.
+        min_replicas: replicas that each expert has at least.
+    """
+    hosts = [name.rpartition("-")[0] for name in members]
+    among = list(dict.fromkeys(hosts))
+    replicas = sum(min(slots * hosts.count(host), experts) for host in among)
+    if len(among) == 1 or replicas < experts * min(min_replicas, len(among)):
+        return list(range(len(members)))
+    return [among.index(host) for host in hosts]
 
 
 class ElasticTraining:
@@ -96,7 +115,8 @@ class ElasticTraining:
         """Moves state so that the epoch's members hold all of it; see StepWork."""
         self._epoch, self._transport = epoch, self._connect(epoch, groups)
         trainer, transport, version = self._trainer, self._transport, settlement.version
-        state, cluster = trainer.state, alike_ranks(len(epoch.members))
+        state, (slots, min_replicas) = trainer.state, trainer.slots_among(len(epoch.members))
+        cluster = alike_ranks_on(nodes_of(epoch.members, slots, state.layers[0].count, min_replicas))
         trainer.join(transport, cluster)
         stale = [rank for rank, name in enumerate(epoch.members) if name in settlement.stale]
         holders = [rank for rank in range(len(epoch.members)) if rank not in stale]

@@ -1,77 +1,101 @@
-"""Elastic training runs: local ranks that may be lost and come back, and the lighthouse that outlives them."""
+"""Elastic training runs, on one host or several: ranks that may be lost and come back, and the lighthouse of the run."""
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from aurora.errors import AuroraError, RankFailed
-from aurora.runtime.distributed.commit_rule import Version
+from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.elastic_steps import run_elastic
 from aurora.runtime.distributed.epoch_transport import EpochTransport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-from aurora.runtime.distributed.lighthouse import HANG_S, HEARTBEAT_S, Lighthouse
+from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
-from aurora.runtime.distributed.rank_processes import RankProcess, RankProcesses
-from aurora.runtime.distributed.secret import new_secret, secret_from_environment
+from aurora.runtime.distributed.rank_processes import RankProcesses
+from aurora.runtime.distributed.secret import new_secret, secret_from_environment, secret_of_hosts
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
 from aurora.training.elastic import ElasticTraining
-from aurora.training.result import CHECKPOINTS, LOG, MODEL, CommittedStep, TrainResult, log_step
+from aurora.training.elastic_launcher import Launcher, MemberFinished, Watch
+from aurora.training.host_launchers import HostQueue, JoinedRun, JoiningLauncher, LeadingLauncher
+from aurora.training.host_messages import FinalStep
+from aurora.training.result import CHECKPOINTS, TrainResult
+from aurora.training.shared_run import shared_by_hosts, sole_run
 from aurora.training.trainer import load_trainer
 from aurora.types import TrainOptions
+from aurora.types.addresses import parse_address
 from aurora.types.arrays import IntArray
 
-Watch = Callable[[int, dict[int, int]], None]
-
-
-@dataclass(frozen=True)
-class FinalStep:
-    """Member to launcher: a step that all members know to be committed."""
-
-    version: Version
-    step: CommittedStep
-
-
-@dataclass(frozen=True)
-class MemberFinished:
-    """Member to launcher: all steps are done."""
-
-    remarks: tuple[str, ...]
+_Args = tuple[str, IntArray, TrainOptions, Path]
+LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
 
 
 def train_elastic(
     path: str, samples_NT: IntArray, options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes, and goes on with the others when some are lost.
+    """Trains on local processes, and goes on with the others when some are lost; with those of other hosts if wanted.
 
     Args:
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
-        watch: called after each new step with its number and the process id of every rank.
+        watch: called after each new step with its number and the process id of every rank of this host.
 
     Raises:
-        BadInput: what a rank raises.
-        RankFailed: if fewer than `min_ranks` ranks are left.
+        BadInput: what a rank raises; if this host differs from the one that leads.
+        RankFailed: if fewer than `min_ranks` ranks are left, or the host that leads is lost.
     """
-    if options.resume:
-        newest, _ = newest_checkpoint(output / CHECKPOINTS)
-        remove_newer(output / CHECKPOINTS, 0 if newest is None else newest.steps)
-    secret = secret_from_environment() or new_secret()
-    with Lighthouse(secret, options.ranks, options.min_ranks, port=options.port) as lighthouse:
-        args = secret, path, samples_NT, options, output
-        launcher = _Launcher(
-            RankProcesses(train_member, args, options.ranks, lighthouse.address, options.timeout_s), options, output, watch
-        )
-        return launcher.run()
+    if options.over_hosts:
+        secret = secret_of_hosts("lead" if options.lead else "join")
+    else:
+        secret = secret_from_environment() or new_secret()
+    args = path, samples_NT, options, output
+    if options.join is not None:
+        return _join(secret, args, watch, parse_address("join", options.join))
+    with sole_run(output) as mark:
+        if options.resume:
+            newest, _ = newest_checkpoint(output / CHECKPOINTS)
+            remove_newer(output / CHECKPOINTS, 0 if newest is None else newest.steps)
+        if options.lead is not None:
+            return _lead(secret, args, watch, parse_address("lead", options.lead), mark)
+        with Lighthouse(secret, options.ranks, options.min_ranks, port=options.port) as lighthouse:
+            return Launcher(_processes(secret, args, lighthouse.address, LEADER), options, output, watch).run()
+
+
+def _lead(secret: bytes, args: _Args, watch: Watch, address: tuple[str, int], mark: str) -> TrainResult:
+    """Leads a run over several hosts."""
+    path, samples_NT, options, output = args
+    shared, queue = shared_by_hosts(path, samples_NT, options), HostQueue()
+    expected, (host, port) = max(options.ranks, options.min_ranks), address
+    with Lighthouse(
+        secret, expected, options.min_ranks, host=host, port=port, on_lost=queue.lose, on_host=queue.say
+    ) as lighthouse:
+        processes = _processes(secret, args, lighthouse.address, LEADER)
+        return LeadingLauncher(processes, options, output, watch, lighthouse, queue, shared, mark).run()
+
+
+def _join(secret: bytes, args: _Args, watch: Watch, address: tuple[str, int]) -> TrainResult:
+    """Takes part in a run that another host leads."""
+    path, samples_NT, options, output = args
+    joined = JoinedRun(address, secret, options, output, shared_by_hosts(path, samples_NT, options))
+    try:
+        if not joined.wait():
+            raise BadInput(f"`join`: expected a run that goes on, found that all steps are done at {options.join}")
+        processes = _processes(secret, args, address, f"{LEADER}-at-{joined.host}")
+    except BaseException:
+        joined.close()
+        raise
+    return JoiningLauncher(processes, options, output, watch, joined).run()
+
+
+def _processes(secret: bytes, args: _Args, lighthouse: tuple[str, int], host: str) -> RankProcesses:
+    options = args[2]
+    return RankProcesses(train_member, (secret, host, *args), options.ranks, lighthouse, options.timeout_s)
 
 
 def train_member(
     connection: Connection,
     rank_info: RankInfo,
     secret: bytes,
+    host: str,
     path: str,
     samples_NT: IntArray,
     options: TrainOptions,
@@ -83,10 +107,11 @@ def train_member(
         connection: to the launcher.
         rank_info: this rank, and where the lighthouse listens.
         secret: what all members share.
+        host: what the names of this host's members begin with.
         path, samples_NT, options, output: as in `train_elastic`.
     """
     try:
-        name = f"rank-{rank_info.rank:04d}"
+        name = f"{host}-{rank_info.rank:04d}"
         member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s)
         work = ElasticTraining(
             lambda: load_trainer(path, "cpu", samples_NT, options),
@@ -105,83 +130,3 @@ def train_member(
     except BaseException as error:
         answer = RankFailed(describe_error(error))
     connection.send(answer)
-
-
-class _Launcher:
-    """Starts members, hears what they say, and keeps the log."""
-
-    def __init__(self, processes: RankProcesses, options: TrainOptions, output: Path, watch: Watch) -> None:
-        self._processes, self._options, self._output, self._watch = processes, options, output, watch
-        self._running: dict[int, RankProcess] = {}
-        self._respawns_left = [options.respawn] * options.ranks
-        self._steps: dict[int, FinalStep] = {}
-        self._lost: list[str] = []
-        self._remarks: list[str] = []
-        self._ended_s: float | None = None  # when the first member had finished
-
-    def run(self) -> TrainResult:
-        """Runs until all members have finished or are lost. None of their processes is left."""
-        processes, options = self._processes, self._options
-        try:
-            for rank in range(options.ranks):
-                processes.start(rank)
-            while (self._running or processes.starting) and not self._late():
-                for rank, started in processes.adopt_started():
-                    if isinstance(started, OSError):
-                        self._lose(rank, f"did not start: {started}")
-                    else:
-                        self._running[rank] = started
-                for rank, message in processes.messages(HEARTBEAT_S):
-                    self._handle(rank, message)
-        finally:
-            processes.close()
-        steps = tuple(self._steps[number].step for number in sorted(self._steps))
-        return TrainResult(
-            self._output / MODEL, options.ranks, "gloo", options.min_replicas_among(options.ranks),
-            options.batch * options.length, options.steps - len(steps), steps, tuple(dict.fromkeys(self._remarks)),
-            tuple(self._lost),
-        )  # fmt: skip
-
-    def _late(self) -> bool:
-        """Whether a member has finished and the others have had HANG_S seconds to do the same."""
-        return self._ended_s is not None and time.monotonic() - self._ended_s > HANG_S
-
-    def _handle(self, rank: int, message: Any) -> None:
-        """Handles one message of a member. Raises the error that ends the run."""
-        match message:
-            case None:
-                self._lose(rank, self._running[rank].exit_reason())
-            case RankFailed():
-                self._lose(rank, str(message))
-            case AuroraError():
-                raise message
-            case MemberFinished(remarks):
-                self._remarks += remarks
-                self._end(rank)
-                self._ended_s = self._ended_s or time.monotonic()
-            case FinalStep(version, step):
-                before = self._steps.get(step.step)
-                told = (
-                    before is not None and version <= before.version
-                )  # by another member, which may have joined after the pause
-                if before is None or not told or (step.pause is not None and before.step.pause is None):
-                    self._steps[step.step] = message
-                    self._remarks += log_step(self._output / LOG, step)
-                if not told:
-                    self._watch(step.step, {each: found.process.pid for each, found in self._running.items()})
-
-    def _lose(self, rank: int, reason: str) -> None:
-        """Takes note of a lost rank, and restarts it if that is left."""
-        if rank in self._running:
-            self._end(rank)
-        self._lost.append(f"rank {rank} was lost after {len(self._steps)} steps: {reason}")
-        if self._respawns_left[rank] and self._ended_s is None:
-            self._respawns_left[rank] -= 1
-            self._processes.start(rank)
-        left, wanted = len(self._running) + self._processes.starting, self._options.min_ranks
-        if left < wanted and self._ended_s is None:
-            raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
-
-    def _end(self, rank: int) -> None:
-        del self._running[rank]
-        self._processes.kill(rank)

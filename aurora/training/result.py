@@ -41,14 +41,15 @@ class TrainResult:
 
     Attributes:
         model: folder of the trained model.
-        ranks: number of ranks.
+        ranks: number of ranks; on a host that leads, the most of all hosts at once; on one that joins, its own.
         transport: how they exchanged tokens.
         min_replicas: replicas that each expert had at least.
         tokens: tokens of a global batch.
         resumed: how many steps the checkpoint had that the run went on from; 0: none.
         steps: the steps of this run.
         remarks: a sentence for each file that could not be used or written, and for what ranks sent that could not be used.
-        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost.
+        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost; on a host that leads, those of all hosts,
+            and lost hosts.
     """
 
     model: Path

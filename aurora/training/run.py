@@ -1,7 +1,7 @@
 """Training runs: local ranks, or one rank under torchrun."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from aurora.training.coded_run import train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import train_elastic
 from aurora.training.result import CHECKPOINTS, TrainResult
+from aurora.training.shared_run import sole_run
 from aurora.training.trainer import alike_ranks, load_trainer
 from aurora.training.training_run import TrainingRun
 from aurora.types import TrainOptions
@@ -38,17 +39,18 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
     """
     rank_info = None if options.transport == "memory" else rank_info_from_environment(options.timeout_s)
     ranks = options.ranks if rank_info is None else rank_info.ranks
-    if options.min_replicas is not None and options.min_replicas > ranks:
+    if options.min_replicas is not None and options.min_replicas > ranks and not options.over_hosts:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
         )
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
-    if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
+    if not (options.resume or options.join) and (begun := begun_checkpoints(output / CHECKPOINTS)):
         raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
     args = (str(model), read_samples(model, files, options.length), options, output)
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        if options.join is None:
+            output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
     if options.elastic:
@@ -58,14 +60,16 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
     if options.redundancy > 1:
         if rank_info is not None:
             raise BadInput("`redundancy`: starts its ranks by itself, expected none of torchrun's environment variables")
-        return train_coded(*args)
-    if options.transport == "memory":
-        memory = Memory(ranks, options.timeout_s)
-        found: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
-    elif rank_info is None:
-        found = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
-    else:
-        found = [train_rank(rank_info, *args)]
+        with sole_run(output):
+            return train_coded(*args)
+    with nullcontext() if rank_info is not None and rank_info.rank != 0 else sole_run(output):
+        if options.transport == "memory":
+            memory = Memory(ranks, options.timeout_s)
+            found: list[TrainResult] = launch_threads(train_rank, ranks, *args, memory, timeout_s=options.timeout_s)
+        elif rank_info is None:
+            found = launch(train_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
+        else:
+            found = [train_rank(rank_info, *args)]
     if rank_info is not None and rank_info.rank != 0:
         return None
     return replace(found[0], remarks=tuple(dict.fromkeys(remark for result in found for remark in result.remarks)))

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,21 +120,21 @@ class Trainer:
         A collective call.
         """
         held_R, load_LE, transport = held_by_all(self.state, self._transport), self._load_LE(), self._transport
-        slots, min_replicas = self._slots(transport.ranks)
+        slots, min_replicas = self.slots_among(transport.ranks)
         found = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
         return tell_placement(found, slots, self._gradient_order, transport, len(load_LE))
 
     def warm_up(self, ranks: int) -> None:
         """Plans for so many ranks without any, so that plans that other ranks wait for do not wait for code to be loaded."""
         load_LE, cluster = self._load_LE(), alike_ranks(ranks)
-        slots, min_replicas = self._slots(ranks)
+        slots, min_replicas = self.slots_among(ranks)
         held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
         for _ in range(2):  # first from the files, then from what ranks hold
             found = next_placement(held_R, load_LE, cluster, slots, min_replicas)
             held_R = [[slots_G[rank] for slots_G in found.slots_LG] for rank in range(ranks)]
 
-    def _slots(self, ranks: int) -> tuple[int, int]:
-        """How many experts each of so many ranks holds in a layer, and how many replicas each expert has at least."""
+    def slots_among(self, ranks: int) -> tuple[int, int]:
+        """Returns how many experts each of so many ranks holds in a layer, and how many replicas each expert has at least."""
         min_replicas = self._options.min_replicas_among(ranks)
         return max(self._options.slots_per_gpu or 0, -(-self.state.layers[0].count * min_replicas // ranks)), min_replicas
 
@@ -245,5 +245,10 @@ def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOpt
 
 def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
     """Returns ranks as GPUs that are alike, `machine` of them on each node."""
-    gpus = (Gpu(f"rank-{rank}", "rank", rank // machine, 1e9, 1e9, 1) for rank in range(ranks))
+    return alike_ranks_on([rank // machine for rank in range(ranks)])
+
+
+def alike_ranks_on(node_R: Sequence[int]) -> Cluster:
+    """Returns ranks as GPUs that are alike, by their nodes; all of a node may fail together."""
+    gpus = (Gpu(f"rank-{rank}", "rank", node, 1e9, 1e9, 1) for rank, node in enumerate(node_R))
     return Cluster("ranks", tuple(gpus))

@@ -350,9 +350,11 @@ class TrainOptions:
         resume: go on from the newest checkpoint in the output folder.
         elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
         respawn: with elastic: how many times each lost rank is restarted.
-        min_ranks: with elastic: with fewer ranks training waits until lost ones are back.
+        min_ranks: with elastic: with fewer ranks training waits until lost ones are back, or others join.
         redundancy: ranks, all with all experts, that compute each part of a global batch; slow ones are not waited for.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
+        lead: with elastic: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
+        join: with elastic: ADDRESS:PORT of the host that leads the run which this host's ranks join; None: a run of its own.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         seed: for the sequence of the samples.
@@ -378,6 +380,8 @@ class TrainOptions:
     min_ranks: int = 1
     redundancy: int = 1
     scheme: str = "balanced"
+    lead: str | None = None
+    join: str | None = None
     dtype: str = "float32"
     transport: str = "auto"
     seed: int = 0
@@ -395,14 +399,15 @@ class TrainOptions:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if self.elastic and self.transport not in ("auto", "gloo"):
             raise BadInput(f"`elastic`: expected `transport` gloo, found {self.transport}")
-        for name, default in (("respawn", 0), ("min_ranks", 1)):
+        for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
             if (found := getattr(self, name)) != default and not self.elastic:
                 raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
         if self.redundancy > 1:
             self._check_redundancy()
         elif self.scheme != "balanced":
             raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
-        if self.min_ranks > self.ranks:
+        self._check_hosts()
+        if self.min_ranks > self.ranks and not self.over_hosts:
             raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
             raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
@@ -423,6 +428,23 @@ class TrainOptions:
         for name in ("slots_per_gpu", "rebalance_every"):
             if (found := getattr(self, name)) is not None:
                 raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")
+
+    @property
+    def over_hosts(self) -> bool:
+        """Whether other hosts may take part in the run."""
+        return bool(self.lead or self.join)
+
+    def _check_hosts(self) -> None:
+        """Raises BadInput if what tells of other hosts does not fit."""
+        for name in ("lead", "join"):
+            if (address := getattr(self, name)) is not None:
+                parse_address(name, address)
+        if self.lead and self.join:
+            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+        if self.over_hosts and self.port:
+            raise BadInput(f"`port`: expected none with `lead` or `join`, which have one, found {self.port}")
+        if self.join and self.resume:
+            raise BadInput("`resume`: is for the host that leads the run, expected none with `join`")
 
     def min_replicas_among(self, ranks: int) -> int:
         """Returns how many replicas each expert has at least if this many ranks train."""

@@ -17,7 +17,8 @@ from aurora.planner.replication.recoverability import all_held
 from aurora.reproduce.lazarus.evaluation import LazarusFigure, figure_of
 from aurora.simulator.membership_traces import MembershipEvent
 from aurora.training.data import read_samples
-from aurora.training.elastic_run import Watch, train_elastic
+from aurora.training.elastic_launcher import Watch
+from aurora.training.elastic_run import train_elastic
 from aurora.training.migration import next_placement
 from aurora.training.result import TrainResult
 from aurora.training.trainer import alike_ranks

@@ -1,0 +1,78 @@
+"""What the hosts of a training run share: options, files, and the run's folder."""
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from aurora.errors import BadInput
+from aurora.io.locks import open_locked
+from aurora.models.digest import model_digest
+from aurora.types import TrainOptions
+from aurora.types.arrays import IntArray
+
+MARK = ".run"  # in a run's folder while the run writes there
+OF_EACH_HOST = {"ranks", "respawn", "resume", "elastic", "transport", "timeout_s", "port", "lead", "join"}
+
+
+@contextmanager
+def sole_run(output: Path) -> Iterator[str]:
+    """Context manager in which no other run writes to a folder; yields a mark that a file there has meanwhile.
+
+    Raises:
+        BadInput: if another run does, or the folder cannot be written.
+    """
+    mark, path = secrets.token_hex(16), output / MARK
+    with open_locked(path) as file:
+        try:
+            _write(file, mark, path)
+            yield mark
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _write(file: FileIO, mark: str, path: Path) -> None:
+    try:
+        file.truncate(0)
+        file.write(mark.encode())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def has_mark(output: Path, mark: str) -> bool:
+    """Returns whether a folder is the one in which `sole_run` has left a mark."""
+    try:
+        return (output / MARK).read_text() == mark
+    except (OSError, ValueError):
+        return False
+
+
+def shared_by_hosts(path: str, samples_NT: IntArray, options: TrainOptions) -> dict[str, Any]:
+    """Returns what has to be equal on all hosts of a run: options by name, and digests of the `model` and the `text`.
+
+    Args:
+        path: the model's folder, or its name in the local hub cache.
+        samples_NT: (N, T) int64, the token ids of all samples.
+        options: how to train.
+    """
+    equal = {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
+    return equal | {"model": model_digest(path)[:16], "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]}
+
+
+def difference(host: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Returns a sentence on what a host has other than the leader, None if it has the same.
+
+    Args:
+        host: the host.
+        expected, found: what `shared_by_hosts` returned to the leader and to the host.
+    """
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in expected or name not in found:
+            return f"host {host}: expected the leader's version of aurora, found one that differs in `{name}`"
+        if expected[name] != found[name]:
+            return f"host {host}: expected `{name}` {expected[name]} as the leader has, found {found[name]}"
+    return None

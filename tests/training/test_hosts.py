@@ -1,0 +1,230 @@
+"""Elastic training over several hosts, here on loopback: hosts that lead, join, lose ranks, differ, and are lost."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.commit_rule import Version
+from aurora.runtime.distributed.lighthouse import Lighthouse
+from aurora.runtime.distributed.pauses import Pause
+from aurora.training.data import read_samples
+from aurora.training.elastic import nodes_of
+from aurora.training.elastic_run import train_elastic
+from aurora.training.host_launchers import JoinedRun
+from aurora.training.host_messages import FinalStep, HostDone, JoinTraining, RankLost, RunOver, Welcome, pack, unpack
+from aurora.training.result import CommittedStep
+from aurora.training.run import train
+from aurora.training.shared_run import difference, has_mark, shared_by_hosts, sole_run
+from aurora.types import TrainOptions
+from tests.models.architectures import build
+
+SECRET = "of all hosts of this test"
+OPTIONS = TrainOptions(steps=10, batch=8, length=8, dtype="float64", checkpoint_every=3, timeout_s=120.0, elastic=True)
+STEP = CommittedStep(3, 2.5, 0.0, 1.0, 0.1, 2, Pause(1.0, 2, quorum_s=0.5))
+MESSAGES = (
+    JoinTraining("h", 2, {"steps": 3, "max_norm": None}), Welcome("x"), RunOver(""), FinalStep(Version(5, 4), STEP),
+    FinalStep(Version(5, 4), replace(STEP, pause=None)), RankLost("why"), HostDone(("one", "two")),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model's folder, a file of text, and the losses of a run on one thread."""
+    home = tmp_path_factory.mktemp("hosts")
+    (home / "text.txt").write_text("def f(x): return x + 1\n" * 20)
+    folder = build("qwen3_moe", home / "qwen3_moe")
+    result = train(folder, [home / "text.txt"], replace(OPTIONS, elastic=False, transport="memory"), home / "undisturbed")
+    return folder, home / "text.txt", [step.loss for step in result.steps]
+
+
+@pytest.fixture
+def address(monkeypatch):
+    """An address of this host, and the secret in the environment."""
+    monkeypatch.setenv("AURORA_SECRET", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+class Host(threading.Thread):
+    """A host's run, as a thread of this process; `result` waits for it."""
+
+    def __init__(self, made, output, options, watch=lambda step, pids: None):
+        super().__init__(daemon=True)
+        self.folder, self.text = made[:2]
+        self.output, self.options, self.watch, self.found = output, options, watch, None
+        self.start()
+
+    def run(self):
+        try:
+            samples_NT = read_samples(self.folder, [self.text], self.options.length)
+            self.found = train_elastic(str(self.folder), samples_NT, self.options, self.output, self.watch)
+        except Exception as error:
+            self.found = error
+
+    def result(self):
+        self.join(240)
+        assert not self.is_alive()
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def until_lost(joined):
+    while True:
+        joined.heard(0.05)
+
+
+def losses(result):
+    return [step.loss for step in result.steps]
+
+
+def test_a_host_that_joins_loses_a_rank_and_the_leader_writes_what_all_have_done(made, address, tmp_path):
+    struck = []
+
+    def watch(step, pids):
+        if step >= 3 and not struck:
+            struck.append(step)
+            os.kill(pids[0], signal.SIGKILL)
+
+    leader = Host(made, tmp_path, replace(OPTIONS, ranks=2, min_ranks=3, lead=address))
+    joiner = Host(made, tmp_path, replace(OPTIONS, ranks=1, min_ranks=3, join=address, respawn=1), watch)
+    led, joined = leader.result(), joiner.result()
+    assert struck
+    assert (led.ranks, joined.ranks, led.min_replicas) == (3, 1, 2)
+    np.testing.assert_allclose(losses(led), made[2], rtol=0, atol=1e-9)
+    assert losses(joined) == [loss for step, loss in enumerate(losses(led)) if step in {each.step for each in joined.steps}]
+    (lost,) = led.lost
+    assert lost.startswith("host 127.0.0.1-")
+    assert ": rank 0 was lost after " in lost
+    assert lost.split(": ", 1)[1] == joined.lost[0]
+    logged = {json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()}
+    assert logged == set(range(OPTIONS.steps))
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert not list(tmp_path.glob(".run"))
+
+
+def test_a_leader_that_is_killed_and_started_again_goes_on_with_the_host_that_waits(made, address, tmp_path):
+    joins = replace(OPTIONS, steps=30, min_ranks=2, join=address)
+    arguments = {
+        "steps": 30,
+        "batch": 8,
+        "length": 8,
+        "dtype": "float64",
+        "checkpoint-every": 3,
+        "min-ranks": 2,
+        "timeout": 120,
+    }
+    line = [f"--{name}={value}" for name, value in arguments.items()]
+    command = [sys.executable, "-m", "aurora", "train", made[0], "--text", made[1], *line, "--elastic", "-o", tmp_path]
+    first = subprocess.Popen([*command, f"--lead={address}"], stdout=subprocess.DEVNULL)
+    try:
+        joiner = Host(made, tmp_path, joins)
+        while not list(tmp_path.glob("checkpoints/step-*/shard-*")):
+            assert first.poll() is None
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.wait()
+    again = Host(made, tmp_path, replace(OPTIONS, steps=30, min_ranks=2, lead=address, resume=True)).result()
+    assert again.steps[-1].step == joiner.result().steps[-1].step == 29
+    logged = {}
+    for text in (tmp_path / "log.jsonl").read_text().splitlines():
+        step = json.loads(text)
+        logged[step["step"]] = step["loss"]
+    assert set(logged) == set(range(30))
+    for step, loss in enumerate(made[2]):
+        assert abs(logged[step] - loss) < 1e-9
+
+
+def test_a_host_whose_leader_is_lost_ends_with_a_sentence(made, address, tmp_path):
+    port, heard = int(address.rpartition(":")[2]), SimpleQueue()
+    with sole_run(tmp_path) as mark:
+        options = replace(OPTIONS, timeout_s=0.5)
+        with Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *said: heard.put(said)) as lighthouse:
+            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), options, tmp_path, {"steps": 3})
+            name, data = heard.get(timeout=30)
+            assert unpack(data) == JoinTraining(joined.host, 1, {"steps": 3})
+            lighthouse.send_to_host(name, pack(Welcome(mark)))
+            assert joined.wait()
+        with pytest.raises(RankFailed, match=f"leads the run has not answered for 0.5 s; {address}: "):
+            until_lost(joined)
+        joined.close()
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_are_what_was_packed(message):
+    assert unpack(json.loads(json.dumps(pack(message)))) == message
+
+
+@pytest.mark.parametrize("data", [
+    {}, {"kind": "Nothing"}, {"kind": "JoinTraining", "host": "h", "ranks": 0, "shared": {}}, {"kind": "HostDone", "remarks": [1]},
+    pack(MESSAGES[3]) | {"version": {"epoch": "5", "step": 4}}, pack(MESSAGES[3]) | {"step": {"step": 1}},
+    pack(MESSAGES[3]) | {"step": asdict(STEP) | {"loss": "low"}}, pack(MESSAGES[3]) | {"step": asdict(STEP) | {"pause": [1]}},
+])  # fmt: skip
+def test_what_is_no_message_is_refused(data):
+    with pytest.raises(ValueError, match="of this version"):
+        unpack(data)
+
+
+def test_hosts_that_differ_are_told_in_what(made, tmp_path):
+    folder, text, _ = made
+    samples_NT = read_samples(folder, [text], OPTIONS.length)
+    ours = shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, lead="a:1", ranks=2, resume=True))
+    assert difference("b", ours, shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, join="a:1", respawn=3))) is None
+    other = shared_by_hosts(str(folder), samples_NT[1:], OPTIONS)
+    said = f"host b: expected `text` {ours['text']} as the leader has, found {other['text']}"
+    assert difference("b", ours, other) == said
+    assert difference("b", ours, ours | {"batch": 4}) == "host b: expected `batch` 8 as the leader has, found 4"
+    assert "found one that differs in `new`" in difference("b", ours, ours | {"new": 4})
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in folder.iterdir():
+        (changed / file.name).write_bytes(file.read_bytes() + b" " * (file.name == "config.json"))
+    assert shared_by_hosts(str(changed), samples_NT, OPTIONS)["model"] != ours["model"]
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):
+    with sole_run(tmp_path) as mark:
+        assert has_mark(tmp_path, mark)
+        with pytest.raises(BadInput, match=r"\.run: another run writes it"):
+            train(made[0], [made[1]], replace(OPTIONS, elastic=False, transport="memory"), tmp_path)
+    assert not has_mark(tmp_path, mark)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_a_host_are_on_one_node_if_there_are_several_hosts():
+    assert nodes_of(["rank-0000", "rank-0001", "rank-0003"], 8, 8, 2) == [0, 1, 2]
+    members = ["rank-0000", "rank-0001", "rank-at-10.0.0.2-ab-0000", "rank-at-10.0.0.2-cd-0000"]
+    assert nodes_of(members, 4, 8, 2) == [0, 0, 1, 2]
+    assert nodes_of(members, 4, 8, 3) == [0, 1, 2, 3], "each of 8 experts on three hosts: there is room for 16 of 24 replicas"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"elastic": False, "lead": "a:1"}, "`lead`: is for a run with `elastic`, found a:1 without"),
+    ({"lead": "a:1", "join": "a:1"}, "`join`: expected none on the host that leads, found a:1"),
+    ({"lead": "a:1", "port": 5}, "`port`: expected none with `lead` or `join`"),
+    ({"join": "a:1", "resume": True}, "`resume`: is for the host that leads the run"),
+    ({"join": "a"}, "`join`: expected ADDRESS:PORT"),
+    ({"lead": ""}, "`lead`: expected ADDRESS:PORT"),
+])  # fmt: skip
+def test_options_that_do_not_fit_are_refused(change, said):
+    with pytest.raises(BadInput, match=said):
+        replace(OPTIONS, **change)
+
+
+def test_hosts_without_a_secret_are_refused(made, tmp_path, monkeypatch):
+    monkeypatch.delenv("AURORA_SECRET", raising=False)
+    for name in ("lead", "join"):
+        with pytest.raises(BadInput, match=f"`{name}`: expected a secret that all hosts share in AURORA_SECRET, found none"):
+            train(made[0], [made[1]], replace(OPTIONS, **{name: "127.0.0.1:1"}), tmp_path)
