@@ -184,6 +184,19 @@ def test_a_host_that_is_cut_off_loses_all_its_ranks_and_joins_again():
     assert not ranks_left()
 
 
+def test_a_leader_that_comes_back_is_joined_again():
+    before, after = Hosts(), Hosts()
+    before.acts[5] = lambda: [cable.cut() for cable in before.cables.values()]
+    with joining(before, [1, 2]):
+        assert run(before) == {0: 0}
+        after.cables = before.cables
+        for cable in after.cables.values():
+            cable.whole.set()
+        assert run(after) == {rank: rank for rank in range(4)}
+    assert before.ended == {1: 2, 2: 2}
+    assert not ranks_left()
+
+
 def test_an_error_that_the_user_must_mend_is_told_by_another_host_and_ends_the_run_on_all():
     coordinator = Hosts()
     with joining(coordinator, [1, 2]), pytest.raises(BadInput, match="this file is wrong"):
