@@ -206,8 +206,10 @@ def synthetic_profile(
         >>> aurora.synthetic_profile("zipf:0.8", "mixtral-topics", aurora.SyntheticOptions(sources=8)).tokens_TLSE.shape
         (1, 4, 8, 8)
     """
+    from aurora.io.silicon_database import check_engine
     from aurora.planner.workload.synthetic import synthetic_profile as drawn
 
+    check_engine(engine)
     known = io.load_gpus()
     if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
         raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")

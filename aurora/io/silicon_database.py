@@ -16,6 +16,7 @@ from aurora.errors import BadInput
 
 PACKAGE = "aiconfigurator_core"
 WIDTH = {"half": 2, "int8": 1}  # bytes of NCCL's types
+ENGINES = ("sglang", "trtllm", "vllm")  # whose kernels were measured
 INSTALL = "pip install 'aurora-moe[silicon]'"
 
 
@@ -36,6 +37,16 @@ def systems() -> list[str]:
     """Returns the names of the systems that the installed package has measurements of."""
     folder = systems_folder()
     return sorted(file.stem for file in folder.glob("*.yaml") if (folder / "data" / file.stem).is_dir())
+
+
+def check_engine(engine: str) -> None:
+    """Raises BadInput unless an engine is one of ENGINES.
+
+    Args:
+        engine: its name.
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
 
 
 def system_specs(system: str) -> Mapping[str, Any]:

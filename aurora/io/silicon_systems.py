@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import all_to_all_points, system_specs, tables
+from aurora.io.silicon_database import all_to_all_points, check_engine, system_specs, tables
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.planner.workload.curve_fit import fit_curve
 from aurora.planner.workload.model_config import Shape
 from aurora.types import Cluster, ComputeCurves, Curve, Gpu
 
-ENGINES = ("sglang", "trtllm", "vllm")
 DTYPE = "bfloat16"
 
 
@@ -57,14 +56,13 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
     Args:
         config: the content of a transformers config.json.
         system: as in `system_cluster`.
-        engine: one of ENGINES.
+        engine: one of `aurora.io.silicon_database.ENGINES`.
         ranks: expert-parallel ranks.
 
     Raises:
         BadInput: if the model's experts or attention were not measured there.
     """
-    if engine not in ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    check_engine(engine)
     shape, specs = Shape.of(config), system_specs(system)
     expert, kernel = _expert(shape, system, engine, ranks)
     row_bytes, memory_Bps = 2 * shape.hidden, float(specs["gpu"]["mem_bw"])
