@@ -58,6 +58,14 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         _begin_serving(runner.model, patched, config, getattr(runner, "eplb_state", None))
         return loaded
 
+    if (sample := getattr(runner, "sample_tokens", None)) is not None:
+
+        @functools.wraps(sample)
+        def sample_tokens(*args: Any, **named: Any) -> Any:
+            with naming_lost_ranks(processes):
+                return sample(*args, **named)  # EPLB moves experts in it
+
+        runner.sample_tokens = sample_tokens
     if patched.moves_by_expert_maps:
         warm_up = worker.compile_or_warm_up_model
 
