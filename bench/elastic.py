@@ -7,6 +7,7 @@ Writes bench/results/elastic-DATE.md. AURORA_DATA names the folder of recorded d
   members that were taken for dead, and pauses with their parts.
 - `steady`: what a step takes with and without `elastic`, in turns.
 - `recovery`: how often training goes on from replicas after k ranks are lost at once, beside the exact probability.
+- `baselines`: samples a second on the trace, beside checkpoint-restart, fixed-size groups and whole replicas.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from baselines import compared
 from machine import machine
 from scipy.stats import chi2
 from spot import Played, SpotRun, steps_of
@@ -238,7 +240,14 @@ def _killed(options: TrainOptions, count: int) -> list[Outcome]:
     return found
 
 
-PARTS: dict[str, Callable[[bool], list[str]]] = {"changes": _changes, "steady": _steady, "recovery": _recovery}
+def _baselines(quick: bool) -> list[str]:
+    """Throughput beside baselines."""
+    return compared(MODEL, TEXT, SAMPLES_NT, OPTIONS, trace_of(NODES), quick)
+
+
+PARTS: dict[str, Callable[[bool], list[str]]] = {
+    "changes": _changes, "steady": _steady, "recovery": _recovery, "baselines": _baselines
+}  # fmt: skip
 
 
 def main() -> None:

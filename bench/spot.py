@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import AuroraError, RankFailed
+from aurora.runtime.distributed.commit_rule import NOTHING, Version
 from aurora.runtime.distributed.elastic_steps import run_elastic
 from aurora.runtime.distributed.epoch_transport import EpochTransport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, start_process
@@ -35,6 +36,7 @@ POLL_S = 0.1
 STEP_S = 0.1  # until the first step is measured
 
 Adapt = Callable[[Trainer], None]  # changes a trainer that a member has loaded; picklable
+Training = Callable[..., ElasticTraining]  # with the arguments of ElasticTraining; picklable
 
 
 def spot_member(
@@ -45,7 +47,8 @@ def spot_member(
     samples_NT: IntArray,
     options: TrainOptions,
     output: Path,
-    adapt: Adapt | None = None,
+    adapt: Adapt | None,
+    training: Training,
 ) -> None:
     """Prepares, waits until it may join, and trains; tells the player of each step."""
 
@@ -58,7 +61,7 @@ def spot_member(
     try:
         name = f"rank-{rank_info.rank:04d}"
         member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s)
-        work = ElasticTraining(
+        work = training(
             load,
             path,
             options,
@@ -103,6 +106,8 @@ class Played:
         pauses: by epoch the longest pause of its members before it.
         noticed_s: seconds from each kill until the lighthouse knew.
         false_deaths: members that the lighthouse took for lost and nobody had killed.
+        committed: steps of the newest state that was told of.
+        late_s: how long after its time a change came at most, if changes came by time.
         seconds: from the first step to the last.
         remarks: of members.
     """
@@ -117,6 +122,8 @@ class Played:
     pauses: dict[int, Pause] = field(default_factory=dict)
     noticed_s: list[float] = field(default_factory=list)
     false_deaths: list[str] = field(default_factory=list)
+    committed: int = 0
+    late_s: float = 0.0
     seconds: float = 0.0
     remarks: list[str] = field(default_factory=list)
 
@@ -137,6 +144,8 @@ class SpotRun:
         adapt: what each member does with its trainer.
         to_the_end: whether all steps are taken; if not, the run ends when those that the last change concerns have arrived.
         before: called before each change, with the change and the nodes that are there, by rank.
+        training: what members do in each step.
+        seconds: if given, changes come so many seconds after the first step instead, and the run ends after so many.
     """
 
     def __init__(
@@ -145,17 +154,20 @@ class SpotRun:
         samples_NT: IntArray,
         options: TrainOptions,
         output: Path,
-        changes: Sequence[tuple[int, MembershipEvent]],
+        changes: Sequence[tuple[float, MembershipEvent]],
         seed: int = 0,
         adapt: Adapt | None = None,
         to_the_end: bool = True,
         before: Callable[[MembershipEvent, list[str]], None] = lambda change, names: None,
+        training: Training = ElasticTraining,
+        seconds: float | None = None,
     ) -> None:
-        self._before, self._to_the_end = before, to_the_end
-        self._args = str(path), samples_NT, options, output, adapt
+        self._before, self._to_the_end, self._seconds = before, to_the_end, seconds
+        self._args = str(path), samples_NT, options, output, adapt, training
         self._options, self._changes, self._dice = options, list(changes), random.Random(seed)
         self._secret, self.played = new_secret(), Played()
-        self._versions: dict[int, Any] = {}  # by step that of its last commit
+        self._versions: dict[int, Version] = {}  # by step that of its last commit
+        self._newest = NOTHING
         self._killed_s: dict[str, float] = {}  # by member
         self._nodes: dict[str, _Node] = {}
         self._standby: dict[str, _Node] = {}
@@ -177,12 +189,14 @@ class SpotRun:
                 self._hear()
             self._join(first.added)
             ended_s = None
-            while self._nodes and (ended_s is None or time.monotonic() < ended_s):
+            while (self._nodes or self._seconds) and (ended_s is None or time.monotonic() < ended_s):
                 if self._hear() and ended_s is None:
                     ended_s = time.monotonic() + SETTLE_S
                 if ended_s is None and self._due():
                     self._change(self._changes.pop(0)[1])
                 if not (self._changes or self._to_the_end) and all(node.arrived for node in self._nodes.values()):
+                    break
+                if self._seconds is not None and self._elapsed_s > self._seconds:
                     break
         finally:
             self._adopt(wait=True)
@@ -192,6 +206,11 @@ class SpotRun:
             self._lighthouse.close()
         self.played.seconds = self._last_s - self._began_s
         return self.played
+
+    @property
+    def _elapsed_s(self) -> float:
+        """Seconds since the first step; none before it."""
+        return time.monotonic() - self._began_s if self._began_s else 0.0
 
     def _note(self, name: str, reason: str) -> None:
         """Takes note of a member that the lighthouse has lost."""
@@ -225,11 +244,16 @@ class SpotRun:
         """Whether the next change is to come now."""
         if not self._changes:
             return False
-        step, change = self._changes[0]
+        planned, change = self._changes[0]
         self._start_ahead([change for _, change in self._changes[:AHEAD]])
         if not self._prepared(change):
             return False
-        return all(node.arrived for node in self._nodes.values()) and max(self.played.losses, default=-1) >= step
+        now = max(self.played.losses, default=-1) if self._seconds is None else self._elapsed_s
+        if now < planned or not all(node.arrived for node in self._nodes.values()):
+            return False
+        if self._seconds is not None:
+            self.played.late_s = max(self.played.late_s, now - planned)
+        return True
 
     def _change(self, change: MembershipEvent) -> None:
         """Kills those that leave, somewhere within a step, and lets those join that come."""
@@ -288,6 +312,8 @@ class SpotRun:
             self._step_s = step.seconds
         elif version.epoch not in played.pauses or played.pauses[version.epoch].seconds < pause.seconds:
             played.pauses[version.epoch] = pause
+        self._newest = max(self._newest, version)
+        played.committed = self._newest.step
         before = self._versions.get(step.step)
         if before is None or version > before:
             played.redone += before is not None
