@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.connections import kept_apart
 
-POLL_S = 0.005
+POLL_S = 0.02
 STUCK_S = 0.3  # after `abort` until gloo counts as stuck
 _own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a call runs in it
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
@@ -131,9 +131,11 @@ class Member(LighthouseConnection):
         Raises:
             RankFailed: if a member is lost; others may have seen all votes nevertheless.
         """
-        wishes = torch.tensor([leave or self._leaving], dtype=torch.int32)
-        self.perform(lambda: group.allreduce([wishes], ReduceOp.MAX).wait())
-        return bool(wishes.item())
+        # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
+        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
+        wishes_R = torch.empty_like(wish_R)
+        self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
+        return bool(wishes_R.any())
 
     def leave(self) -> None:
         """Breaks off the epoch at this end, so that members that wait for this one go on."""
