@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -102,6 +104,8 @@ def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
         for at, rank, sent in ((2, stopped, signal.SIGSTOP), (4, stopped, signal.SIGCONT), (5, killed, signal.SIGKILL)):
             if step == at:
                 os.kill(pids[rank], sent)
+            while step == at and sent == signal.SIGKILL and psutil.Process(pids[rank]).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
 
     samples_NT = read_samples(folder, [text], options.length)
     result = train_coded(str(folder), samples_NT, options, tmp_path / "coded", Slowed(slowed), disturb)

@@ -164,9 +164,9 @@ class CodedAggregator:
 
     def _start_threads(self) -> None:
         """Starts workers that are threads."""
-        from torch.distributed import HashStore  # type: ignore[attr-defined]
+        from aurora.runtime.distributed.thread_store import ThreadStore
 
-        self._store = store = HashStore()
+        self._store = store = ThreadStore()
         store.set_timeout(FOREVER)
         for worker in range(self._workers):
             args = (lambda: store, worker, self._job, lambda: None)
@@ -220,6 +220,7 @@ class CodedAggregator:
             RankFailed: as in `coded_sum`.
         """
         self._number += 1
+        self._newly_lost()
         given = arguments or {}
         head = {"run": self._run, "round": self._number, "code": code, "arguments": self._publish(given)}
         told = pack_message(self._store, self._job.secret, "", head, None)
