@@ -33,7 +33,8 @@ from aurora.types import (
     TrainOptions,
     WorkerReport,
 )
-from aurora.types.options import INTERLEAVE, SIMULATED_ORDERS
+from aurora.types.options import SIMULATED_ORDERS
+from aurora.types.run_options import INTERLEAVE
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that `recommend` draws if there is no profile
 

@@ -4,17 +4,9 @@ import re
 from collections.abc import Callable, Iterable
 
 from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
-from aurora.types.options import (
-    ALL_TO_ALLS,
-    DTYPES,
-    INTERLEAVE,
-    LINK_TRANSPORTS,
-    RUN_ORDERS,
-    SIMULATED_ORDERS,
-    TRAIN_DTYPES,
-    TRAIN_TRANSPORTS,
-    TRANSPORTS,
-)
+from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, SIMULATED_ORDERS
+from aurora.types.run_options import DTYPES, INTERLEAVE, RUN_ORDERS, TRANSPORTS
+from aurora.types.train_options import TRAIN_DTYPES, TRAIN_TRANSPORTS
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
-from aurora.types.options import LONGEST_S
+from aurora.types.option_checks import LONGEST_S
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8

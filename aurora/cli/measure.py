@@ -11,7 +11,8 @@ from aurora.cli.common import check_model, check_output, need
 from aurora.cli.subcommand import Json, Subcommand, option, show
 from aurora.errors import BadInput
 from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
-from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES
+from aurora.types.option_checks import MOST_PROCESSES
+from aurora.types.options import LINK_TRANSPORTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,7 @@ from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
 from aurora.cli.subcommand import Json, Layers
 from aurora.errors import BadInput
-from aurora.types.options import LONGEST_S
+from aurora.types.option_checks import LONGEST_S
 
 
 def record(

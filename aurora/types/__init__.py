@@ -18,9 +18,7 @@ from aurora.types.options import (
     PlanOptions,
     ProfileOptions,
     ReproduceOptions,
-    RunOptions,
     SyntheticOptions,
-    TrainOptions,
 )
 from aurora.types.placement import Placement
 from aurora.types.plan import ModelPlan, Plan
@@ -37,9 +35,11 @@ from aurora.types.program import (
     has_next_slice,
 )
 from aurora.types.replica_placement import GpuSlots, Rebalanced, ReplicaPlacement
+from aurora.types.run_options import RunOptions
 from aurora.types.schedule import Order, Schedule, SubChannels
 from aurora.types.token_routing import TokenRouting
 from aurora.types.trace import TRACE_PHASES, Trace, TraceRecorder
+from aurora.types.train_options import TrainOptions
 from aurora.types.transfer_curve import TransferCurve
 
 __all__ = [

@@ -107,7 +107,7 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
 
 def test_interleave_has_the_same_values_everywhere():
     from aurora import api
-    from aurora.types.options import INTERLEAVE
+    from aurora.types.run_options import INTERLEAVE
 
     assert choices.names("interleave") == INTERLEAVE
     subcommands = dict(commands())

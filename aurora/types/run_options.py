@@ -1,0 +1,105 @@
+"""Options of `aurora.run`; see aurora.types.options."""
+
+import re
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+from aurora.types.addresses import parse_address
+from aurora.types.option_checks import above_zero, zero_or_more
+from aurora.types.options import ControlOptions
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
+RUN_ORDERS = ("plan", "auto")
+INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `aurora.run`.
+
+    Args:
+        max_new_tokens: tokens to generate for each prompt.
+        batch: prompts that a rank decodes together.
+        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
+        timeout_s: seconds that a rank waits for a peer before the run ends.
+        keep_logits: return logits with the answers.
+        port: port of the ranks' rendezvous, without survive; 0: a free one.
+        deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
+        order: "plan": the planned orders; "auto": the fastest by message size, measured before and while serving.
+        predictable: return the run's routing and measured network, from which it can be simulated.
+        interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
+        colocate: with interleave "processes": a name, the same for all processes that share these GPUs.
+        survive: continue with the remaining ranks when some are lost.
+        respawn: with survive: how many times each lost rank is restarted.
+        hang_s: with survive: seconds without a message after which a rank is lost.
+        lead: with survive: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
+        join: with survive: ADDRESS:PORT of the host that leads the run that this host's ranks join; None: a run of its own.
+        node: with lead or join: which of the plan's nodes this host is; None: a leader without ranks of its own.
+        local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
+        dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
+        adapt: experts move to follow the traffic while serving, as these options say; None: the placement stays.
+        dry_run: with adapt: nothing moves; say what would.
+    """
+
+    max_new_tokens: int = 16
+    batch: int = 8
+    transport: str = "auto"
+    timeout_s: float = 300.0
+    keep_logits: bool = False
+    port: int = 0
+    deduplicate: bool | None = None
+    order: str = "plan"
+    predictable: bool = False
+    interleave: str = "on"
+    colocate: str | None = None
+    survive: bool = False
+    respawn: int = 0
+    hang_s: float = 5.0
+    lead: str | None = None
+    join: str | None = None
+    node: int | None = None
+    local_first: bool = False
+    dtype: str = "auto"
+    adapt: ControlOptions | None = None
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
+        if self.survive and (self.transport not in ("auto", "gloo", "shaped") or self.predictable):
+            raise BadInput("`survive`: expected gloo or the shaped transport, and no `compare`")
+        if self.survive and self.interleave != "on":
+            raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
+        if self.adapt is not None and self.predictable:
+            raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
+        if self.dry_run and self.adapt is None:
+            raise BadInput("`dry_run`: expected with `adapt`")
+        zero_or_more(self, "respawn")
+        if self.respawn and not self.survive:
+            raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
+        self._check_hosts()
+        for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS), ("dtype", DTYPES)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if (self.colocate is not None) != (self.interleave == "processes"):
+            raise BadInput("`colocate`: expected with `interleave` processes, and only there")
+        if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
+            raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
+        if not 0 <= self.port < 65536:
+            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
+        if self.port and self.survive:
+            raise BadInput(f"`port`: expected none with `survive`, which needs no rendezvous, found {self.port}")
+
+    def _check_hosts(self) -> None:
+        """Raises BadInput if what tells of other hosts does not fit."""
+        for name in ("lead", "join"):
+            if (address := getattr(self, name)) is not None:
+                if not self.survive:
+                    raise BadInput(f"`{name}`: is for a run with `survive`, found {address} without")
+                parse_address(name, address)
+        if self.lead and self.join:
+            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+        if self.join and self.node is None:
+            raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
+        if self.node is not None and not (self.lead or self.join):
+            raise BadInput(f"`node`: goes with `lead` or `join`, found {self.node} without")

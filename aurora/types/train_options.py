@@ -1,0 +1,133 @@
+"""Options of `aurora.train`; see aurora.types.options."""
+
+from dataclasses import dataclass
+
+from aurora.errors import BadInput
+from aurora.types.addresses import parse_address
+from aurora.types.option_checks import above_zero, zero_or_more
+
+TRAIN_DTYPES = ("float32", "bfloat16", "float64")
+TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `aurora.train`.
+
+    Args:
+        steps: steps to take in all, those before `resume` included.
+        ranks: processes that train; under torchrun its ranks.
+        batch: samples of a global batch, which all ranks share.
+        length: tokens of a sample.
+        learning_rate: step size of AdamW.
+        weight_decay: weight decay of AdamW.
+        max_norm: Euclidean norm above which the gradient of a step is scaled down to it; None: none.
+        router_loss: weight of the load-balancing loss; None: that of the model's config.
+        min_replicas: replicas that each expert has at least, each on another rank; None: two, or one on one rank.
+        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: as many as the least replicas take.
+        rebalance_every: steps after which experts move, if their loads say that it pays; None: they stay.
+        checkpoint_every: steps between two checkpoints; None: one at the end.
+        resume: go on from the newest checkpoint in the output folder.
+        elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
+        respawn: with elastic: how many times each lost rank is restarted.
+        min_ranks: with elastic: with fewer ranks training waits until lost ones are back, or others join.
+        redundancy: ranks, all with all experts, that compute each part of a global batch; slow ones are not waited for.
+        scheme: with redundancy: gradient code that assigns the parts to ranks.
+        lead: with elastic: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
+        join: with elastic: ADDRESS:PORT of the host that leads the run which this host's ranks join; None: a run of its own.
+        dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
+        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
+        seed: for the sequence of the samples.
+        timeout_s: seconds that a rank waits for a peer before the run ends.
+        port: port of the ranks' rendezvous; 0: a free one.
+    """
+
+    steps: int = 100
+    ranks: int = 1
+    batch: int = 8
+    length: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_norm: float | None = 1.0
+    router_loss: float | None = None
+    min_replicas: int | None = None
+    slots_per_gpu: int | None = None
+    rebalance_every: int | None = None
+    checkpoint_every: int | None = None
+    resume: bool = False
+    elastic: bool = False
+    respawn: int = 0
+    min_ranks: int = 1
+    redundancy: int = 1
+    scheme: str = "balanced"
+    lead: str | None = None
+    join: str | None = None
+    dtype: str = "float32"
+    transport: str = "auto"
+    seed: int = 0
+    timeout_s: float = 300.0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        above_zero(self, "steps", "ranks", "batch", "length", "learning_rate", "max_norm", "min_replicas", "slots_per_gpu")
+        above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s", "min_ranks", "redundancy")
+        zero_or_more(self, "weight_decay", "seed", "respawn")
+        if self.router_loss is not None:
+            zero_or_more(self, "router_loss")
+        for name, known in (("dtype", TRAIN_DTYPES), ("transport", TRAIN_TRANSPORTS)):
+            if getattr(self, name) not in known:
+                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        if self.elastic and self.transport not in ("auto", "gloo"):
+            raise BadInput(f"`elastic`: expected `transport` gloo, found {self.transport}")
+        for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
+            if (found := getattr(self, name)) != default and not self.elastic:
+                raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
+        if self.redundancy > 1:
+            self._check_redundancy()
+        elif self.scheme != "balanced":
+            raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
+        self._check_hosts()
+        if self.min_ranks > self.ranks and not self.over_hosts:
+            raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
+        if self.length < 2:
+            raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
+        if not 0 <= self.port < 65536:
+            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
+
+    def _check_redundancy(self) -> None:
+        """Raises BadInput unless each rank can compute parts of a batch without the others."""
+        if self.elastic:
+            raise BadInput("`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`")
+        if self.transport != "auto":
+            raise BadInput(f"`redundancy`: gradients travel through a store, expected `transport` auto, found {self.transport}")
+        if self.min_replicas not in (None, self.ranks):
+            raise BadInput(
+                f"`redundancy`: a rank computes parts of a batch without the others, so it holds all experts: expected "
+                f"`min_replicas` {self.ranks}, the number of ranks, or none, found {self.min_replicas}"
+            )
+        for name in ("slots_per_gpu", "rebalance_every"):
+            if (found := getattr(self, name)) is not None:
+                raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")
+
+    @property
+    def over_hosts(self) -> bool:
+        """Whether other hosts may take part in the run."""
+        return bool(self.lead or self.join)
+
+    def _check_hosts(self) -> None:
+        """Raises BadInput if what tells of other hosts does not fit."""
+        for name in ("lead", "join"):
+            if (address := getattr(self, name)) is not None:
+                parse_address(name, address)
+        if self.lead and self.join:
+            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+        if self.over_hosts and self.port:
+            raise BadInput(f"`port`: expected none with `lead` or `join`, which have one, found {self.port}")
+        if self.join and self.resume:
+            raise BadInput("`resume`: is for the host that leads the run, expected none with `join`")
+
+    def min_replicas_among(self, ranks: int) -> int:
+        """Returns how many replicas each expert has at least if this many ranks train."""
+        if self.redundancy > 1:
+            return ranks
+        return min(2 if self.min_replicas is None else self.min_replicas, ranks)
