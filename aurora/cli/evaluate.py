@@ -19,7 +19,7 @@ def evaluate(
     from aurora.cli.as_json import evaluation_json
     from aurora.io import load_plan, load_profile
     from aurora.planner.check.traffic import without_proof
-    from aurora.reports.tables import evaluation_table
+    from aurora.reports.plan_tables import evaluation_table
 
     served, traffic = load_plan(plan), [load_profile(path) for path in profile]
     found = api.evaluate(served, traffic)

@@ -1,4 +1,4 @@
-"""aurora measure: hardware without traffic: links between ranks, compute curves of a GPU kind, the GPUs of this machine."""
+"""aurora measure: hardware without traffic: links between ranks, compute curves of a GPU kind, GPUs here or of a system."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = ProfileOptions()
 
-app = typer.Typer(help="Measure hardware without traffic: links, compute, devices.", no_args_is_help=True)
+HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
+app = typer.Typer(help=HELP, no_args_is_help=True)
 
 ClusterOutput = Annotated[Path, typer.Option("--output", "-o", help="the cluster TOML to write")]
 
@@ -39,7 +40,7 @@ def links(
         raise BadInput(f"`ranks`: expected from 2 to {MOST_PROCESSES}, found {ranks}")
     need("torch")
     from aurora.profiler.link_timing import measure_links
-    from aurora.reports.tables import links_table
+    from aurora.reports.input_tables import links_table
 
     measured = measure_links(ranks, transport)
     if measured is None:
@@ -64,7 +65,7 @@ def compute(
     """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere."""
     from aurora.cli.as_json import curves_json
     from aurora.io import load, load_curves, save
-    from aurora.reports.tables import curves_table
+    from aurora.reports.input_tables import curves_table
 
     joined = join or []
     if model is None and not joined:
@@ -99,9 +100,9 @@ def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False)
 
 @app.command("system", cls=Subcommand)
 def system(
-    name: Annotated[str, typer.Argument(help="a GPU system of aiconfigurator-core, such as h200_sxm")],
+    name: Annotated[str, typer.Argument(help="a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all")],
     output: ClusterOutput = Path("cluster.toml"),
-    gpus: Annotated[int, typer.Option(help="how many GPUs of one node")] = 8,
+    gpus: Annotated[int, typer.Option(help="how many GPUs, all of one node")] = 8,
     as_json: Json = False,
 ) -> None:
     """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package."""
@@ -126,7 +127,7 @@ def _write(
     """Write a cluster file with remarks on top, and print both."""
     from aurora.cli.as_json import cluster_json
     from aurora.io import save_cluster
-    from aurora.reports.tables import cluster_table
+    from aurora.reports.input_tables import cluster_table
 
     save_cluster(made, output, remarks)
     found = {"output": output, **cluster_json(made), "remarks": list(remarks), **more}

@@ -35,7 +35,7 @@ def order(
     from aurora import api
     from aurora.cli.as_json import schedule_json
     from aurora.io import load_cluster, write_text
-    from aurora.reports.tables import cut_line, gantt, order_table
+    from aurora.reports.plan_tables import cut_line, gantt, order_table
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)

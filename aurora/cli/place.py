@@ -99,7 +99,7 @@ def _place_by_load(
     from aurora.io import load_loads
     from aurora.planner.check.replicas import check_layout
     from aurora.planner.replication.registry import slots_needed
-    from aurora.reports.tables import layout_table
+    from aurora.reports.plan_tables import layout_table
     from aurora.types import GpuSlots
 
     load_LE = load_loads(loads)
@@ -141,7 +141,7 @@ def _place_for_failures(
     from aurora.io import load_loads
     from aurora.planner.check.replicas import check_resilient
     from aurora.planner.replication.failure_resilient import DEFAULT
-    from aurora.reports.tables import survival_table
+    from aurora.reports.plan_tables import survival_table
     from aurora.types import FailureDomains
 
     equal = FailureDomains.equal(nodes, slots)

@@ -108,7 +108,7 @@ def plan(
     from aurora.planner.placement.explain import explain as explained
     from aurora.reports.explain import explain_tables
     from aurora.reports.formatting import seconds
-    from aurora.reports.tables import expectation_lines, move_table, plan_table, worst_cut
+    from aurora.reports.plan_tables import expectation_lines, move_table, plan_table, worst_cut
 
     domains = domain or []
     check_output(output=output)

@@ -36,7 +36,7 @@ def workers_shown(printed: bool = True) -> Iterator[Callable[[Sequence[WorkerRep
     """Context manager that yields a function; called with reports, it shows them as a live table. `printed`: the last stays."""
     from rich.live import Live
 
-    from aurora.reports.tables import workers_table
+    from aurora.reports.trace_tables import workers_table
 
     console = Console(stderr=True)
     latest: list[WorkerReport] = []

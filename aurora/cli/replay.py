@@ -19,7 +19,7 @@ def replay(
 ) -> None:
     """Simulate training while nodes join and leave: planned replicas against checkpoint-restart and fixed-size baselines."""
     from aurora.io import load_failures
-    from aurora.reports.tables import replay_table
+    from aurora.reports.trace_tables import replay_table
     from aurora.reproduce.lazarus.jobs import JOBS
     from aurora.simulator.membership_traces import changes, limited, shifted
     from aurora.simulator.training_failures import SYSTEMS

@@ -278,7 +278,7 @@ def _show(
 ) -> None:
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
-    from aurora.reports.tables import comparison_table, control_line, control_table, network_line, summary_table
+    from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
     from aurora.reports.trace_times import summarise
 
     summary = summarise(result.trace, plan.cluster)

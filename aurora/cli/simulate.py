@@ -73,7 +73,7 @@ def simulate(
     from aurora.io import load_plan, save
     from aurora.planner.check.traffic import without_proof
     from aurora.planner.plan_seconds import seconds_between
-    from aurora.reports.tables import summary_table
+    from aurora.reports.trace_tables import summary_table
     from aurora.reports.trace_times import summarise
 
     loaded = load_plan(plan)

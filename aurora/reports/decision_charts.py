@@ -5,7 +5,7 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
 from aurora.reports.formatting import seconds
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import control_line, control_table
+from aurora.reports.trace_tables import control_line, control_table
 from aurora.types import ControlReport
 
 MARKS = ("experts move", "a change is undone", "a change that was not performed", "traffic has changed")

@@ -8,6 +8,7 @@ from rich.table import Column, Table
 
 from aurora.types.arrays import gap
 
+DASH = "\N{EN DASH}"  # where there is no value
 Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
 
 

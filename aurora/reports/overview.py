@@ -7,9 +7,10 @@ from importlib.metadata import version
 import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
-from aurora.reports.formatting import percent, seconds, speedup
+from aurora.reports.formatting import DASH, percent, seconds, speedup
+from aurora.reports.input_tables import cluster_table
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import DASH, bounds_line, cluster_table, gap_text
+from aurora.reports.plan_tables import bounds_line, gap_text
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
 
 STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}

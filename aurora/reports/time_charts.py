@@ -7,8 +7,9 @@ import numpy as np
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.numbers import ReportNumbers
+from aurora.reports.plan_tables import plan_table
 from aurora.reports.spans import TransferSpans, interval_colouring, traced
-from aurora.reports.tables import comparison_table, plan_table, summary_table
+from aurora.reports.trace_tables import comparison_table, summary_table
 from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES, Bars
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet
 from aurora.reports.formatting import percent, seconds
+from aurora.reports.input_tables import drift_table, profile_table
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import drift_table, profile_table
 from aurora.reports.traffic_loads import relative_loads
 from aurora.types.arrays import FloatArray, IntArray
 

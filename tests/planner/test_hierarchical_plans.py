@@ -13,7 +13,7 @@ from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
 from aurora.reports.formatting import percent, seconds
-from aurora.reports.tables import bounds_line, gap_text, plan_table
+from aurora.reports.plan_tables import bounds_line, gap_text, plan_table
 from aurora.reports.traffic_loads import planned_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions

@@ -13,7 +13,7 @@ from aurora.reports.advice import advice
 from aurora.reports.formatting import as_text
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.tables import plan_table
+from aurora.reports.plan_tables import plan_table
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, TraceRecorder
 from tests.conftest import cluster

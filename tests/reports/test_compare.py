@@ -12,7 +12,7 @@ from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.reports.compare import CaseErrors, PhaseError, compare
 from aurora.reports.formatting import as_text
-from aurora.reports.tables import comparison_table
+from aurora.reports.trace_tables import comparison_table
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TraceRecorder
 from tests.conftest import cluster

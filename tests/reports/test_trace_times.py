@@ -7,7 +7,9 @@ import pytest
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.formatting import as_text
-from aurora.reports.tables import plan_table, profile_table, summary_table
+from aurora.reports.input_tables import profile_table
+from aurora.reports.plan_tables import plan_table
+from aurora.reports.trace_tables import summary_table
 from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions, TraceRecorder, servers

@@ -1,0 +1,142 @@
+"""Tables and lines on what was simulated or measured: traces, comparisons, training through failures, workers, control."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from aurora.reports.compare import CaseErrors, Comparison
+from aurora.reports.formatting import DASH, Row, add_worst, percent, right, seconds, size
+from aurora.reports.plan_tables import estimated
+from aurora.reports.trace_times import Summary
+from aurora.types import Cluster, ControlReport, WorkerReport
+
+
+def summary_table(
+    summary: Summary, bounded: bool = True, most: int | None = None, between_s: tuple[float, float] | None = None
+) -> Table:
+    """Returns a table of the time of each layer, of the busiest port in its exchanges, and that a rank waits, the mean.
+
+    Args:
+        summary: the summary of a trace.
+        bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
+        most: number of layers to show, the slowest; None: all.
+        between_s: the seconds between which those of the trace lie, where they are estimated from counts alone.
+    """
+    spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
+    caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
+    if bounded:
+        caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
+    table = Table(
+        "model",
+        *right("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())),
+        title=f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}",
+        caption=caption,
+    )
+    rows: list[Row] = []
+    for row in summary.layers:
+        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s, row.waiting_s)]
+        bounds = (seconds(row.bound_s), percent(row.gap)) if bounded else ()
+        rows.append((row.seconds, (row.model, str(row.layer), *cells, *bounds)))
+    return add_worst(table, rows, most)
+
+
+def comparison_table(found: Comparison) -> Table:
+    """Returns a table of predicted and measured seconds by phase and in all; the caption gives the errors of single cases."""
+    kinds = (("network", found.network), ("compute", found.compute))
+    caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
+    if found.unmatched:
+        caption += f"; {found.unmatched} cases are in only one trace"
+    table = Table(
+        "model",
+        "phase",
+        *right("predicted", "measured", "error"),
+        title=f"prediction error {percent(found.error)}",
+        caption=f"a rank's seconds, the mean; {caption}",
+    )
+    for row in found.phases:
+        off = "-" if row.error is None else percent(row.error)
+        table.add_row(row.model, row.phase, seconds(row.predicted_s), seconds(row.measured_s), off)
+    table.add_row("whole run", "", seconds(found.predicted_s), seconds(found.measured_s), percent(found.error))
+    return table
+
+
+def network_line(cluster: Cluster) -> str:
+    """Returns a line on a measured cluster's start-up time and rates, with which a prediction was made."""
+    rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
+    startup = seconds(cluster.gpus[0].startup_s)
+    return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"
+
+
+def _case_line(errors: CaseErrors) -> str:
+    return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
+
+
+def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
+    """Returns a table of systems that trained through one trace of failures: samples, restarts, and the share of each phase.
+
+    Args:
+        title: title of the table.
+        runs: for each system (samples trained, restarts, seconds by phase); samples are compared with the first system's.
+    """
+    table = Table("", *runs, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    first, _, phases = next(iter(runs.values()))
+    table.add_row("samples", *(f"{samples:.0f}" for samples, _, _ in runs.values()))
+    table.add_row("of the first's", *(f"{samples / first if first else 0.0:.2f}" for samples, _, _ in runs.values()))
+    table.add_row("restarts", *(str(restarts) for _, restarts, _ in runs.values()))
+    for phase in phases:
+        parts = [seconds[phase] / (sum(seconds.values()) or 1.0) for _, _, seconds in runs.values()]
+        table.add_row(phase, *map(percent, parts))
+    return table
+
+
+def workers_table(shares: Sequence[WorkerReport]) -> Table:
+    """Returns a table of each worker's batches and final state; the title says how many workers were waited for."""
+    waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
+    last = max((share.seconds or 0.0 for share in waited), default=0.0)
+    title = f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}"
+    table = Table(*right("worker", "slices"), "state", *right("after"), title=title)
+    for share in shares:
+        after = seconds(share.seconds) if share.seconds is not None else ""
+        table.add_row(str(share.worker), ", ".join(map(str, share.batches)), share.state, after)
+    return table
+
+
+def control_line(report: ControlReport) -> str:
+    """Returns a line on what a control loop saw and decided."""
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
+    parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
+    if report.balancedness is not None:
+        parts.append(f"balancedness {report.balancedness:.3f}, {report.expected_balancedness:.3f} expected")
+    parts.append(f"placement {seconds(report.age_s)} old")
+    if report.bytes:
+        parts.append(f"{size(report.bytes)} {'would move' if report.dry_run else f'moved in {seconds(report.move_s)}'}")
+    parts += [f"{what} {count}" for what, count in (("failures", report.failures), ("times stuck", report.stuck)) if count]
+    return "; ".join(parts)
+
+
+def control_table(report: ControlReport, most: int | None = None) -> Table | None:
+    """Returns a table of the changes that a control loop decided on; None if there are none.
+
+    Args:
+        report: what it decided.
+        most: how many changes to show, the newest ones; None: all that are kept.
+    """
+    shown = report.changes[-(most or len(report.changes)) :]
+    if not shown:
+        return None
+    left = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
+    table = Table(
+        *right("at"),
+        "action",
+        "reason",
+        *right("layers", "moves", "bytes", "in force after"),
+        title=f"{report.model}: changes of the placement",
+        caption=f"{left} earlier ones are not shown" if left else None,
+    )
+    for each in shown:
+        done = DASH if each.took_s is None else seconds(each.took_s)
+        many = str(len(each.layers)), str(each.moves), size(each.bytes)
+        table.add_row(f"{each.at_s:.1f} s", each.action, each.reason, *many, done)
+    return table
