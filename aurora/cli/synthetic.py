@@ -34,14 +34,17 @@ def synthetic(
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option(help="a GPU system of aiconfigurator-core, such as h200_sxm, to add measured compute curves of"),
+        typer.Option(
+            help="a GPU system of aiconfigurator-core, such as h200_sxm, whose measured compute curves are added; an unknown "
+            "name lists all"
+        ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="the engine whose kernels were measured: sglang, trtllm or vllm")] = "vllm",
+    engine: Annotated[str, typer.Option(help="with --system: whose kernels: sglang, trtllm or vllm")] = "vllm",
     seed: Annotated[int, option(SyntheticOptions, "seed")] = DEFAULTS.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
-    """Make a synthetic profile, for planning before there is traffic: random routing, compute times from operation counts."""
+    """Make a synthetic profile, for planning before there is traffic: random routing, compute times not measured here."""
     from aurora import api
     from aurora.io import load_gpus, save
 

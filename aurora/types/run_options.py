@@ -22,7 +22,7 @@ class RunOptions:
         max_new_tokens: tokens to generate for each prompt.
         batch: prompts that a rank decodes together.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
-        timeout_s: seconds that a rank waits for a peer before the run ends.
+        timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous, without survive; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
@@ -33,8 +33,8 @@ class RunOptions:
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a message after which a rank is lost.
-        lead: with survive: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
-        join: with survive: ADDRESS:PORT of the host that leads the run that this host's ranks join; None: a run of its own.
+        lead: with survive: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
+        join: with survive: ADDRESS:PORT of the host whose run the ranks of this host's node join; None: a run of its own.
         node: with lead or join: which of the plan's nodes this host is; None: a leader without ranks of its own.
         local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.

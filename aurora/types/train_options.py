@@ -16,7 +16,7 @@ class TrainOptions:
 
     Args:
         steps: steps to take in all, those before `resume` included.
-        ranks: processes that train; under torchrun its ranks.
+        ranks: processes that train, with lead or join those on this host; under torchrun its ranks.
         batch: samples of a global batch, which all ranks share.
         length: tokens of a sample.
         learning_rate: step size of AdamW.
@@ -30,15 +30,15 @@ class TrainOptions:
         resume: go on from the newest checkpoint in the output folder.
         elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
         respawn: with elastic: how many times each lost rank is restarted.
-        min_ranks: with elastic: with fewer ranks training waits until lost ones are back, or others join.
+        min_ranks: with elastic: ranks, of all hosts, below which training waits for lost ones to be back or others to join.
         redundancy: ranks, all with all experts, that compute each part of a global batch; slow ones are not waited for.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
-        lead: with elastic: ADDRESS:PORT at which this host leads a run, which other hosts join; None: no other host takes part.
-        join: with elastic: ADDRESS:PORT of the host that leads the run which this host's ranks join; None: a run of its own.
+        lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
+        join: with elastic: ADDRESS:PORT of the host whose run this host's ranks join; None: a run of its own.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         seed: for the sequence of the samples.
-        timeout_s: seconds that a rank waits for a peer before the run ends.
+        timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
         port: port of the ranks' rendezvous; 0: a free one.
     """
 
