@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = RunOptions()
 CONTROL = ControlOptions()
-RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Failures"
-HOSTS, ADAPT = "Other hosts", "Traffic that changes"
+RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Lost ranks"
+HOSTS, ADAPT = "Several hosts", "Traffic that changes"
 CHANGES = 10  # of a placement that are shown, the newest ones
 CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
 JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join

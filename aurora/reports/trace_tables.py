@@ -96,7 +96,7 @@ def workers_table(shares: Sequence[WorkerReport]) -> Table:
     waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
     last = max((share.seconds or 0.0 for share in waited), default=0.0)
     title = f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}"
-    table = Table(*right("worker", "slices"), "state", *right("after"), title=title)
+    table = Table(*right("worker", "parts"), "state", *right("after"), title=title)
     for share in shares:
         after = seconds(share.seconds) if share.seconds is not None else ""
         table.add_row(str(share.worker), ", ".join(map(str, share.batches)), share.state, after)
