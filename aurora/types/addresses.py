@@ -29,3 +29,12 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
         if ipaddress.ip_address(host).is_unspecified:
             raise BadInput(f"`{name}`: expected one address by which the other hosts reach this one, found {host}")
     return host, int(number)
+
+
+def check_lead_and_join(lead: str | None, join: str | None) -> None:
+    """Raises BadInput unless at most one of the parameters `lead` and `join` is given, as an address."""
+    for name, text in (("lead", lead), ("join", join)):
+        if text is not None:
+            parse_address(name, text)
+    if lead and join:
+        raise BadInput(f"`join`: expected none on the host that leads, found {join}")

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.addresses import parse_address
+from aurora.types.addresses import check_lead_and_join
 from aurora.types.option_checks import above_zero, zero_or_more
 from aurora.types.options import ControlOptions
 
@@ -93,12 +93,9 @@ class RunOptions:
     def _check_hosts(self) -> None:
         """Raises BadInput if what tells of other hosts does not fit."""
         for name in ("lead", "join"):
-            if (address := getattr(self, name)) is not None:
-                if not self.survive:
-                    raise BadInput(f"`{name}`: is for a run with `survive`, found {address} without")
-                parse_address(name, address)
-        if self.lead and self.join:
-            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+            if (address := getattr(self, name)) is not None and not self.survive:
+                raise BadInput(f"`{name}`: is for a run with `survive`, found {address} without")
+        check_lead_and_join(self.lead, self.join)
         if self.join and self.node is None:
             raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
         if self.node is not None and not (self.lead or self.join):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.addresses import parse_address
+from aurora.types.addresses import check_lead_and_join
 from aurora.types.option_checks import above_zero, zero_or_more
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
@@ -116,11 +116,7 @@ class TrainOptions:
 
     def _check_hosts(self) -> None:
         """Raises BadInput if what tells of other hosts does not fit."""
-        for name in ("lead", "join"):
-            if (address := getattr(self, name)) is not None:
-                parse_address(name, address)
-        if self.lead and self.join:
-            raise BadInput(f"`join`: expected none on the host that leads, found {self.join}")
+        check_lead_and_join(self.lead, self.join)
         if self.over_hosts and self.port:
             raise BadInput(f"`port`: expected none with `lead` or `join`, which have one, found {self.port}")
         if self.join and self.resume:
