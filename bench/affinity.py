@@ -9,10 +9,10 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.objective import exclusive
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.placement.cost_model import aimed_costs, layer_costs
 from aurora.planner.placement.objective import seconds
+from aurora.planner.placement.profile_costs import aimed_costs, layer_costs
 from aurora.types import Placement, Plan, Profile
 from aurora.types.arrays import FloatArray
 

@@ -8,11 +8,11 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
-from aurora.planner.placement.cost_model import AIMS, OWN
 from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import TABLE_2, objectives
+from aurora.planner.placement.profile_costs import AIMS, OWN
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import SUMMED
+from aurora.planner.placement.profile_costs import SUMMED
 from aurora.planner.workload.drift import Drift, drift
 from aurora.planner.workload.traffic import exchange_bytes
 from aurora.reports.compare import Comparison, compare

@@ -18,9 +18,9 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import BUSIEST_RESOURCE, causal, exclusive, formula
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Curve, Network, PlanOptions, Profile
 from tests.conftest import cluster

@@ -14,8 +14,8 @@ from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
-from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import causal, exclusive, paper
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan

@@ -9,11 +9,12 @@ from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocated_bound import colocated_bound_s
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.planner.placement.cost_model import GroupCosts, LayerCosts
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.objective import PhaseTimes, seconds
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
+from aurora.planner.placement.profile_costs import layer_costs
 from aurora.planner.placement.slot_counts import even_slots, replicas_fit
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray

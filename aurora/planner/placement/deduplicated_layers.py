@@ -13,11 +13,12 @@ from aurora.planner.placement.coactivation import (
     distinct_tokens,
 )
 from aurora.planner.placement.coactivation_search import coactivation_search
-from aurora.planner.placement.cost_model import OWN, LayerCosts, layer_costs
+from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.objective import exclusive
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.placement_bound import layer_bound_s
+from aurora.planner.placement.profile_costs import OWN, layer_costs
 from aurora.planner.placement.slot_counts import slots_G
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
+from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.phase_program import SMALL, blocks, merged, phase_program
 from aurora.planner.placement.phase_sums import PhaseSums
+from aurora.planner.placement.profile_costs import aimed_costs
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.load_bounds import least_largest
 from aurora.types import Cluster, Placement, PlanOptions, Profile

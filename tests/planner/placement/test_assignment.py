@@ -11,8 +11,8 @@ from hypothesis.extra.numpy import arrays
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.bottleneck_matching import bottleneck_sum_matching
-from aurora.planner.placement.cost_model import group_costs
 from aurora.planner.placement.objective import exclusive
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.placement.coupled_requests import coupled_s

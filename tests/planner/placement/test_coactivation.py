@@ -16,10 +16,10 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
 from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, distinct_tokens
 from aurora.planner.placement.coactivation_search import coactivation_search
-from aurora.planner.placement.cost_model import group_costs, layer_costs
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.explain import explain
+from aurora.planner.placement.profile_costs import group_costs, layer_costs
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import deduplicated_tokens, layer_traffic
 from aurora.simulator.interpreter import simulate_plan

@@ -13,9 +13,10 @@ from aurora.planner.placement.annealing import anneal, gpu_terms, longest_path
 from aurora.planner.placement.branch_and_bound import branch_and_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.cost_model import GroupCosts
 from aurora.planner.placement.lp_relaxation import SLACK, lp_bound, prove_bound
 from aurora.planner.placement.objective import objectives
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile

@@ -11,10 +11,10 @@ from scipy.optimize import linprog
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import placement_bound
-from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.phase_program import phase_program
 from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.placement_bound import layer_bound_s
+from aurora.planner.placement.profile_costs import AIMS, aimed_costs
 from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

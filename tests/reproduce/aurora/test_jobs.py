@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.cost_model import group_costs
+from aurora.planner.placement.profile_costs import group_costs
 from aurora.reproduce.aurora.jobs import PRICINGS, job, lina_all, lina_half
 from aurora.reproduce.aurora.studies import StudySetting
 from aurora.reproduce.aurora.traffic import profile
