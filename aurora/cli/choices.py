@@ -56,6 +56,10 @@ def _schemes() -> Iterable[str]:
     return SCHEMES
 
 
+def _train_schemes() -> Iterable[str]:
+    return (name for name in _schemes() if name != "uncoded")  # which has no redundancy
+
+
 def _engines() -> Iterable[str]:
     from aurora.planner.check.engines import ENGINES
 
@@ -136,6 +140,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "aim": lambda: _planned("aim"),
     "replicas": _replicas,
     "scheme": _schemes,
+    "train_scheme": _train_schemes,
     "engine": _engines,
     "recommended_engine": _recommended_engines,
     "placement_format": _placement_formats,

@@ -62,7 +62,7 @@ def train(
     min_ranks: Annotated[int, option(TrainOptions, "min_ranks", panel=ELASTIC)] = DEFAULTS.min_ranks,
     redundancy: Annotated[int, option(TrainOptions, "redundancy", panel=STRAGGLERS)] = DEFAULTS.redundancy,
     scheme: Annotated[
-        str, option(TrainOptions, "scheme", more=": {scheme}", panel=STRAGGLERS, choices=["scheme"])
+        str, option(TrainOptions, "scheme", more=": {train_scheme}", panel=STRAGGLERS, choices=["train_scheme"])
     ] = DEFAULTS.scheme,
     lead: Annotated[str | None, option(TrainOptions, "lead", panel=HOSTS)] = DEFAULTS.lead,
     join: Annotated[str | None, option(TrainOptions, "join", panel=HOSTS)] = DEFAULTS.join,

@@ -31,7 +31,7 @@ class TrainOptions:
         elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
         respawn: with elastic: how many times each lost rank is restarted.
         min_ranks: with elastic: ranks, of all hosts, below which training waits for lost ones to be back or others to join.
-        redundancy: ranks, all with all experts, that compute each part of a global batch; slow ones are not waited for.
+        redundancy: how many ranks, with all experts, compute each part of a batch; above 1, slow ones are not waited for.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
         lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
         join: with elastic: ADDRESS:PORT of the host whose run this host's ranks join; None: a run of its own.
