@@ -201,9 +201,9 @@ class SpotRun:
         finally:
             self._adopt(wait=True)
             everyone = [*self._nodes.values(), *self._standby.values()]
+            self._lighthouse.close()  # before members are ended: they are not lost
             end_processes([(node.process, node.connection) for node in everyone] + self._ended)
             self._background.shutdown()
-            self._lighthouse.close()
         self.played.seconds = self._last_s - self._began_s
         return self.played
 
