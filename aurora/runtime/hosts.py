@@ -1,8 +1,7 @@
 """Runs over several hosts: what the leader tells hosts that join, what has to be the same on all, and a joining host's part."""
 
 import time
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from aurora.io.plans import plan_digest
 from aurora.models.digest import model_digest
 from aurora.planner.migration.survivors import ExpertTransfer
 from aurora.runtime.distributed.host_agent import HostAgent
+from aurora.runtime.distributed.host_agreement import difference, this_version
 from aurora.runtime.distributed.host_connection import MESSAGES
 from aurora.runtime.distributed.led_ranks import Lead
 from aurora.runtime.distributed.secret import secret_of_hosts
@@ -107,15 +107,7 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
 def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
     """Returns what has to be the same on all hosts, by what it is in words. All of the models' files are read."""
     files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
-    return {"aurora's version": version("aurora-moe"), "the plan": plan_digest(plan), **files}
-
-
-def difference(expected: Mapping[str, str], found: Mapping[str, Any]) -> str | None:
-    """Returns in a sentence what a host has other than the leader, None if it has the same."""
-    for what, value in expected.items():
-        if found.get(what) != value:
-            return f"expected {what} of the leader, {value[:16]}, found {str(found.get(what))[:16]}"
-    return None
+    return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
 
 
 def _check_node(node: int, nodes: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.host_link import HostLink
 from aurora.runtime.distributed.lighthouse import HEARTBEAT_S, Lighthouse
 from aurora.runtime.distributed.rank_processes import RankProcesses
@@ -23,8 +24,9 @@ from aurora.training.host_messages import (
     unpack,
 )
 from aurora.training.result import TrainResult
-from aurora.training.shared_run import difference, has_mark
+from aurora.training.shared_run import has_mark
 from aurora.types import TrainOptions
+from aurora.types.addresses import address_text
 
 
 class HostQueue:
@@ -119,8 +121,8 @@ class LeadingLauncher(Launcher):
         if (ranks := self._options.ranks + others + request.ranks) > self._options.batch:
             expected = f"expected a sample for each of {ranks} ranks or more, found {self._options.batch}"
             return RunOver(f"host {request.host}: `batch`: {expected}")
-        if (sentence := difference(request.host, self._shared, request.shared)) is not None:
-            return RunOver(sentence)
+        if (sentence := difference(self._shared, request.shared)) is not None:
+            return RunOver(f"host {request.host}: {sentence}")
         self._hosts[name] = request
         self._most_elsewhere = max(self._most_elsewhere, self._elsewhere)
         return Welcome(self._mark)
@@ -160,7 +162,7 @@ class JoinedRun:
     ) -> None:
         self.host, self._token = "", token_hex(3)
         self._output, self._timeout_s, self._ranks, self._shared = output, options.timeout_s, options.ranks, dict(shared)
-        self._leader = "{}:{}".format(*leader)
+        self._leader = address_text(leader)
         self._link = HostLink(leader, f"host-{self._token}", secret, self._greeting)
 
     def wait(self) -> bool:

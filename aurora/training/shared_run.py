@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from io import FileIO
@@ -12,6 +12,7 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io.locks import open_locked
 from aurora.models.digest import model_digest
+from aurora.runtime.distributed.host_agreement import this_version
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
@@ -52,27 +53,13 @@ def has_mark(output: Path, mark: str) -> bool:
 
 
 def shared_by_hosts(path: str, samples_NT: IntArray, options: TrainOptions) -> dict[str, Any]:
-    """Returns what has to be equal on all hosts of a run: options by name, and digests of the `model` and the `text`.
+    """Returns what has to be equal on all hosts of a run: aurora's version, options, and digests of the model and the text.
 
     Args:
         path: the model's folder, or its name in the local hub cache.
         samples_NT: (N, T) int64, the token ids of all samples.
         options: how to train.
     """
-    equal = {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
-    return equal | {"model": model_digest(path)[:16], "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]}
-
-
-def difference(host: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Returns a sentence on what a host has other than the leader, None if it has the same.
-
-    Args:
-        host: the host.
-        expected, found: what `shared_by_hosts` returned to the leader and to the host.
-    """
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in expected or name not in found:
-            return f"host {host}: expected the leader's version of aurora, found one that differs in `{name}`"
-        if expected[name] != found[name]:
-            return f"host {host}: expected `{name}` {expected[name]} as the leader has, found {found[name]}"
-    return None
+    equal = {f"`{name}`": value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
+    digests = {"`model`": model_digest(path)[:16], "`text`": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]}
+    return this_version() | equal | digests

@@ -38,3 +38,9 @@ def check_lead_and_join(lead: str | None, join: str | None) -> None:
             parse_address(name, text)
     if lead and join:
         raise BadInput(f"`join`: expected none on the host that leads, found {join}")
+
+
+def address_text(address: tuple[str, int]) -> str:
+    """Returns host and port as `parse_address` takes them."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

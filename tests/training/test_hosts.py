@@ -16,6 +16,7 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.commit_rule import Version
+from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.pauses import Pause
 from aurora.training.data import read_samples
@@ -25,7 +26,7 @@ from aurora.training.host_launchers import JoinedRun
 from aurora.training.host_messages import FinalStep, HostDone, JoinTraining, RankLost, RunOver, Welcome, pack, unpack
 from aurora.training.result import CommittedStep
 from aurora.training.run import train
-from aurora.training.shared_run import difference, has_mark, shared_by_hosts, sole_run
+from aurora.training.shared_run import has_mark, shared_by_hosts, sole_run
 from aurora.types import TrainOptions
 from tests.models.architectures import build
 
@@ -181,17 +182,17 @@ def test_hosts_that_differ_are_told_in_what(made, tmp_path):
     folder, text, _ = made
     samples_NT = read_samples(folder, [text], OPTIONS.length)
     ours = shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, lead="a:1", ranks=2, resume=True))
-    assert difference("b", ours, shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, join="a:1", respawn=3))) is None
+    assert difference(ours, shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, join="a:1", respawn=3))) is None
     other = shared_by_hosts(str(folder), samples_NT[1:], OPTIONS)
-    said = f"host b: expected `text` {ours['text']} as the leader has, found {other['text']}"
-    assert difference("b", ours, other) == said
-    assert difference("b", ours, ours | {"batch": 4}) == "host b: expected `batch` 8 as the leader has, found 4"
-    assert "found one that differs in `new`" in difference("b", ours, ours | {"new": 4})
+    assert difference(ours, other) == f"expected `text` {ours['`text`']} as the leader has, found {other['`text`']}"
+    assert difference(ours, ours | {"`batch`": 4}) == "expected `batch` 8 as the leader has, found 4"
+    assert difference(ours, ours | {"new": 4}) == "expected new None as the leader has, found 4"
+    assert difference(ours, {}).startswith("expected aurora's version ")
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in folder.iterdir():
         (changed / file.name).write_bytes(file.read_bytes() + b" " * (file.name == "config.json"))
-    assert shared_by_hosts(str(changed), samples_NT, OPTIONS)["model"] != ours["model"]
+    assert shared_by_hosts(str(changed), samples_NT, OPTIONS)["`model`"] != ours["`model`"]
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):

@@ -3,13 +3,15 @@
 import pytest
 
 from aurora.errors import BadInput
-from aurora.types.addresses import parse_address
+from aurora.types.addresses import address_text, parse_address
 
 
 def test_addresses_and_names_have_a_host_and_a_port():
     assert parse_address("lead", "10.0.0.1:29600") == ("10.0.0.1", 29600)
     assert parse_address("lead", "[fd00::1]:1") == ("fd00::1", 1)
     assert parse_address("lead", "node-1.cluster.example.:65535") == ("node-1.cluster.example.", 65535)
+    for text in ("10.0.0.1:29600", "[fd00::1]:1", "node-1:2"):
+        assert address_text(parse_address("lead", text)) == text
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,29 @@
-"""Connections between members and their lighthouse: watched by the kernel, and kept apart from those of process groups."""
+"""Connections between the processes of a run: where they are taken, watched by the kernel, kept apart from process groups'."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from aurora.errors import BadInput
+
+CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
+HELLO_S = 10.0  # for a new connection to say who it is, and to prove it
 UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
 
 _kept_apart: set[int] = set()  # inodes
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens on one address of this machine, and on no other; port 0: any free one.
+
+    Raises:
+        BadInput: if the address cannot be used.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise BadInput(f"port {port} on {host} cannot be used: {error.strerror}") from None
 
 
 @contextmanager

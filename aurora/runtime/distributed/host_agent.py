@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.connections import CONNECT_S, watched
 from aurora.runtime.distributed.control_channel import HEARTBEAT_S, run_member
 from aurora.runtime.distributed.host_connection import (
     EndRun,
     FromRank,
     HostAdmitted,
     HostConnection,
+    HostJob,
     HostRefused,
     JoinRun,
     KillRank,
@@ -28,10 +29,10 @@ from aurora.runtime.distributed.host_connection import (
     StartRank,
     ToRank,
 )
-from aurora.runtime.distributed.lighthouse import HELLO_S
 from aurora.runtime.distributed.rank_processes import RankProcess, RankProcesses
 from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused
 from aurora.runtime.distributed.wire_format import WireFormat
+from aurora.types.addresses import address_text
 
 LOG = logging.getLogger(__name__)
 RETRY_S = 0.2  # between two attempts to reach the leader
@@ -62,7 +63,7 @@ class HostAgent:
         secret: bytes,
         target: Callable[..., None],
         args: Callable[[Any], tuple[Any, ...]],
-        about: dict[str, Any],
+        about: dict[str, str],
         wire: WireFormat,
         *,
         timeout_s: float,
@@ -80,7 +81,7 @@ class HostAgent:
             BadInput: if the leader refuses this host.
             RankFailed: if the leader ends the run before it is complete, or cannot be reached for timeout_s.
         """
-        name = "{}:{}".format(*self._leader)
+        name = address_text(self._leader)
         alone_s = time.monotonic()
         while True:
             admitted = self.admitted
@@ -107,7 +108,7 @@ class HostAgent:
             Refused: if the leader refuses this host or sends what it should not.
             OSError: if the connection cannot be made, or ends.
         """
-        with socket.create_connection(self._leader, HELLO_S) as connection, watched(connection):
+        with socket.create_connection(self._leader, CONNECT_S) as connection, watched(connection):
             hello = Hello(self._hello.name, self._hello.process)
             signed = HostConnection(connection, self._secret, hello, False, self._wire)
             signed.send(JoinRun(self._node, self._about))
@@ -119,15 +120,13 @@ class HostAgent:
                 if self.admitted or isinstance(error, TimeoutError):
                     raise
                 raise Refused("it ended the connection; is AURORA_SECRET the same on both hosts?") from None
-            connection.settimeout(None)
-            match admitted:
-                case HostRefused(reason):
-                    raise Refused(reason)
-                case HostAdmitted():
-                    self.admitted, self.local = self.admitted + 1, admitted.local
-                    LOG.info("node %d joined; it runs ranks %s", self._node, ", ".join(map(str, self.local)))
-                    return _Service(signed, admitted, self._target, self._args, connection.getsockname()[0]).run()
-            raise Refused(f"it sent {type(admitted).__name__}")
+            if isinstance(admitted, HostRefused):
+                raise Refused(admitted.reason)
+            if not isinstance(admitted, HostAdmitted) or not isinstance(job := signed.receive(), HostJob):
+                raise Refused("it did not say what to do")
+            self.admitted, self.local = self.admitted + 1, admitted.local
+            LOG.info("node %d joined; it runs ranks %s", self._node, ", ".join(map(str, self.local)))
+            return _Service(signed, admitted, self._target, self._args(job.job), connection.getsockname()[0]).run()
 
 
 class _Service:
@@ -138,13 +137,13 @@ class _Service:
         signed: HostConnection,
         admitted: HostAdmitted,
         target: Callable[..., None],
-        args: Callable[[Any], tuple[Any, ...]],
+        args: tuple[Any, ...],
         address: str,
     ) -> None:
-        self._signed = signed
+        self._signed, self._local = signed, admitted.local
         self._processes = RankProcesses(
-            run_member, (target, args(admitted.job)), admitted.ranks, (address, 0), admitted.timeout_s, admitted.local
-        )
+            run_member, (target, args), admitted.ranks, (address, 0), admitted.timeout_s, admitted.local
+        )  # fmt: skip
         self._members: dict[int, RankProcess] = {}
         self._end: EndRun | Refused | OSError | None = None
         self._spoken_s = 0.0
@@ -173,8 +172,8 @@ class _Service:
             if isinstance(started, OSError):
                 self._signed.send(RankNotStarted(rank, f"did not start: {started}"))
             else:
-                self._signed.send(RankStarted(rank, started.pid))
                 self._members[rank] = started
+                self._signed.send(RankStarted(rank, started.pid))
         for rank, message in self._processes.messages(HEARTBEAT_S):
             if message is not None:
                 self._signed.send(FromRank(rank, message))
@@ -198,7 +197,7 @@ class _Service:
             case ToRank(rank, content):
                 if (member := self._members.get(rank)) is not None:
                     member.send(content)
-            case StartRank(rank):
+            case StartRank(rank) if rank in self._local:
                 self._processes.start(rank)
             case KillRank(rank):
                 self._kill(rank)

@@ -1,17 +1,20 @@
 """Connections between the hosts of a run: signed frames, and the messages that they carry.
 
 Both ends begin with a `Hello` in the clear. Every frame after that has a proof of the shared secret, of both hellos, of the end
-that sends it, of its number and of its content, as the lines between a lighthouse and its members.
+that sends it, of its number and of its content, as the lines between a lighthouse and its members. An end that has proved
+nothing yet is heard for HELLO_S seconds in all, and with short frames.
 """
 
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aurora.errors import AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed
+from aurora.runtime.distributed.connections import HELLO_S
 from aurora.runtime.distributed.control_channel import (
     EpochStart,
     Finish,
@@ -22,8 +25,7 @@ from aurora.runtime.distributed.control_channel import (
     Progress,
     Stop,
 )
-from aurora.runtime.distributed.secret import proof, proves
-from aurora.runtime.distributed.signed_messages import LINE_BYTES, Alive, Hello, Refused, StoreValue
+from aurora.runtime.distributed.signed_messages import LINE_BYTES, Alive, Hello, Refused, Signatures, StoreValue
 from aurora.runtime.distributed.wire_format import WireFormat
 
 FRAME_BYTES = 2**30  # no frame is longer; no first frame, whose sender has proved nothing yet, is longer than LINE_BYTES
@@ -38,27 +40,36 @@ class JoinRun:
 
     Args:
         node: which ranks: those of the plan's GPUs on this node.
-        about: what has to be the same on all hosts.
+        about: what has to be the same on all hosts; see `difference`.
     """
 
     node: int
-    about: dict[str, Any]
+    about: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.about, dict) or not all(isinstance(value, str) for value in self.about.values()):
+            raise TypeError("about")
 
 
 @dataclass(frozen=True)
 class HostAdmitted:
-    """Leader to host: it takes part.
+    """Leader to host: it takes part. A HostJob follows.
 
     Args:
         ranks: number of ranks of the whole run.
         local: the ranks of this host.
         timeout_s: seconds that a rank waits for a peer.
-        job: what else the host's ranks have to know.
     """
 
     ranks: int
     local: tuple[int, ...]
     timeout_s: float
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """Leader to host: what else its ranks have to know. It may be long, so it is not the leader's first message."""
+
     job: Any
 
 
@@ -135,9 +146,9 @@ class EndRun:
 
 
 MESSAGES = (
-    Alive, EndRun, EpochStart, Finish, FromRank, Heartbeat, HostAdmitted, HostRefused, JoinRun, KillRank, MemberCrashed,
-    MemberResult, MemberState, Progress, RankEnded, RankNotStarted, RankStarted, StartRank, Stop, StoreValue, ToRank,
-    AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed,
+    Alive, EndRun, EpochStart, Finish, FromRank, Heartbeat, HostAdmitted, HostJob, HostRefused, JoinRun, KillRank,
+    MemberCrashed, MemberResult, MemberState, Progress, RankEnded, RankNotStarted, RankStarted, StartRank, Stop, StoreValue,
+    ToRank, AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed,
 )  # fmt: skip
 
 
@@ -156,39 +167,37 @@ class HostConnection:
 
     Raises:
         Refused: if the other end says something else than a hello.
-        OSError: if the connection ends first, or times out.
+        OSError: if the connection ends first, or nothing comes in time.
     """
 
     def __init__(self, connection: socket.socket, secret: bytes, ours: Hello, at_leader: bool, wire: WireFormat) -> None:
-        self._connection, self._secret, self._wire = connection, secret, wire
+        self._connection, self._wire = connection, wire
+        self._until_s: float | None = time.monotonic() + HELLO_S  # by which the other end has to prove itself; None: it has
         connection.sendall(_LENGTH.pack(len(ours.line())) + ours.line())
         self.theirs = Hello.parse(self._read(self._length(LINE_BYTES)))
         hellos = (ours, self.theirs) if at_leader else (self.theirs, ours)
-        self._hellos = tuple(hello.line() for hello in hellos)
-        self._out, self._in = ("leader", "host") if at_leader else ("host", "leader")
+        self._signatures = Signatures(secret, hellos, *(("leader", "host") if at_leader else ("host", "leader")))
         self._sending = threading.Lock()
-        self._sent = self._received = 0
 
     def send(self, message: Any) -> None:
         """Sends a message. Raises OSError if the connection has ended."""
         content = self._wire.pack(message)
         with self._sending:
-            self._sent += 1
-            signed = proof(self._secret, *self._hellos, self._out, str(self._sent), content)
-            self._connection.sendall(_LENGTH.pack(len(content)) + signed.encode() + content)
+            self._connection.sendall(_LENGTH.pack(len(content)) + self._signatures.sign(content) + content)
 
     def receive(self) -> Any:
         """Waits for a message.
 
         Raises:
             Refused: if something else comes, or what comes is not from the other end of this connection.
-            OSError: if the connection has ended.
+            OSError: if the connection has ended, or the first message does not come in time.
         """
-        length = self._length(FRAME_BYTES if self._received else LINE_BYTES)
+        length = self._length(FRAME_BYTES if self._until_s is None else LINE_BYTES)
         signed, content = self._read(_PROOF_BYTES), self._read(length)
-        self._received += 1
-        if not proves(self._secret, signed, *self._hellos, self._in, str(self._received), content):
-            raise Refused("the secret is another one")
+        self._signatures.check(signed, content)
+        if self._until_s is not None:
+            self._until_s = None
+            self._connection.settimeout(None)
         return self._wire.unpack(content)
 
     def close(self) -> None:
@@ -205,6 +214,10 @@ class HostConnection:
     def _read(self, length: int) -> bytes:
         found = bytearray()
         while len(found) < length:
+            if self._until_s is not None:
+                if (left_s := self._until_s - time.monotonic()) <= 0:
+                    raise TimeoutError("timed out")
+                self._connection.settimeout(left_s)
             if not (part := self._connection.recv(min(length - len(found), _CHUNK))):
                 raise OSError("the connection ended")
             found += part

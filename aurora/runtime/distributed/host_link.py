@@ -9,6 +9,7 @@ from aurora.errors import BadInput
 from aurora.runtime.distributed.lighthouse_connection import LighthouseConnection
 from aurora.runtime.distributed.secret import SECRET
 from aurora.runtime.distributed.signed_messages import HostMessage, NameTaken, Refused
+from aurora.types.addresses import address_text
 
 UNHEARD = 3  # connections in sequence that end unheard until the secret counts as another one
 
@@ -25,6 +26,7 @@ class HostLink(LighthouseConnection):
 
     def __init__(self, leader: tuple[str, int], name: str, secret: bytes, greeting: Callable[[str], dict[str, Any]]) -> None:
         super().__init__(leader, name, secret)
+        self._leader = address_text(leader)
         self._greeting = greeting
         self._inbox: deque[dict[str, Any]] = deque()
         self._heard_s = time.monotonic()
@@ -59,11 +61,6 @@ class HostLink(LighthouseConnection):
     @property
     def _refused(self) -> bool:
         return self._unheard >= UNHEARD and self._connection is None
-
-    @property
-    def _leader(self) -> str:
-        host, port = self._lighthouse
-        return f"{host}:{port}"
 
     def _on_connect(self) -> None:
         self._send(HostMessage(self._greeting(self._host)))

@@ -22,7 +22,8 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from aurora.errors import AuroraError, BadInput, RankFailed
+from aurora.errors import AuroraError, RankFailed
+from aurora.runtime.distributed.connections import listen
 
 # Imported once, in the process that ranks are forked from: seconds that every rank would spend by itself.
 PRELOAD = [
@@ -98,10 +99,7 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     loopback = "127.0.0.1"
-    try:
-        listener = socket.create_server((loopback, port))
-    except OSError as error:
-        raise BadInput(f"port {port} on {loopback} cannot be used: {error.strerror}") from None
+    listener = listen(loopback, port)
     store_port = listener.getsockname()[1]
     store = TCPStore(loopback, store_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     try:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from aurora.errors import BadInput
-from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.connections import listen, watched
 from aurora.runtime.distributed.control_channel import HEARTBEAT_S
 from aurora.runtime.distributed.host_connection import (
     EndRun,
     FromRank,
     HostAdmitted,
     HostConnection,
+    HostJob,
     HostRefused,
     JoinRun,
     KillRank,
@@ -31,7 +31,6 @@ from aurora.runtime.distributed.host_connection import (
     StartRank,
     ToRank,
 )
-from aurora.runtime.distributed.lighthouse import HELLO_S
 from aurora.runtime.distributed.rank_processes import Outbox, RankProcess, RankProcesses, SupervisedRank
 from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused
 from aurora.runtime.distributed.wire_format import WireFormat
@@ -58,7 +57,7 @@ class Lead:
     nodes: tuple[int, ...]
     node: int | None
     wire: WireFormat
-    refusal: Callable[[dict[str, Any]], str | None]
+    refusal: Callable[[dict[str, str]], str | None]
     job: Callable[[], Any]
 
     @property
@@ -130,11 +129,7 @@ class LedRanks:
     """
 
     def __init__(self, main: Callable[..., None], args: tuple[Any, ...], lead: Lead, timeout_s: float) -> None:
-        host, port = lead.address
-        try:
-            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            raise BadInput(f"`lead` {host}:{port}: cannot be listened on: {error.strerror}") from None
+        self._listener = listen(*lead.address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lead, self._timeout_s = lead, timeout_s
         self._local = RankProcesses(main, args, len(lead.nodes), (self.address[0], 0), timeout_s, lead.local)
@@ -153,7 +148,7 @@ class LedRanks:
         """Number of ranks that are expected to start, or that `adopt_started` has not yet returned."""
         with self._lock:
             asked = sum(len(host.starting) for host in self._hosts.values())
-        return self._local.starting + len(self._awaited) + asked + self._started.qsize()
+            return self._local.starting + len(self._awaited) + asked + self._started.qsize()
 
     def start(self, rank: int) -> None:
         """Starts a rank's process on its host, when that has joined."""
@@ -246,10 +241,8 @@ class LedRanks:
         reason = "its connection ended"
         with closing(connection), watched(connection):
             try:
-                connection.settimeout(HELLO_S)
                 signed = HostConnection(connection, self._lead.secret, Hello(), True, self._lead.wire)
                 message = signed.receive()
-                connection.settimeout(None)
                 if not isinstance(message, JoinRun):
                     raise Refused("it did not ask to join")
                 if (host := self._admit(signed, message)) is not None:
@@ -283,7 +276,8 @@ class LedRanks:
                 return None
             host = _Host(node, process, signed, Outbox(self.clock))
             local = lead.ranks_of(node)
-            host.outbox.send(HostAdmitted(len(lead.nodes), local, self._timeout_s, lead.job()))
+            host.outbox.send(HostAdmitted(len(lead.nodes), local, self._timeout_s))
+            host.outbox.send(HostJob(lead.job()))
             name = f"aurora-to-node-{node}"
             threading.Thread(target=host.outbox.write, args=(signed.send,), daemon=True, name=name).start()
             self._hosts[node] = host

@@ -10,7 +10,6 @@ believes every heartbeat that reaches its port; and restarted it forms a quorum 
 """
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aurora.errors import BadInput
-from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.connections import HELLO_S, listen, watched
 from aurora.runtime.distributed.quorum import JoinEpoch, Quorum
 from aurora.runtime.distributed.rank_processes import OwnTime
 from aurora.runtime.distributed.signed_messages import (
@@ -35,7 +33,6 @@ from aurora.runtime.distributed.signed_messages import (
 )
 
 HEARTBEAT_S = 0.1
-HELLO_S = 10.0  # for a new connection to say who it is
 ABSENT_S = 10.0
 HANG_S = 20.0
 
@@ -87,10 +84,7 @@ class Lighthouse:
         on_lost: Callable[[str, str], None] = lambda name, reason: None,
         on_host: Callable[[str, dict[str, Any]], None] = lambda name, data: None,
     ) -> None:
-        try:
-            self._listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            raise BadInput(f"port {port} on {host} cannot be used: {error.strerror}") from None
+        self._listener = listen(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._secret, self._hang_s, self._on_lost, self._on_host = secret, hang_s, on_lost, on_host
         self._quorum = Quorum(members, min_members, absent_s, later_number)

@@ -6,12 +6,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from aurora.runtime.distributed.connections import watched
-from aurora.runtime.distributed.lighthouse import HEARTBEAT_S, HELLO_S
+from aurora.runtime.distributed.connections import CONNECT_S, HELLO_S, watched
+from aurora.runtime.distributed.lighthouse import HEARTBEAT_S
 from aurora.runtime.distributed.signed_messages import LINE_BYTES, Alive, Goodbye, Hello, Refused, SignedMessages
 
 RETRY_S = 0.05  # between two attempts to reach the lighthouse
-CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
 
 
 class LighthouseConnection:

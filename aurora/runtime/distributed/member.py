@@ -16,6 +16,7 @@ from aurora.runtime.distributed.lighthouse_connection import LighthouseConnectio
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
 from aurora.runtime.distributed.signed_messages import NameTaken, Refused, StoreValue
 from aurora.runtime.distributed.transport import lost_others
+from aurora.types.addresses import address_text
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class Member(LighthouseConnection):
             self._start()
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._asked, self._timeout_s):
-                host, port = self._lighthouse
                 waited = f"no epoch began within {self._timeout_s:g} s"
-                raise RankFailed(f"{self._name}: {waited}; lighthouse {host}:{port}: {self._reason}")
+                raise RankFailed(f"{self._name}: {waited}; lighthouse {address_text(self._lighthouse)}: {self._reason}")
             begun = self._begun
         assert begun is not None
         if self._groups is not None:

@@ -86,6 +86,32 @@ KINDS = {
 }
 
 
+class Signatures:
+    """Proofs of what one end of a connection sends, and checks of the other end's.
+
+    Args:
+        secret: what both ends share.
+        hellos: of the two ends, in a sequence that both take.
+        ours, theirs: what this end and the other are in this connection.
+    """
+
+    def __init__(self, secret: bytes, hellos: tuple[Hello, Hello], ours: str, theirs: str) -> None:
+        self._secret, self._ours, self._theirs = secret, ours, theirs
+        self._hellos = tuple(hello.line() for hello in hellos)
+        self._sent = self._received = 0
+
+    def sign(self, content: bytes) -> bytes:
+        """Returns the proof of what this end sends next, as hexadecimal digits."""
+        self._sent += 1
+        return proof(self._secret, *self._hellos, self._ours, str(self._sent), content).encode()
+
+    def check(self, found: bytes, content: bytes) -> None:
+        """Checks the proof of what the other end has sent next. Raises Refused."""
+        self._received += 1
+        if not proves(self._secret, found, *self._hellos, self._theirs, str(self._received), content):
+            raise Refused("the secret is another one")
+
+
 class SignedMessages:
     """Packs and unpacks the messages of one connection.
 
@@ -96,24 +122,20 @@ class SignedMessages:
     """
 
     def __init__(self, secret: bytes, member: Hello, lighthouse: Hello, at_member: bool) -> None:
-        self._secret, self._hellos = secret, (member.line(), lighthouse.line())
-        self._out, self._in = ("member", "lighthouse") if at_member else ("lighthouse", "member")
-        self._out_lines = self._in_lines = 0
+        ends = ("member", "lighthouse") if at_member else ("lighthouse", "member")
+        self._signatures = Signatures(secret, (member, lighthouse), *ends)
 
     def pack(self, message: Any) -> bytes:
         """Returns the line of a message."""
-        text = json.dumps([type(message).__name__, asdict(message)])
-        self._out_lines += 1
-        return f"{proof(self._secret, *self._hellos, self._out, str(self._out_lines), text)} {text}\n".encode()
+        text = json.dumps([type(message).__name__, asdict(message)]).encode()
+        return self._signatures.sign(text) + b" " + text + b"\n"
 
     def unpack(self, line: bytes) -> Any:
         """Returns the message of a line. Raises Refused."""
         found, _, text = line.removesuffix(b"\n").partition(b" ")
-        self._in_lines += 1
-        if not proves(self._secret, found, *self._hellos, self._in, str(self._in_lines), text):
-            raise Refused("the secret is another one")
+        self._signatures.check(found, text)
         try:
             kind, values = json.loads(text)
             return KINDS[kind](**values)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise Refused("no message of this version") from None

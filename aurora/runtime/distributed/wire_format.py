@@ -38,7 +38,8 @@ class WireFormat:
         """Returns the value that `pack` was given.
 
         Raises:
-            Refused: if the bytes are not packed by a host with the same kinds, or a value is not what its class takes.
+            Refused: if the bytes are not packed by a host with the same kinds, or a value is not what its class takes: a number
+                or a string where it wants one, and what its constructor checks.
         """
         try:
             return self._value(json.loads(packed))
@@ -91,10 +92,13 @@ class WireFormat:
         made = self._kinds[kind]
         if issubclass(made, AuroraError):
             return made(*values)
-        names = [field.name for field in fields(made) if field.init]
-        return made(**dict(zip(names, values, strict=True)))
+        taken = dict(zip((field for field in fields(made) if field.init), values, strict=True))
+        if not all(isinstance(value, _CLASSES.get(field.type, object)) for field, value in taken.items()):
+            raise TypeError
+        return made(**{field.name: value for field, value in taken.items()})
 
 
+_CLASSES: Mapping[Any, type | tuple[type, ...]] = {int: (int, float), float: (int, float), str: str}  # of fields' values
 _COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "list": list, "set": set}
 
 

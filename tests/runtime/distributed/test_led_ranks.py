@@ -14,7 +14,7 @@ from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.host_agent import HostAgent
 from aurora.runtime.distributed.host_connection import MESSAGES
 from aurora.runtime.distributed.led_ranks import Lead
-from aurora.runtime.distributed.signed_messages import Hello
+from aurora.runtime.distributed.signed_messages import LINE_BYTES, Hello
 from aurora.runtime.distributed.supervisor import Supervisor
 from aurora.runtime.distributed.wire_format import WireFormat
 from tests.runtime.distributed.test_supervisor import GOAL, Counting, meets, ranks_left
@@ -93,7 +93,7 @@ def joining(coordinator, nodes, secret=SECRET, about=None, timeout_s=60.0):
 
     def take_part(node):
         agent = HostAgent(
-            coordinator.cables[node].address, node, secret, meets, lambda job: (job,), about or {}, WIRE, timeout_s=timeout_s
+            coordinator.cables[node].address, node, secret, meets, lambda job: job[:1], about or {}, WIRE, timeout_s=timeout_s
         )
         try:
             agent.run()
@@ -114,7 +114,7 @@ def joining(coordinator, nodes, secret=SECRET, about=None, timeout_s=60.0):
 
 
 def supervisor_of(coordinator, node=0, conduct="good", refusal=lambda about: None, respawn=0, timeout_s=120.0):
-    lead = Lead(("127.0.0.1", 0), SECRET, NODES, node, WIRE, refusal, lambda: conduct)
+    lead = Lead(("127.0.0.1", 0), SECRET, NODES, node, WIRE, refusal, lambda: (conduct, "long" * LINE_BYTES))
     return Supervisor(
         meets, len(NODES), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
         watch=coordinator.watch, lead=lead,
@@ -257,5 +257,5 @@ def test_an_address_that_is_taken_is_told():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         lead = Lead(taken.getsockname(), SECRET, NODES, 0, WIRE, lambda about: None, lambda: "good")
         supervisor = Supervisor(meets, 4, Counting(), ("good",), timeout_s=9.0, hang_s=9.0, lead=lead)
-        with pytest.raises(BadInput, match=r"`lead` 127\.0\.0\.1:\d+: cannot be listened on: Address already in use"):
+        with pytest.raises(BadInput, match=r"port \d+ on 127.0.0.1 cannot be used: Address already in use"):
             supervisor.run()

@@ -22,12 +22,20 @@ class Pair:
             raise BadInput("no such pair")
 
 
-WIRE = WireFormat(Pair, BadInput)
+@dataclass(frozen=True)
+class Said:
+    number: int
+    share: float
+    text: str
+
+
+WIRE = WireFormat(Pair, Said, BadInput)
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 3, 0.1, float("inf"), "ü", (), (1, (2,)), [1, [2]], {3, 4}, {}, {1: "a", ("x", 2): [None]}, Pair({1: (2,)}, [Pair(1)])],
+    [None, True, 3, 0.1, float("inf"), "ü", (), (1, (2,)), [1, [2]], {3, 4}, {}, {1: "a", ("x", 2): [None]}, Pair({1: (2,)}, [Pair(1)]),
+     Said(1, 1, "a")],
 )  # fmt: skip
 def test_values_arrive_as_they_were(value):
     found = WIRE.unpack(WIRE.pack(value))
@@ -52,7 +60,8 @@ def test_errors_arrive_with_their_sentence():
 @pytest.mark.parametrize(
     "plain",
     [
-        {"a": 1}, ["nobody", 1], ["Pair"], ["Pair", 1, 2, 3], ["Pair", 1, "wrong"], ["array", "|O", [1], "AAAA"], ["array", "<i8", [3], ""],
+        {"a": 1}, ["nobody", 1], ["Pair"], ["Pair", 1, 2, 3], ["Pair", 1, "wrong"], ["Said", "1", 1, "a"],
+        ["Said", 1, None, "a"], ["Said", ["list"], 1, "a"], ["Said", 1, 1.5, 2], ["array", "|O", [1], "AAAA"], ["array", "<i8", [3], ""],
         ["array", "<i8", [1], "?"], ["dict", 1], ["dict", [["list"], 1]], [], [["list"]], ["set", ["list"]],
     ],
 )  # fmt: skip
