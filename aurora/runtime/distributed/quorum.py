@@ -29,6 +29,8 @@ class JoinEpoch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))  # JSON has lists
+        if not isinstance(self.epoch, int) or not all(isinstance(name, str) for name in self.members):
+            raise TypeError("no epoch")
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class StoreValue:
     key: str
     value: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.epoch, int) or not isinstance(self.key, str):
+            raise TypeError("no value of an epoch")
+        bytes.fromhex(self.value)  # which others will do
+
 
 @dataclass(frozen=True)
 class HostMessage:

@@ -1,5 +1,6 @@
 """Members that come and go: real connections to a lighthouse, real process groups."""
 
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_p
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
 from aurora.runtime.distributed.quorum import JoinEpoch
-from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused, SignedMessages
+from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused, Signatures, SignedMessages
 from tests.runtime.distributed.summed_steps import SummedSteps
 
 SECRET = b"of all members, and of nobody else"
@@ -213,6 +214,19 @@ def test_a_line_of_another_connection_direction_or_place_is_refused():
         reader.unpack(second)
     with pytest.raises(Refused):
         Hello.parse(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("said", [
+    ["Nothing", {}], ["Alive", {"x": 1}], 3, ["JoinEpoch", {"epoch": "1"}], ["JoinEpoch", {"members": [1]}],
+    ["StoreValue", {"epoch": [], "key": "a", "value": ""}], ["StoreValue", {"epoch": 1, "key": ["a"], "value": ""}],
+    ["StoreValue", {"epoch": 1, "key": "a", "value": "no hexadecimal digits"}],
+])  # fmt: skip
+def test_what_is_no_message_is_refused_although_a_member_says_it(said):
+    ours, theirs = Hello("a", "p"), Hello()
+    text = json.dumps(said).encode()
+    signed = Signatures(SECRET, (ours, theirs), "member", "lighthouse").sign(text)
+    with pytest.raises(Refused, match="no message of this version"):
+        SignedMessages(SECRET, ours, theirs, at_member=False).unpack(signed + b" " + text)
 
 
 def test_a_member_that_is_closed_while_it_connects_does_not_join():
