@@ -7,7 +7,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.control.plan_controller import slots_in_use, slowest_port_Bps
@@ -195,23 +195,22 @@ def follow(
     options: ControlOptions = ControlOptions(),
 ) -> FollowedTraffic:
     """Replays traffic that changes under ways to follow it, from a plan's first model on; see `aurora.follow`."""
-    model = plan.models[0]
-    held_LGP = model.placement.held_LGP()
+    placed = plan.models[0].placement
     traffic = changing_traffic(profiles, change, windows, lasting, tokens, seed)
     _, layers, experts = traffic.load_WLE.shape
-    if (layers, experts) != (len(held_LGP), model.placement.experts):
+    if (layers, experts) != (len(placed.slots_LG), placed.experts):
         raise BadInput(
-            f"`profile`: expected {len(held_LGP)} layers of {model.placement.experts} experts as in the plan, "
+            f"`profile`: expected {len(placed.slots_LG)} layers of {placed.experts} experts as in the plan, "
             f"found {layers} of {experts}"
         )
-    slots, port_Bps = slots_in_use(model.placement, plan.cluster, profiles[0]), slowest_port_Bps(plan.cluster)
-    ways = follow_traffic(traffic, held_LGP, slots, profiles[0].expert_bytes, port_Bps, options)
+    slots, port_Bps = slots_in_use(placed, plan.cluster, profiles[0]), slowest_port_Bps(plan.cluster)
+    ways = follow_traffic(traffic, placed, slots, profiles[0].expert_bytes, port_Bps, options)
     return FollowedTraffic(change, traffic, tuple(ways))
 
 
 def follow_traffic(
     traffic: ChangingTraffic,
-    held_LGP: IntArray,
+    held: Placement | IntArray,
     slots: GpuSlots,
     expert_bytes: int,
     port_Bps: float,
@@ -228,7 +227,7 @@ def follow_traffic(
 
     Args:
         traffic: the windows.
-        held_LGP: (L, G, P) int64, the placement in force before the first window.
+        held: the placement in force before the first window; or (L, G, P) int64, the expert in each of its slots, -1 for none.
         slots: of the GPUs.
         expert_bytes: bytes of an expert's weights.
         port_Bps: bytes per second that a GPU's port sends, and receives.
@@ -237,7 +236,7 @@ def follow_traffic(
     """
     load_WLE, mean_WLE = traffic.load_WLE, traffic.mean_WLE
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
-    controller = Controller(held_LGP, expert_bytes, options, slots, port_Bps * slots.gpus)
+    controller = Controller(held, expert_bytes, options, slots, port_Bps * slots.gpus)
 
     under_way: list[tuple[float, float]] = []  # the window from which moves are done, and their seconds
 
@@ -271,9 +270,7 @@ def follow_traffic(
         "mean known": (knowing(mean_WLE), False),
         "clairvoyant": (knowing(load_WLE), False),
     }
-    return [
-        _followed(name, way, stops, load_WLE, held_LGP, slots, expert_bytes, port_Bps) for name, (way, stops) in ways.items()
-    ]
+    return [_followed(name, way, stops, load_WLE, held, slots, expert_bytes, port_Bps) for name, (way, stops) in ways.items()]
 
 
 _Way = Callable[[int, IntArray], Placement | IntArray]  # for a window and the slots in force: the slots, or a placement
@@ -284,14 +281,16 @@ def _followed(
     way: _Way,
     stops: bool,
     load_WLE: FloatArray,
-    held_LGP: IntArray,
+    held: Placement | IntArray,
     slots: GpuSlots,
     expert_bytes: int,
     port_Bps: float,
 ) -> Followed:
     """The replay of one way, whose moves stop serving or run beside it."""
     slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
-    placement: Placement | None = None  # whose replicas may take unequal parts; None: even ones
+    held_LGP = held.held_LGP() if isinstance(held, Placement) else held
+    split = ReplicaParts(held)
+    placement: Placement | None = None  # of the last change, if it tells the parts of replicas
     for window, load_LE in enumerate(load_WLE):
         found = way(window, held_LGP)
         if isinstance(found, Placement):
@@ -303,8 +302,9 @@ def _followed(
             bytes_W[window] = into_G.sum() * expert_bytes
             moving_s += _seconds(into_G, out_G, expert_bytes, port_Bps)
             held_LGP = next_LGP
+            split.change(held_LGP)
         if placement is None:
-            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G)[0]
+            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G, split.parts(held_LGP))[0]
         else:
             gpu_LG = np.stack([load_E @ placement.split_EG(layer) for layer, load_E in enumerate(load_LE)]) * slots.cost_G
         if gpu_LG.any():

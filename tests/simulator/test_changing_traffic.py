@@ -5,8 +5,8 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.simulator.changing_traffic import CHANGES, RECORDED, changing_traffic, follow_traffic
-from aurora.types import GpuSlots, SyntheticOptions
+from aurora.simulator.changing_traffic import CHANGES, RECORDED, ChangingTraffic, changing_traffic, follow_traffic
+from aurora.types import GpuSlots, Placement, SyntheticOptions
 
 CONFIG = {
     "model_type": "mixtral", "num_local_experts": 16, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 8,
@@ -51,6 +51,16 @@ def test_domains_follow_each_other_as_said(domains):
     np.testing.assert_allclose(changing_traffic(domains, "drift", 11, 10).part_WD[:, 1], np.arange(11) / 10)
     crowd = changing_traffic(domains, "flash-crowd", 50, 10)
     np.testing.assert_allclose(crowd.part_WD[:, 1], [0.0] * 40 + [0.9] * 10)
+
+
+def test_a_plan_as_it_is_counts_by_its_parts_of_replicas():
+    """Expert 0 sends three quarters of its tokens to the first GPU, so that both have 40; by even parts they would have 30, 50."""
+    placement = Placement((((0, 1), (0, 2)),), (((0.75, 1.0), (0.25, 1.0)),))
+    load_WLE = np.tile([40.0, 10.0, 30.0], (4, 1, 1))
+    traffic = ChangingTraffic(load_WLE, np.ones((4, 1)), load_WLE[:1] / 80)
+    for held, slowest in ((placement, 1.0), (placement.held_LGP(), 1.25)):
+        ways = {each.name: each for each in follow_traffic(traffic, held, GpuSlots.equal(2, 2), 1, 1.0, every=())}
+        assert ways["as it is"].slowest_W.tolist() == [slowest] * 4
 
 
 def test_recorded_windows_come_in_sequence(domains):

@@ -3,8 +3,9 @@
 A change must be worth its moves. The controller compares the placement in force with the next one on loads drawn from what is
 known of the traffic, so that chance alone moves nothing; it expects traffic to last as long as it usually does, and moves a
 layer only if the time that it saves until then is a multiple of the time that its moves cost. For that, a step counts as expert
-compute alone. Bytes are within a budget. When steps take longer after a change than before it, though traffic is the same, the
-change is undone.
+compute alone. Bytes are within a budget. When steps take longer after a change than before it, though traffic is the same, and
+by more than the machine's noise explains, the change is undone. Then none is made for some windows, unless traffic changes, or
+steps take as long without the change, which was not the reason then.
 
 Loads that vary from window to window count as somewhat larger, so that spare slots go to experts whose load is hard to foresee.
 
@@ -16,7 +17,6 @@ The controller is pure: it is told of loads, times and finished moves, and reads
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -26,10 +26,11 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.planner.control.gain_record import GainRecord
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence
 from aurora.planner.control.move_times import MoveTimes
+from aurora.planner.control.step_times import AFTER, StepTimes
 from aurora.planner.replication.rebalance import checked_min_replicas, rebalance
 from aurora.types import ControlOptions, GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray, locked
@@ -39,9 +40,6 @@ DRAWS = 8  # of loads, on which placements are compared
 ENOUGH = 0.005  # relative: a layer this close to equal load is not changed further
 CAUTION = 0.75  # standard deviations that experts of one GPU are expected above their load, those of more GPUs the less
 PAY_BACK = 2.0  # times its cost that a change must save while the traffic lasts
-BEFORE, AFTER = 4, 2  # windows of the same traffic whose step times are compared, at most and at least
-SLOWER = 0.1  # relative: a step that takes this much longer after a change has become slower
-MUCH_SLOWER = 0.5  # the same, where fewer than AFTER windows were timed before the change
 AS_MANY = 0.1  # relative: steps whose tokens differ by more take other times for that reason
 HOLD_OFF = 4  # windows without changes after one that was undone; doubled each time
 
@@ -96,15 +94,26 @@ class _Previous(NamedTuple):
 
     held_LGP: IntArray
     step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed
-    slower: float  # relative: a step that takes this much longer after the change has become slower
+    slower: float  # relative: a step that takes this much longer after the change than by noise has become slower
     changes: int  # of traffic until then
+
+
+class _Undone(NamedTuple):
+    """A change that was undone, or is being undone, because steps were slower."""
+
+    before_s: float  # a step before the change
+    after_s: float  # the same after it
+    changes: int  # of traffic until then
+    free_at: int  # the window from which the same traffic may change slots again
+    judged: bool = False  # whether steps without the change were looked at
 
 
 class Controller:
     """Decides after each window of traffic whether to change the placement in force, and how.
 
     Args:
-        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held.
+        held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held. In
+            layers that change, a placement's split no longer counts: their replicas share evenly.
         expert_bytes: bytes of an expert's weights.
         options: what users may set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
@@ -142,6 +151,7 @@ class Controller:
     ) -> None:
         table = held.held_LGP() if isinstance(held, Placement) else held
         self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
+        self._split = ReplicaParts(held)
         layers, gpus, width = self.held_LGP.shape
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
@@ -151,12 +161,13 @@ class Controller:
         self._move_times = MoveTimes(move_Bps)
         self._gains = GainRecord(self._slots.cost_G)
         self._rng = np.random.default_rng(seed)
-        self._step_s: deque[float] = deque(maxlen=BEFORE)
+        self._steps = StepTimes()
         self._tokens: float | None = None  # of a step in these windows
         self._wanted: Decision | None = None  # whose moves are under way
         self._previous: _Previous | None = None
         self._expects: tuple[float, float] = 0.0, 0.0  # what that saves: part of a step's time, and in how many windows
-        self._hold_off, self._free_at = HOLD_OFF, 0  # windows; the window from which changes are allowed
+        self._undone: _Undone | None = None
+        self._hold_off = HOLD_OFF  # windows
 
     def window(self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> Decision:
         """Decides after a window.
@@ -178,19 +189,21 @@ class Controller:
             return self._keep("no-tokens", "the window has no tokens")
         self._gains.window(load_LE)
         if self.tracker.changes > changes:
-            self._step_s.clear()  # steps of other traffic tell nothing of this
+            self._steps.restart()  # those of other traffic tell nothing of this
         if tokens is not None and (self._tokens is None or abs(tokens - self._tokens) > AS_MANY * self._tokens):
             self._tokens, self._previous = tokens, None
-            self._step_s.clear()
+            self._undone = self._undone and self._undone._replace(judged=True)  # its steps had other tokens
+            self._steps.restart()
         if step_s is not None and 0 < step_s < math.inf:
-            self._step_s.append(step_s)
+            self._steps.add(step_s)
         now = self._balancedness(load_LE, self.held_LGP)
         if self._wanted is not None:
             return self._keep("under-way", "moves are under way", now)
         if (undone := self._undo(now)) is not None:
             return undone
-        if self.tracker.windows < self._free_at:
-            return self._keep("held-off", f"no changes before window {self._free_at}, after one that was undone", now)
+        if (free_at := self._held_off_until()) > self.tracker.windows:
+            reason = f"no changes before window {free_at}, after one that was undone, while traffic is the same"
+            return self._keep("held-off", reason, now)
         return self._change(now)
 
     def moved(self, seconds: float | None = None, waited_s: float | None = None) -> None:
@@ -202,19 +215,23 @@ class Controller:
         """
         assert self._wanted is not None, "no moves are under way"
         wanted, self._wanted = self._wanted, None
+        if wanted.kind == "slower":
+            self._gains.forget()
         if wanted.kind == "gain":
-            self._gains.expect(np.array(wanted.layers), self.held_LGP, wanted.held_LGP, *self._expects)
+            layers, parts_LGP = np.array(wanted.layers), self._split.parts(self.held_LGP)
+            self._gains.expect(layers, self.held_LGP, wanted.held_LGP, *self._expects, parts_LGP)
         if seconds and wanted.bytes:
             self._move_times.add(wanted.bytes, seconds, waited_s)
         before = self._previous
         if before is None or not before.step_s or before.changes != self.tracker.changes:
             self._previous = None
             if wanted.action == "move":
-                before_s = float(np.median(self._step_s)) if self._step_s else 0.0
-                slower = SLOWER if len(self._step_s) >= AFTER else MUCH_SLOWER
-                self._previous = _Previous(self.held_LGP, before_s, slower, self.tracker.changes)
-            self._step_s.clear()
+                steps = self._steps.median_s, self._steps.slower
+                self._previous = _Previous(self.held_LGP, *steps, self.tracker.changes)
+            self._steps.restart()
+        self._steps.interrupt()
         self.held_LGP = wanted.held_LGP  # else this change and the last one are judged together
+        self._split.change(self.held_LGP)
 
     def failed(self, held: ArrayLike | None = None) -> None:
         """Says that the moves of the last decision were given up.
@@ -225,21 +242,36 @@ class Controller:
         self._wanted = None
         if held is not None:
             self.held_LGP = locked(np.array(held, dtype=np.int64))
+            self._split.change(self.held_LGP)
             self._previous = None
+            self._steps.restart()
 
     def _undo(self, now: float) -> Decision | None:
-        """The decision to undo the last change, if steps take longer since then and traffic is the same."""
-        if self._previous is None or len(self._step_s) < AFTER:
+        """The decision to undo the last change, if steps of the same traffic take longer since then than noise explains."""
+        if self._previous is None or self._steps.windows < AFTER:
             return None
         before, self._previous = self._previous, None
-        after_s = float(np.median(self._step_s))
-        if before.changes != self.tracker.changes or not before.step_s or after_s <= before.step_s * (1 + before.slower):
+        if before.changes != self.tracker.changes or not before.step_s:
+            return None
+        after_s = self._steps.median_s
+        if after_s <= before.step_s * (1 + self._steps.noise) * (1 + before.slower):
             self._hold_off = HOLD_OFF
             return None
-        self._free_at = self.tracker.windows + self._hold_off
+        self._undone = _Undone(before.step_s, after_s, before.changes, self.tracker.windows + self._hold_off)
         self._hold_off *= 2
         reason = f"steps take {after_s / before.step_s - 1:.0%} longer since the last change, with the same traffic"
         return self._decide("undo", "slower", reason, before.held_LGP, now, 0.0)
+
+    def _held_off_until(self) -> int:
+        """The window before which slots do not change. If steps take as long without what was undone, it is forgotten."""
+        undone = self._undone
+        if undone is not None and undone.changes != self.tracker.changes:
+            self._undone = None
+        elif undone is not None and not undone.judged and self._steps.windows >= AFTER:
+            self._undone = undone._replace(judged=True)
+            if self._steps.median_s**2 > undone.before_s * undone.after_s:  # nearer to the steps that were called slower
+                self._undone, self._hold_off = None, HOLD_OFF
+        return 0 if self._undone is None else self._undone.free_at
 
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
@@ -303,11 +335,12 @@ class Controller:
         scale_LE = np.divide(variance_LE, expected_LE, out=np.ones_like(expected_LE), where=expected_LE > 0)
         gamma_DLE = self._rng.gamma(np.broadcast_to(expected_LE / scale_LE, (DRAWS, *expected_LE.shape)), scale_LE)
         load_DLE = gamma_DLE * (total_L1[:, 0] / np.maximum(gamma_DLE.sum(axis=2), 1e-300))[:, :, None]
-        return [gpu_loads(load_DLE, table, self._slots.cost_G).max(axis=2).mean(axis=0) for table in tables]
+        found = [gpu_loads(load_DLE, table, self._slots.cost_G, self._split.parts(table)) for table in tables]
+        return [load_DLG.max(axis=2).mean(axis=0) for load_DLG in found]
 
     def _balancedness(self, load_LE: FloatArray, held_LGP: IntArray) -> float:
         """Mean over largest load of the GPUs, the layers' loads summed."""
-        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G)[0]
+        gpu_LG = gpu_loads(load_LE[None], held_LGP, self._slots.cost_G, self._split.parts(held_LGP))[0]
         return float(gpu_LG.mean(axis=1).sum() / max(gpu_LG.max(axis=1).sum(), 1e-300))
 
     def _keep(self, kind: Kind, reason: str, now: float = math.nan, loss: float = 0.0) -> Decision:

@@ -23,6 +23,7 @@ class _Change:
     layers: IntArray
     old_XGP: IntArray
     new_XGP: IntArray
+    old_part_XGP: FloatArray | None
     saved: float  # of a window's time, expected in each window
     left: int  # windows
 
@@ -39,7 +40,15 @@ class GainRecord:
         self._changes: list[_Change] = []
         self._expected = self._found = 0.0  # times a window's time
 
-    def expect(self, layers: IntArray, old_LGP: IntArray, new_LGP: IntArray, saved: float, windows: float) -> None:
+    def expect(
+        self,
+        layers: IntArray,
+        old_LGP: IntArray,
+        new_LGP: IntArray,
+        saved: float,
+        windows: float,
+        old_part_LGP: FloatArray | None = None,
+    ) -> None:
         """Says that a change is in force.
 
         Args:
@@ -48,9 +57,15 @@ class GainRecord:
             new_LGP: (L, G, P) int64, the same now.
             saved: part of a window's time with equal load that it is expected to save.
             windows: for so many windows.
+            old_part_LGP: (L, G, P) float64, the part of its expert's load that each slot took before; None: even parts.
         """
+        parts_XGP = None if old_part_LGP is None else old_part_LGP[layers]
         left = min(max(math.ceil(windows), 1), MOST_WINDOWS)
-        self._changes.append(_Change(layers, old_LGP[layers], new_LGP[layers], saved, left))
+        self._changes.append(_Change(layers, old_LGP[layers], new_LGP[layers], parts_XGP, saved, left))
+
+    def forget(self) -> None:
+        """Says that changes so far were undone: no more windows tell what they save."""
+        self._changes = []
 
     def window(self, load_LE: FloatArray) -> None:
         """Compares the changes whose windows are not over, by the loads (L, E) of a window."""
@@ -58,14 +73,16 @@ class GainRecord:
         self._expected, self._found = self._expected * keeps, self._found * keeps
         equal = load_LE.sum() / (1 / self._cost_G).sum()
         for change in self._changes:
-            old, new = (
-                gpu_loads(load_LE[None, change.layers], table, self._cost_G).max(axis=2).sum()
-                for table in (change.old_XGP, change.new_XGP)
-            )
+            load_XE = load_LE[change.layers]
+            found = self._slowest(load_XE, change.old_XGP, change.old_part_XGP) - self._slowest(load_XE, change.new_XGP)
             self._expected += change.saved
-            self._found += min(max(float(old - new) / equal, 0.0), change.saved)
+            self._found += min(max(found / equal, 0.0), change.saved)
             change.left -= 1
         self._changes = [change for change in self._changes if change.left]
+
+    def _slowest(self, load_XE: FloatArray, held_XGP: IntArray, part_XGP: FloatArray | None = None) -> float:
+        """Load times cost of the slowest GPUs, summed over layers."""
+        return float(gpu_loads(load_XE[None], held_XGP, self._cost_G, part_XGP).max(axis=2).sum())
 
     @property
     def discount(self) -> float:

@@ -143,6 +143,45 @@ def test_a_change_that_makes_steps_longer_is_undone_and_not_tried_again_at_once(
     assert actions.count("move") <= 2  # then twice as long again
 
 
+@pytest.mark.parametrize(("factor", "undone"), [(1.4, False), (2.1, True)])
+def test_a_change_is_undone_only_if_steps_become_slower_than_by_the_machines_noise(factor, undone):
+    """Steps take 1 s in four windows and 1.4 s in the next four, whatever is in force; the change comes after the former."""
+    control, noisy_s = controller(bytes_per_s=1.0), [1.0, 1.4]  # until it may move something
+    for window in range(11):
+        assert control.window(skewed(0), noisy_s[window // 4 % 2]).action == "keep"
+    control.options = ControlOptions()
+    assert control.window(skewed(0), noisy_s[0]).action == "move"
+    control.moved()
+    assert [control.window(skewed(0), factor).action for _ in range(2)] == ["keep", "undo" if undone else "keep"]
+
+
+def undone_at_once():
+    """A controller that has undone its first change, after which steps took twice as long."""
+    control = controller()
+    for step_s, action in ((1.0, "move"), (2.0, "keep"), (2.0, "undo")):
+        assert control.window(skewed(0), step_s).action == action
+        if action != "keep":
+            control.moved()
+    return control
+
+
+@pytest.mark.parametrize(("step_s", "last"), [(1.0, "held-off"), (2.0, "gain")])
+def test_an_undone_change_is_made_again_if_steps_take_as_long_without_it(step_s, last):
+    control = undone_at_once()
+    assert [control.window(skewed(0), step_s).kind for _ in range(2)] == ["held-off", last]
+
+
+def test_steps_with_more_tokens_do_not_say_that_a_change_was_undone_for_nothing():
+    control = undone_at_once()
+    assert [control.window(skewed(0), 2.0, tokens).kind for tokens in (8, 64, 64)] == ["held-off"] * 3
+
+
+def test_other_traffic_is_followed_at_once_after_a_change_that_was_undone():
+    control = undone_at_once()
+    assert control.window(skewed(0), 1.0).kind == "held-off"
+    assert control.window(skewed(8), 1.0).kind == "gain"
+
+
 def test_changes_in_each_window_that_make_steps_longer_are_undone_together():
     """As a budget makes them: a layer at a time."""
     control, rng = controller(bytes_per_s=800.0, period_s=10.0), np.random.default_rng(0)
