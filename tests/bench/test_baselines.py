@@ -11,6 +11,8 @@ from baselines import CappedOptions, apart, in_groups, node_seconds
 
 from aurora.simulator.membership_traces import MembershipEvent
 
+sys.path.pop()  # that folder has a vllm.py, which is not vLLM
+
 TRACE = [
     MembershipEvent(0.0, (), tuple("abcdefg")),
     MembershipEvent(60.0, ("b",), ()),
