@@ -23,7 +23,7 @@ from aurora.training.host_messages import (
     pack,
     unpack,
 )
-from aurora.training.result import TrainResult
+from aurora.training.result import LOG, TrainResult, logged_steps
 from aurora.training.shared_run import has_mark
 from aurora.types import TrainOptions
 from aurora.types.addresses import address_text
@@ -240,6 +240,9 @@ class JoiningLauncher(Launcher):
         for message in self._joined.heard():
             if isinstance(message, RunOver) and message.reason:
                 raise RankFailed(f"the host that leads the run has ended it: {message.reason}")
+            if isinstance(message, Welcome):  # again: what was told meanwhile may be lost
+                for number in sorted(self._steps.keys() - logged_steps(self._output / LOG)):
+                    self._keep(self._steps[number])
             if isinstance(message, RunOver) and not self._over:
                 self._over = True
                 self._finish()

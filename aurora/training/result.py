@@ -1,6 +1,7 @@
 """Result of a training run, and the log of its steps."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -87,3 +88,13 @@ def log_step(file: Path, step: CommittedStep) -> list[str]:
     except OSError as error:
         return [f"{file}: steps were not logged: {error.strerror}"]
     return []
+
+
+def logged_steps(file: Path) -> set[int]:
+    """Returns the numbers of the steps in a run's log; none if it cannot be read. A line that is torn counts as none."""
+    found = set()
+    with suppress(OSError), file.open(encoding="utf-8", errors="replace") as log:
+        for line in log:
+            with suppress(ValueError, TypeError, KeyError):
+                found.add(int(json.loads(line)["step"]))
+    return found

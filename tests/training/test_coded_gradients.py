@@ -104,7 +104,7 @@ def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
         for at, rank, sent in ((2, stopped, signal.SIGSTOP), (4, stopped, signal.SIGCONT), (5, killed, signal.SIGKILL)):
             if step == at:
                 os.kill(pids[rank], sent)
-            while step == at and sent == signal.SIGKILL and psutil.Process(pids[rank]).status() != psutil.STATUS_ZOMBIE:
+            while step == at and sent == signal.SIGKILL and lives(pids[rank]):
                 time.sleep(0.01)
 
     samples_NT = read_samples(folder, [text], options.length)
@@ -119,6 +119,13 @@ def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
     weights, expected = (load_file(each.model / "model.safetensors") for each in (result, straight))
     for name, weight in expected.items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-9)
+
+
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Slowed:
