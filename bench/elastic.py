@@ -1,7 +1,7 @@
 """Elastic training on a recorded spot trace: `python bench/elastic.py [--quick] [PART ...]`.
 
-Writes bench/results/elastic-DATE.md. AURORA_DATA names the folder of recorded data. Ranks are processes on gloo that are killed
-(-9); the model is the shipped Mixtral.
+Writes bench/results/elastic-DATE.md, or elastic-PART-DATE.md of a part. AURORA_DATA names the folder of recorded data. Ranks
+are processes on gloo that are killed (-9); the model is the shipped Mixtral.
 
 - `changes`: all changes of ten nodes of the trace within one run: losses beside those of uninterrupted runs, steps lost,
   members that were taken for dead, and pauses with their parts.
@@ -260,7 +260,7 @@ def main() -> None:
         parser.error(f"expected of {', '.join(PARTS)}, found {', '.join(sorted(unknown))}")
     form = "The quick form" if chosen.quick else "The whole form"
     head = [f"# Elastic training on a spot trace\n\n{machine()}. {form}."]
-    write("elastic", head, *(PARTS[part](chosen.quick) for part in chosen.parts or PARTS))
+    write("-".join(["elastic", *chosen.parts]), head, *(PARTS[part](chosen.quick) for part in chosen.parts or PARTS))
 
 
 if __name__ == "__main__":

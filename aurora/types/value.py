@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from aurora.types.arrays import locked
+
 LONGEST = 4  # elements of a tuple or mapping that `repr` shows one by one
 
 
@@ -23,6 +25,14 @@ class Value:
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, *(_key(getattr(self, name)) for name in _names(self))))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Locks the arrays of a value that was pickled or copied: NumPy forgets that they are read-only."""
+        for each in state.values():
+            for array in each if isinstance(each, tuple) else (each,):
+                if isinstance(array, np.ndarray):
+                    locked(array)
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={_short(getattr(self, name))}" for name in _names(self))

@@ -1,12 +1,15 @@
 """Values refuse what they should not hold, and cannot be changed."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Order, Placement, Profile, TraceRecorder
+from aurora.types import Cluster, Curve, Fabric, Gpu, Link, Network, Order, Placement, Profile, TraceRecorder
 
 FLAT = {p: Curve(np.array([1.0]), np.array([1.0])) for p in ("gate", "expert", "aggregate")}
 GPU = {"name": "g", "kind": "k", "node": 0, "out_Bps": 1.0, "in_Bps": 1.0, "memory_bytes": 1}
@@ -116,6 +119,16 @@ def test_arrays_are_copied_in_and_locked():
     assert made.tokens_TLSE[0, 0, 0, 0] == 1
     with pytest.raises(ValueError, match="read-only"):
         made.tokens_TLSE[:] = 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_arrays_stay_locked_in_copies_and_in_other_processes(copied):
+    value = profile(np.ones((1, 1, 1, 2), dtype=np.int64))
+    assert copied(value) == value
+    assert not copied(value).tokens_TLSE.flags.writeable
+    network = Network.equal(2)
+    assert not network.pair_Bps_GG.flags.writeable
+    assert not copied(network).pair_Bps_GG.flags.writeable
 
 
 def test_the_digest_sees_every_input():

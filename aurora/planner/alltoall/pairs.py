@@ -11,9 +11,14 @@ def all_pairs(ranks: int) -> IntArray:
     return np.argwhere(~np.eye(ranks, dtype=np.bool_))
 
 
-@njit(cache=True)
 def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
     """Returns the rows pairs_X2 (X, 2), then every pair without bytes in bytes_GG (G, G), because an order serves any batch."""
+    return np.asarray(_with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG)))
+
+
+@njit(cache=True)
+def _with_silent_pairs(pairs_X2, bytes_GG):
+    """See `with_silent_pairs`; each layout of memory would be compiled anew."""
     n, at = len(bytes_GG), len(pairs_X2)
     rows_X2 = np.empty((at + n * n, 2), np.int64)
     rows_X2[:at] = pairs_X2

@@ -14,7 +14,7 @@ from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.routes import pair_rates
 from aurora.types import Network, Order
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, locked
 
 WORTH = 0.002  # time that a further message must save, as a share of the bound
 CUT_RUNS = 4000  # schedules that the search for cuts makes at most
@@ -80,7 +80,7 @@ class CutShop:
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
             rest = self._bytes[src][dst] - first
             cut_C4[at] = src, dst, startup_s + first / rate_Bps, startup_s + rest / rate_Bps
-        return DenseSchedule(*dense(self.seconds_GG, bias_s, cut_C4, limit_s))
+        return DenseSchedule(*dense(self.seconds_GG, bias_s, locked(cut_C4), limit_s))  # locked as NO_CUTS: compiled once
 
     def useful_cuts(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> list[Cut]:
         """Returns further cuts that would each remove a wait of one of the two ports that end last in a schedule with `cuts`.

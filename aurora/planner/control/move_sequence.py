@@ -107,7 +107,7 @@ def move_sequence(
         _least_LE(wants_LGE, holds_LGE, np.arange(gpus), min_replicas),
         _least_LE(wants_LGE, holds_LGE, domain_G, min_replicas),
     )
-    wanted = _Wanted(*np.nonzero(wants_LGE & ~holds_LGE))
+    wanted = _Wanted(*map(np.ascontiguousarray, np.nonzero(wants_LGE & ~holds_LGE)))
     made_X6, left_X = _sequence(state, wanted)
     if len(left_X):
         assert min_replicas > 1, "each expert of `wanted_LGP` is held"

@@ -95,24 +95,23 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
     at one rate.
     """
-    size_X = None
+    src_X, dst_X = order.pairs_X2.T
+    size_X = bytes_GG[src_X, dst_X]
     if order.share_X2 is not None:
-        src_X, dst_X = order.pairs_X2.T
-        first_X, end_X = order.cuts(bytes_GG[src_X, dst_X]).T
+        first_X, end_X = order.cuts(size_X).T
         size_X = end_X - first_X
-    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, bytes_GG, network.pair_Bps_GG, network.pair_startup_s_GG))
+    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, network.pair_Bps_GG, network.pair_startup_s_GG))
 
 
 @njit(cache=True, error_model="numpy")
-def _one_after_the_other(pairs_X2, size_X, bytes_GG, Bps_GG, startup_s_GG):
-    """The columns of `Pieces`; size_X are the bytes of each row, None if each pair is one row."""
-    rows, ranks = len(pairs_X2), len(bytes_GG)
+def _one_after_the_other(pairs_X2, size_X, Bps_GG, startup_s_GG):
+    """The columns of `Pieces`; size_X are the bytes of each row."""
+    rows, ranks = len(pairs_X2), len(Bps_GG)
     whole_3X, real_3X = np.empty((3, rows), np.int64), np.empty((3, rows))  # source, destination, bytes; start, end, B/s
     free_out_s, free_in_s = np.zeros((2, ranks))
     at, by_start = 0, True
     for row in range(rows):
-        src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
-        size = bytes_GG[src, dst] if size_X is None else size_X[row]
+        src, dst, size = pairs_X2[row, 0], pairs_X2[row, 1], size_X[row]
         if size > 0:
             start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
             end_s = start_s + size / Bps_GG[src, dst]
