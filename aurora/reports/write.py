@@ -1,4 +1,4 @@
-"""Reports by form: one page, figures for papers, or a trace for Perfetto. To add a form: one function, one line in FORMS."""
+"""Reports by form: pages, figures, traces for Perfetto and Chakra. To add a form: one function, one line in FORMS."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +108,13 @@ def _perfetto(inputs: ReportInputs, output: Path) -> None:
     write_bytes(output, perfetto(inputs, packed=output.suffix == ".gz"))
 
 
+def _chakra(inputs: ReportInputs, output: Path) -> None:
+    from aurora.reports.chakra import execution_traces
+
+    for name, content in list(execution_traces(inputs)):
+        write_bytes(output / name, content)
+
+
 FORMS: dict[str, ReportForm] = {
     "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
     "svg": ReportForm(_figures(False, "svg", "png"), "figures for papers, SVG and PNG", "report", True, ("matplotlib",)),
@@ -115,4 +122,5 @@ FORMS: dict[str, ReportForm] = {
     "pdf": ReportForm(_figures(False, "pdf"), "figures for papers, PDF", "report", True, ("matplotlib",)),
     "pdf-column": ReportForm(_figures(True, "pdf"), "the same, a column wide", "report", True, ("matplotlib",)),
     "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev (.gz: compressed)", "report.perfetto.json.gz"),
+    "chakra": ReportForm(_chakra, "MLCommons Chakra execution traces, for ASTRA-sim", "chakra", True, ("google.protobuf",)),
 }

@@ -41,7 +41,7 @@ def test_a_report_without_profiles_says_why(alone, tmp_path):
 
 
 def test_what_is_refused(alone, tmp_path, monkeypatch):
-    with pytest.raises(BadInput, match=r"`format`: expected one of html, svg, .*, perfetto, found 'gif'"):
+    with pytest.raises(BadInput, match=r"`format`: expected one of html, svg, .*, chakra, found 'gif'"):
         write.write(alone, "gif", tmp_path / "x.gif")
     with pytest.raises(BadInput, match="`profile`: expected 1, or 2 to show drift, found 3"):
         aurora.report(alone.plan, {}, alone.profiles * 3, output=tmp_path / "x.html")
