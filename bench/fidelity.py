@@ -133,8 +133,9 @@ def main() -> None:
         "`aiconfigurator-core` the tables of the installed package, the newest version of each, Apache-2.0. Both types that "
         "were recorded (half and int8) are predicted by one curve over bytes.",
         "Skewed experts are fused MoE kernels at bfloat16 whose tokens follow a power law (the most loaded expert-parallel "
-        "rank), predicted from balanced ones. `sum of experts` is what the simulator takes; `mean of both` is a geometric mean "
-        "with a weight chosen on one rank of H100, H200, A100 and L40S, so that its rows there are no test.",
+        "rank), predicted from balanced ones; nothing is fitted to them. `experts and overhead` is what the simulator takes: "
+        "an overhead, told by balanced points with at most one row an expert, and the sum of the experts beyond it; on several "
+        "ranks experts as on the fewest measured, if shorter, and the rest of the balanced kernel as overhead by all rows.",
         "\n".join(["| prediction | system | source | median | p90 | recordings |", "|---|---|---|---|---|---|", *rows]),
     ]
     out = Path(__file__).parent / "results" / f"fidelity-{today}.md"

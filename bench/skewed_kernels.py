@@ -1,7 +1,7 @@
 """Fused MoE kernels with skewed tokens, predicted from balanced ones: rows for bench/fidelity.py.
 
 Recorded are latencies of tokens whose counts by expert were drawn by a power law, the mean of five draws. The draws themselves
-are not recorded; they are drawn again here as the recording's authors describe them, from another generator.
+are not recorded; they are drawn again here as the recording's authors draw them, from another generator.
 """
 
 from collections.abc import Iterator
@@ -10,41 +10,63 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.silicon_database import systems, tables
-from aurora.planner.workload.curve_fit import fit_curve
+from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray
 
 ENGINES = ("sglang", "trtllm", "vllm")
 KEY = ("hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size", "kernel_source")
 DRAWS, EVERY = 5, 8  # draws of each recording; one recording in so many is predicted, for time
-WEIGHT = 0.7  # of the sum of experts in the weighted mean of both; chosen on H100, H200, A100 and L40S with one rank
+WAYS = ("as balanced", "sum of experts alone", "experts and overhead")
 Model = tuple[int, int, int, int, int, str]
 
 
-def drawn_counts(rng: np.random.Generator, tokens: int, top_k: int, experts: int, exponent: float) -> IntArray:
-    """(E,) tokens by expert; what rounding leaves over goes to the largest, one each."""
+def drawn_counts(rng: np.random.Generator, tokens: int, top_k: int, experts: int, ranks: int, exponent: float) -> IntArray:
+    """(R, E/R) tokens by rank and expert; no expert has more than there are tokens, and the fewest get what that leaves over.
+
+    Source: `_generate_power_law_distribution` in collector/helper.py of ai-dynamo/aiconfigurator (Apache-2.0).
+    """
     least, most = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
     power = 1 - exponent
     part_E = ((most**power - least**power) * rng.random(experts) + least**power) ** (1 / power)
-    count_E = np.rint(part_E / part_E.sum() * tokens * top_k).astype(np.int64)
-    largest_E, missing = np.argsort(-count_E, kind="stable"), tokens * top_k - int(count_E.sum())
-    for turn in range(abs(missing)):
-        count_E[largest_E[turn % experts]] += np.sign(missing)
-    return np.maximum(count_E, 0)
+    count_E = np.minimum(np.rint(part_E / part_E.sum() * tokens * top_k).astype(np.int64), tokens)
+    missing = tokens * top_k - int(count_E.sum())
+    if missing < 0:
+        count_E[np.argsort(-count_E, kind="stable")[:-missing]] -= 1
+        missing = 0
+    by_rank = [missing // ranks + (rank < missing % ranks) for rank in range(ranks)]
+    return np.stack([filled(own_E, more) for own_E, more in zip(count_E.reshape(ranks, -1), by_rank, strict=True)])
 
 
-def predictions(
-    rng: np.random.Generator, model: Model, tokens: int, exponent: float, curve: Curve
-) -> tuple[float, float, float]:
-    """Seconds of the most loaded rank: as balanced, the sum of its experts by the balanced curve, and their weighted mean."""
-    _, _, top_k, experts, ranks, _ = model
-    balanced = float(curve(tokens * top_k / experts)) * (experts // ranks)
-    sums = []
-    for _ in range(DRAWS):
-        rank_RE = drawn_counts(rng, tokens, top_k, experts, exponent).reshape(ranks, -1)
-        sums.append(float(curve(rank_RE[rank_RE.sum(axis=1).argmax()]).sum()))
-    summed = float(np.mean(sums))
-    return balanced, summed, balanced ** (1 - WEIGHT) * summed**WEIGHT
+def filled(count_E: IntArray, more: int) -> IntArray:
+    """The counts with so many more tokens, each given to an expert that has the fewest."""
+    low, high = int(count_E.min()), int(count_E.min()) + more
+    while low < high:  # the highest level that all can be raised to
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.maximum(level - count_E, 0).sum() <= more else (low, level - 1)
+    raised_E = np.maximum(count_E, low)
+    raised_E[np.flatnonzero(raised_E == low)[: more - int((raised_E - count_E).sum())]] += 1
+    return raised_E
+
+
+class Kernel:
+    """Predictions of one model's kernel on one system: see WAYS."""
+
+    def __init__(self, model: Model, points: BalancedPoints, fewer_ranks: BalancedPoints | None) -> None:
+        self.model, self.points = model, points
+        self.whole = Curve(*np.array(sorted(zip(points.rows_X.tolist(), points.seconds_X.tolist(), strict=True))).T)
+        self.expert, self.overhead = grouped_curves(points, fewer_ranks)
+
+    def seconds(self, rng: np.random.Generator, tokens: int, exponent: float) -> tuple[float, float, float]:
+        """Seconds of the most loaded rank, by each of WAYS."""
+        _, _, top_k, experts, ranks, _ = self.model
+        rows, alone, both = tokens * top_k, [], []
+        for _ in range(DRAWS):
+            rank_RE = drawn_counts(rng, tokens, top_k, experts, ranks, exponent)
+            own_E = rank_RE[rank_RE.sum(axis=1).argmax()]
+            alone.append(float(self.whole(own_E * experts).sum()) / self.points.held)
+            both.append(float(self.expert(own_E).sum() + self.overhead(rows)))
+        return float(self.whole(rows)), float(np.mean(alone)), float(np.mean(both))
 
 
 def skewed_kernels() -> Iterator[tuple[str, str, FloatArray]]:
@@ -62,28 +84,36 @@ def skewed_kernels() -> Iterator[tuple[str, str, FloatArray]]:
 def _errors(columns: dict[str, list]) -> dict[str, list[float]]:
     """Errors by what is predicted."""
     models: list[Model] = list(zip(*(columns[name] for name in KEY), strict=True))
-    points: dict[Model, list[tuple[int, float]]] = {}
+    points: dict[Model, dict[int, float]] = {}
     skewed = []
     for model, tokens, law, latency in zip(
         models, columns["num_tokens"], columns["distribution"], columns["latency"], strict=True
     ):
         if law == "balanced":
-            points.setdefault(model, []).append((tokens, latency))
+            points.setdefault(model, {})[tokens] = latency
         elif law.startswith("power_law_"):
             skewed.append((model, tokens, float(law.removeprefix("power_law_")), latency))
-    rng, curves, found = np.random.default_rng(0), {}, {}
+    measured = {model: balanced(model, found) for model, found in points.items() if len(found) > 1}
+    kernels = {model: Kernel(model, found, fewest_ranks(model, measured)) for model, found in measured.items()}
+    rng, errors = np.random.default_rng(0), {}
     for model, tokens, exponent, latency in skewed[::EVERY]:
-        if len(points.get(model, ())) < 2:
+        if model not in kernels:
             continue
-        if model not in curves:
-            at_X, took_X = np.array(points[model]).T
-            curves[model] = fit_curve(at_X * model[2] / model[3], took_X / (model[3] // model[4])).curve
         ranks = "one rank" if model[4] == 1 else "several ranks"
-        ways = zip(
-            ("as balanced", "sum of experts", "mean of both"),
-            predictions(rng, model, tokens, exponent, curves[model]),
-            strict=True,
-        )
-        for way, predicted in ways:
-            found.setdefault(f"skewed experts on {ranks}: {way}", []).append(abs(predicted / latency - 1))
-    return found
+        for way, predicted in zip(WAYS, kernels[model].seconds(rng, tokens, exponent), strict=True):
+            errors.setdefault(f"skewed experts on {ranks}: {way}", []).append(abs(predicted / latency - 1))
+    return errors
+
+
+def balanced(model: Model, latency: dict[int, float]) -> BalancedPoints:
+    """Balanced measurements of a model, in milliseconds by tokens."""
+    _, _, top_k, experts, ranks, _ = model
+    at_X, took_X = np.array(list(latency.items()), dtype=np.float64).T
+    return BalancedPoints(at_X * top_k, took_X, experts, experts // ranks)
+
+
+def fewest_ranks(model: Model, measured: dict[Model, BalancedPoints]) -> BalancedPoints | None:
+    """The same kernel on the fewest ranks; None if on no fewer."""
+    *sizes, ranks, kernel = model
+    fewer = [each for each in measured if [*each[:4]] == sizes and each[5] == kernel and each[4] < ranks]
+    return measured[min(fewer, key=lambda each: each[4])] if fewer else None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aurora.io.npz import Arrays, load_npz, save_npz
-from aurora.types import PHASES, ComputeCurves, Curve
+from aurora.types import OVERHEAD, PHASES, ComputeCurves, Curve
 from aurora.types.profile import CurvesByKind
 
 FORMAT = "aurora curves"
@@ -51,6 +51,10 @@ def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
         arrays: arrays by name; others are not read.
     """
     return {
-        kind: {phase: Curve(*arrays[f"curve_{index}_{phase}"]) for phase in PHASES if f"curve_{index}_{phase}" in arrays}
+        kind: {
+            phase: Curve(*arrays[f"curve_{index}_{phase}"])
+            for phase in (*PHASES, OVERHEAD)
+            if f"curve_{index}_{phase}" in arrays
+        }
         for index, kind in enumerate(kinds)
     }

@@ -9,8 +9,9 @@ from aurora.errors import BadInput
 from aurora.io.silicon_database import all_to_all_points, check_engine, system_specs, tables
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.planner.workload.curve_fit import fit_curve
+from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
 from aurora.planner.workload.model_config import Shape
-from aurora.types import Cluster, ComputeCurves, Curve, Gpu
+from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 
 DTYPE = "bfloat16"
 
@@ -49,8 +50,8 @@ def device(system: str) -> str:
 def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: int) -> ComputeCurves:
     """Returns the compute curves of a model at bfloat16 on a system, as an engine's kernels were measured there.
 
-    `expert` is the fused MoE kernel with balanced tokens over its experts, on the largest number of expert-parallel ranks that
-    was measured and is at most `ranks`. `gate` is the sum of the attention's two projections and the router, interpolated
+    `expert` and `overhead` are of the fused MoE kernel with balanced tokens, on the largest number of expert-parallel ranks
+    that was measured and is at most `ranks`. `gate` is the sum of the attention's two projections and the router, interpolated
     between measured matrix sizes, and of attention over one sequence. `aggregate` is the memory's rate of the datasheet.
 
     Args:
@@ -64,12 +65,13 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
     """
     check_engine(engine)
     shape, specs = Shape.of(config), system_specs(system)
-    expert, kernel = _expert(shape, system, engine, ranks)
+    expert, overhead, kernel = _expert(shape, system, engine, ranks)
     row_bytes, memory_Bps = 2 * shape.hidden, float(specs["gpu"]["mem_bw"])
     at, least_s = expert.tokens_X, float(specs["gpu"]["mem_empirical_constant_latency"])
     phases = {
         "gate": _gate(config, shape, system, engine),
         "expert": expert,
+        OVERHEAD: overhead,
         "aggregate": Curve(at, least_s + at * (shape.top_k + 1) * row_bytes / memory_Bps),
     }
     said = f"aiconfigurator-core, {system}, {engine}, {DTYPE}: {kernel} for balanced tokens; aggregate by the memory's rate"
@@ -79,8 +81,8 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
     )
 
 
-def _expert(shape: Shape, system: str, engine: str, ranks: int) -> tuple[Curve, str]:
-    """Seconds of one expert by its tokens, and the kernel's name; of the newest version that has the model."""
+def _expert(shape: Shape, system: str, engine: str, ranks: int) -> tuple[Curve, Curve, str]:
+    """Seconds of one expert and of the overhead, as `grouped_curves`, and the kernel's name, of the newest version."""
     sizes = {"hidden_size": shape.hidden, "inter_size": shape.inner, "topk": shape.top_k, "num_experts": shape.experts}
     known, wanted = set(), tuple(sizes.values())
     for columns in tables(system, "moe", engine, "moe_perf", moe_dtype=DTYPE, distribution="balanced", moe_tp_size=1):
@@ -91,13 +93,25 @@ def _expert(shape: Shape, system: str, engine: str, ranks: int) -> tuple[Curve, 
         if found:
             ep = max(ep_X[index] for index in found)
             own = [index for index in found if ep_X[index] == ep]
-            tokens_X = np.array([columns["num_tokens"][index] for index in own]) * (shape.top_k / shape.experts)
-            seconds_X = np.array([columns["latency"][index] for index in own]) / 1e3 / (shape.experts // ep)
-            return fit_curve(tokens_X, seconds_X).curve, f"{columns['kernel_source'][own[0]]} on {ep} expert-parallel ranks"
+            kernel = columns["kernel_source"][own[0]]
+            same = [index for index in found if columns["kernel_source"][index] == kernel]
+            points, *fewer = (
+                _points(shape, columns, [index for index in same if ep_X[index] == each], each)
+                for each in dict.fromkeys((ep, min(ep_X[index] for index in same)))
+            )
+            return *grouped_curves(points, *fewer), f"{kernel} on {ep} expert-parallel ranks"
     raise BadInput(
         f"silicon measurements of {system} with {engine}: expected a model whose hidden size, expert width, top-k and experts "
         f"are one of {'; '.join(' x '.join(map(str, each)) for each in sorted(known))}, found {' x '.join(map(str, wanted))}"
     )
+
+
+def _points(shape: Shape, columns: Mapping[str, Sequence[Any]], indices: Sequence[int], ranks: int) -> BalancedPoints:
+    """Some rows of a table of grouped kernels, on so many expert-parallel ranks."""
+    tokens_X, took_ms_X = (
+        np.array([columns[name][index] for index in indices], dtype=np.float64) for name in ("num_tokens", "latency")
+    )
+    return BalancedPoints(tokens_X * shape.top_k, took_ms_X / 1e3, shape.experts, shape.experts // ranks)
 
 
 def _gate(config: Mapping[str, Any], shape: Shape, system: str, engine: str) -> Curve:

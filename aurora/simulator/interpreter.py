@@ -17,6 +17,7 @@ from aurora.planner.workload.traffic import exchange_bytes, exchange_rows, token
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
+    OVERHEAD,
     PREEMPTION_INTERVAL_S,
     Barrier,
     Cluster,
@@ -222,7 +223,8 @@ class _Run:
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
             tokens_E = tokens_on_gpu(tokens_SE, self._served_MLNEG[model][layer], self._server_MG[model], rank)
-            return float(profile.seconds(phase, gpu, tokens_E).sum())
+            overhead_s = float(profile.seconds(OVERHEAD, gpu, tokens_SE.sum()))
+            return float(profile.seconds(phase, gpu, tokens_E).sum()) + overhead_s
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
 
     def _sleep(self, seconds: float) -> Wait:

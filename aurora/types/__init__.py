@@ -22,7 +22,7 @@ from aurora.types.options import (
 )
 from aurora.types.placement import Placement
 from aurora.types.plan import ModelPlan, Plan
-from aurora.types.profile import PHASES, STAGES, TOKEN_SPREADS, Curve, Profile
+from aurora.types.profile import OVERHEAD, PHASES, STAGES, TOKEN_SPREADS, Curve, Profile
 from aurora.types.program import (
     BARRIERS,
     PREEMPTION_INTERVAL_S,
@@ -44,6 +44,7 @@ from aurora.types.transfer_curve import TransferCurve
 
 __all__ = [
     "BARRIERS",
+    "OVERHEAD",
     "PHASES",
     "PREEMPTION_INTERVAL_S",
     "STAGES",

@@ -21,7 +21,7 @@ class ComputeCurves(Value):
         top_k: experts per token.
         row_bytes: bytes of one token's hidden state, which tells width and precision.
         expert_bytes: bytes of one expert's weights.
-        kinds: by GPU kind, a Curve for each of PHASES, as in a Profile.
+        kinds: by GPU kind, a Curve for each of PHASES, and for OVERHEAD if it was measured, as in a Profile.
         provenance: how each kind was measured.
     """
 

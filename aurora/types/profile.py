@@ -18,6 +18,7 @@ from aurora.types.value import Value
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
+OVERHEAD = "overhead"  # what a grouped kernel takes beyond its experts; a kind of GPU may lack it
 TOKEN_SPREADS = ("least", "expected", "most")
 ALIGNED_BYTES = 16  # alignment of the parts of a deduplicated message
 
@@ -71,7 +72,8 @@ class Profile(Value):
         other_bytes: all other weights, which every rank holds.
         curves: for each GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is what a rank computes
             between two MoE layers (attention, norms, router) against its tokens, `expert` one expert against the tokens that it
-            receives, `aggregate` the weighted sum against the rank's own tokens.
+            receives, `aggregate` the weighted sum against the rank's own tokens. A kind may also have OVERHEAD: what one
+            grouped kernel of all experts of a rank takes beyond these, against the layer's (token, expert) pairs on all ranks.
         provenance: how, where and from what it was measured.
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
@@ -253,7 +255,7 @@ class Profile(Value):
         sizes = (self.dispatch_bytes, self.combine_bytes, self.expert_bytes, self.other_bytes)
         sha.update(repr((self.model, self.fingerprint, self.tokens_TLSE.shape, self.top_k, sizes)).encode())
         for kind, phases in self.curves.items():
-            for phase in PHASES:
+            for phase in (*PHASES, *({OVERHEAD} & set(phases))):
                 sha.update(f"{kind} {phase}".encode())
                 sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
         if self.expert_groups != (1, 1):
@@ -264,9 +266,15 @@ class Profile(Value):
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike) -> FloatArray:
-        """Returns a phase's seconds, in the shape of `tokens`: by the kind's own curve, else the reference over its speed."""
+        """Returns a phase's seconds, in the shape of `tokens`: by the kind's own curve, else the reference over its speed.
+
+        Args:
+            phase: one of PHASES, or OVERHEAD, which takes no time where the kind has no curve of it.
+            gpu: the GPU.
+            tokens: token counts.
+        """
         own = self.curves.get(gpu.kind)
-        if own is not None:
-            return own[phase](tokens)
-        reference = next(iter(self.curves.values()))
-        return reference[phase](tokens) / gpu.speed
+        phases, speed = (next(iter(self.curves.values())), gpu.speed) if own is None else (own, 1.0)
+        if phase == OVERHEAD and phase not in phases:
+            return np.zeros(np.shape(tokens))
+        return phases[phase](tokens) / speed

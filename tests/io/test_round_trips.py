@@ -19,7 +19,18 @@ from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import ComputeCurves, Exchange, Hierarchy, Link, PlanOptions, SyntheticOptions, Trace, TransferCurve, servers
+from aurora.types import (
+    ComputeCurves,
+    Curve,
+    Exchange,
+    Hierarchy,
+    Link,
+    PlanOptions,
+    SyntheticOptions,
+    Trace,
+    TransferCurve,
+    servers,
+)
 from tests.conftest import cluster
 from tests.reports.conftest import followed
 from tests.strategies import clusters, fabrics, profiles
@@ -155,6 +166,14 @@ def test_every_kind_comes_back_equal_each_time_it_is_loaded(tmp_path, plan, prof
     first, second = aurora.load(tmp_path / name), aurora.load(tmp_path / name)
     assert first is not second
     assert first == second == value
+
+
+def test_overheads_of_grouped_kernels_are_kept(tmp_path, profile, curves):
+    overhead = Curve(np.array([1.0, 8.0]), np.array([0.5, 0.75]))
+    kinds = {kind: {**phases, "overhead": overhead} for kind, phases in profile.curves.items()}
+    for name, value in (("p.npz", replace(profile, curves=kinds)), ("c.npz", replace(curves, kinds=kinds))):
+        save(value, tmp_path / name)
+        assert aurora.load(tmp_path / name) == value
 
 
 @pytest.mark.parametrize("kind", ["profile", "trace", "curves"])

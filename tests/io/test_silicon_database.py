@@ -7,7 +7,7 @@ import pytest
 from aurora.errors import BadInput
 from aurora.io import silicon_database as database
 from aurora.io.silicon_systems import system_cluster, system_curves
-from tests.silicon_package import CONFIG, install, nccl, write, write_all
+from tests.silicon_package import CONFIG, MOE, install, nccl, write, write_all
 
 
 @pytest.fixture
@@ -46,6 +46,18 @@ def test_compute_curves_are_of_one_expert_and_of_a_ranks_tokens(tables):
     assert phases["gate"]([1.0, 64.0]) == pytest.approx([products + 7e-3, 64 * (products + 7e-3)])
     assert (made.top_k, made.row_bytes, made.expert_bytes) == (2, 16, 6 * 8 * 16)
     assert "k on 2 expert-parallel ranks for balanced tokens" in made.provenance["curves of NVIDIA One"]
+
+
+def test_kernels_with_few_rows_tell_their_overhead(tables):
+    """On four ranks, one expert each: 3 ms and 2 ms for an expert that has rows."""
+    sizes = {"hidden_size": 8, "inter_size": 16, "moe_ep_size": 4}
+    took = ((1, 4.0), (1, 4.0), (2, 5.0), (8, 5.0))  # tokens of two rows each, over four experts
+    rows = [MOE | sizes | {"num_tokens": tokens, "latency": milliseconds} for tokens, milliseconds in took]
+    write_all(tables)
+    write(tables / "moe" / "vllm" / "0.11", "moe_perf", rows)
+    phases = system_curves(CONFIG, "one", "vllm", 4).kinds["NVIDIA One"]
+    assert phases["overhead"]([1.0, 99.0]) == pytest.approx([3e-3] * 2)
+    assert phases["expert"]([1.0, 4.0]) == pytest.approx([2e-3] * 2)
 
 
 @pytest.mark.parametrize(

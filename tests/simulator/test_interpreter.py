@@ -116,6 +116,21 @@ def test_startup_counts_for_every_message():
     assert trace.seconds == pytest.approx(9)
 
 
+def test_the_overhead_of_a_grouped_kernel_is_part_of_the_expert_phase():
+    """As test_one_layer_by_hand, with 2 s beside the experts' 5; the planner counts them too, and those of slow GPUs' twice."""
+    p = profile([[[[1, 4], [2, 1]]]], gate=1, expert=5, aggregate=1)
+    longer = replace(p, curves={"reference": {**p.curves["reference"], "overhead": flat(2)}})
+    for speed in (1.0, 0.5):
+        machines = cluster(2.0, 2.0, speed=speed)
+        plans = [make_plan(machines, [each], KEEP) for each in (p, longer)]
+        shorter, trace = (simulate_plan(plan, [each]) for plan, each in zip(plans, (p, longer), strict=True))
+        assert trace.seconds == pytest.approx(shorter.seconds + 2 / speed)
+        assert [end - start for _, start, end in rows(trace, "expert")] == pytest.approx([7 / speed] * 2)
+        assert plans[1].objective_s == pytest.approx(plans[0].objective_s + 2 / speed)
+        assert plans[1].bound_s == pytest.approx(plans[0].bound_s + 2 / speed)
+    assert longer.digest != p.digest
+
+
 def test_slow_gpus_take_longer():
     p = profile([[[[3, 0], [0, 3]]]], gate=1, expert=1, aggregate=1)
     assert simulate_plan(make_plan(cluster(1.0, 1.0, speed=0.5), [p], KEEP), [p]).seconds == pytest.approx(6)

@@ -8,7 +8,7 @@ import numpy as np
 from aurora.planner.network.nics import nics_of
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts
 from aurora.planner.workload.estimated_rows import known_or_counted
-from aurora.types import Cluster, Gpu, Profile
+from aurora.types import OVERHEAD, Cluster, Gpu, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 OWN = "own"  # the aim that takes the recorded counts as exact
@@ -119,12 +119,16 @@ def _kinds(cluster: Cluster) -> tuple[list[Gpu], IntArray]:
 def _window_seconds(
     gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, tokens_TSE: IntArray | FloatArray
 ) -> tuple[FloatArray, ...]:
-    """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations."""
+    """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations.
+
+    Overheads of grouped kernels, which no placement changes, are counted with the aggregations.
+    """
     tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
     fixed_XTG = np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):
         here = kind_G == kind
         fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here]) for phase in ("gate", "aggregate")]
+        fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1))[:, None]
     return np.stack([profile.seconds("expert", gpu, tokens_TE) for gpu in gpus], axis=1), *fixed_XTG
 
 

@@ -77,7 +77,7 @@ def test_fixed_shares_move_with_their_slots(case, seed):
     check_slots(found_GP, slots_G, experts)
     assert slots_of(found_GP, share_GP) == before
     assert found_s == pytest.approx(value_s(costs, found_GP, share_GP), rel=1e-9)
-    assert found_s <= before_s * (1 + 1e-9)
+    assert found_s <= before_s * (1 + 1e-9) + 1e-12
 
 
 def slots_of(held_GP, share_GP):
