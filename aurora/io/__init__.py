@@ -12,6 +12,7 @@
 | datasheets of GPUs (.toml) | gpu_kinds |
 | GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
 | prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |
+| requests that an engine was sent (.csv, .jsonl) | request_traces |
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from aurora.io.membership_traces import load_failures
 from aurora.io.npz import Arrays, load_npz
 from aurora.io.plans import load_plan, save_plan
 from aurora.io.profiles import load_profile, save_profile
+from aurora.io.request_traces import load_requests
 from aurora.io.traces import load_trace, save_trace
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
@@ -44,6 +46,7 @@ __all__ = [
     "load_model_config",
     "load_plan",
     "load_profile",
+    "load_requests",
     "load_trace",
     "read_text",
     "save",

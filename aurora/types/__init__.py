@@ -35,6 +35,7 @@ from aurora.types.program import (
     has_next_slice,
 )
 from aurora.types.replica_placement import GpuSlots, Rebalanced, ReplicaPlacement
+from aurora.types.requests import RequestOptions, Requests
 from aurora.types.run_options import RunOptions
 from aurora.types.schedule import Order, Schedule, SubChannels
 from aurora.types.token_routing import TokenRouting
@@ -87,6 +88,8 @@ __all__ = [
     "Rebalanced",
     "ReplicaPlacement",
     "ReproduceOptions",
+    "RequestOptions",
+    "Requests",
     "ResilientPlacement",
     "RunOptions",
     "Schedule",

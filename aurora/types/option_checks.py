@@ -45,6 +45,12 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "router_loss": 1e6,
     "rebalance_every": 1 << 40,
     "checkpoint_every": 1 << 40,
+    "rate": 1e6,
+    "isl": 1 << 24,
+    "osl": 1 << 24,
+    "duration_s": LONGEST_S,
+    "max_num_batched_tokens": 1 << 20,
+    "max_num_seqs": 1 << 20,
 }
 
 

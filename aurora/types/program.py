@@ -4,8 +4,10 @@ A Program holds orders and shares, not sizes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from aurora.types.arrays import IntArray
 from aurora.types.hierarchy import Hierarchy
 from aurora.types.placement import Placement
 from aurora.types.schedule import Order
@@ -96,6 +98,17 @@ class Program(Value):
     placements_M: tuple[Placement, ...]
     ops_ML: tuple[tuple[tuple[Op, ...], ...], ...]
     deduplicated_M: tuple[bool, ...]
+
+    def at_layers(self, some_M: Sequence[IntArray]) -> Self:
+        """Returns the program of some MoE layers of each model, given by their indices."""
+        placements = zip(self.placements_M, some_M, strict=True)
+        return replace(
+            self,
+            placements_M=tuple(Placement.stack([each.layer(layer) for layer in some.tolist()]) for each, some in placements),
+            ops_ML=tuple(
+                tuple(ops_L[layer] for layer in some.tolist()) for ops_L, some in zip(self.ops_ML, some_M, strict=True)
+            ),
+        )
 
     @property
     def time_slice(self) -> str:
