@@ -14,7 +14,7 @@ from aurora.planner.placement.objective import objectives
 from aurora.planner.plan_seconds import seconds_between
 from aurora.planner.resolve_options import flat_reason
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import TIME_SLICES, Cluster, Placement, Plan, PlanOptions, Profile
+from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
@@ -115,15 +115,8 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
         return simulate_plan(plan, first).seconds
     layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles)))
     some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
-    program = compile_plan(plan)
-    placements = zip(program.placements_M, some_M, strict=True)
-    part = replace(
-        program,
-        placements_M=tuple(Placement.stack([each.layer(layer) for layer in some]) for each, some in placements),
-        ops_ML=tuple(tuple(ops_L[layer] for layer in some) for ops_L, some in zip(program.ops_ML, some_M, strict=True)),
-    )
     windows = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
-    return simulate(part, plan.cluster, windows).seconds
+    return simulate(compile_plan(plan).at_layers(some_M), plan.cluster, windows).seconds
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile]) -> list[Profile]:

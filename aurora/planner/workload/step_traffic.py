@@ -1,0 +1,69 @@
+"""Traffic of one step that has given tokens on each rank, drawn from a profile's routing."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.types import Profile, TokenRouting
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
+    """Draws a window whose tokens choose experts as those of the profile do.
+
+    Args:
+        profile: the recorded routing, all of its windows alike.
+        tokens_S: (S,) int64, tokens of each source rank.
+        rng: for the draws.
+        token_level: draw recorded tokens with all their choices, instead of (token, expert) pairs by the experts' shares.
+
+    Returns:
+        The profile with this one window. Sources without recorded tokens draw from those of all sources.
+
+    Raises:
+        BadInput: with `token_level`, if the profile holds no token-level routing.
+    """
+    if token_level:
+        drawn = _drawn_tokens(profile.required_routing, tokens_S, rng)
+        tokens_TLSE = drawn.tokens_TLSE(1, profile.sources, profile.experts)
+        return replace(profile, tokens_TLSE=tokens_TLSE, routing=drawn, stage_T=None, coactivation=None)
+    tokens_LSE = _drawn_pairs(_shares_LSE(profile), tokens_S, profile.top_k, rng)
+    return replace(profile, tokens_TLSE=tokens_LSE[None], routing=None, stage_T=None, coactivation=None)
+
+
+def _shares_LSE(profile: Profile) -> FloatArray:
+    """(L, S, E) the share of each expert among a source's pairs in a layer."""
+    tokens_LSE = profile.tokens_TLSE.sum(axis=0).astype(np.float64)
+    silent_LS = ~tokens_LSE.any(axis=2)
+    if silent_LS.any():
+        all_LSE = np.broadcast_to(tokens_LSE.sum(axis=1, keepdims=True), tokens_LSE.shape)
+        tokens_LSE = np.where(silent_LS[:, :, None], all_LSE, tokens_LSE)
+        tokens_LSE[~tokens_LSE.any(axis=2)] = 1.0
+    return np.asarray(tokens_LSE / tokens_LSE.sum(axis=2, keepdims=True))
+
+
+def _drawn_pairs(share_LSE: FloatArray, tokens_S: IntArray, top_k: int, rng: np.random.Generator) -> IntArray:
+    """(L, S, E) pairs, `top_k` for each token; an expert gets no token twice, so its pairs are at most the source's tokens."""
+    most_S1 = np.asarray(tokens_S)[:, None]
+    missing_LS = np.broadcast_to(tokens_S * top_k, share_LSE.shape[:2])
+    pairs_LSE, left_LSE = np.zeros(share_LSE.shape, dtype=np.int64), share_LSE
+    while missing_LS.any():
+        pairs_LSE += rng.multinomial(missing_LS, left_LSE)
+        missing_LS = np.maximum(pairs_LSE - most_S1, 0).sum(axis=2)
+        pairs_LSE = np.minimum(pairs_LSE, most_S1)
+        free_LSE = pairs_LSE < most_S1
+        left_LSE = np.where(free_LSE, share_LSE, 0.0)
+        left_LSE = np.where((left_LSE.sum(axis=2, keepdims=True) > 0), left_LSE, free_LSE)  # only experts without a share
+        left_LSE = left_LSE / np.maximum(left_LSE.sum(axis=2, keepdims=True), 1e-300)
+    return pairs_LSE
+
+
+def _drawn_tokens(routing: TokenRouting, tokens_S: IntArray, rng: np.random.Generator) -> TokenRouting:
+    """Recorded tokens of each source, drawn with replacement, as one window."""
+    everywhere_U, rows = np.arange(len(routing.source_U)), []
+    for source, tokens in enumerate(tokens_S.tolist()):
+        own_U = np.flatnonzero(routing.source_U == source)
+        rows.append(rng.choice(own_U if len(own_U) else everywhere_U, tokens))
+    drawn_U = np.concatenate(rows)
+    source_U = np.repeat(np.arange(len(tokens_S)), tokens_S)
+    return TokenRouting(routing.experts_ULK[drawn_U], source_U, np.zeros(len(drawn_U), dtype=np.int64))
