@@ -1,0 +1,153 @@
+"""Continuous batching by hand, and what always holds of it: budgets, first come first served, every token once."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import BadInput
+from aurora.simulator.request_scheduler import RankScheduler
+from aurora.simulator.served_requests import drawn_requests, serve
+from aurora.types import RequestOptions, Requests
+
+
+def limits(tokens, requests=None):
+    return RequestOptions(max_num_batched_tokens=tokens, max_num_seqs=requests or min(tokens, 256))
+
+
+def made(*rows):
+    """Requests of (arrival, input, output)."""
+    arrivals, inputs, outputs = zip(*rows, strict=True)
+    return Requests(np.array(arrivals, dtype=float), np.array(inputs), np.array(outputs))
+
+
+def by_tokens(tokens_G):
+    """A step of 10 s, and 1 s more for each token of the busiest rank."""
+    return 10.0 + float(tokens_G.max())
+
+
+def test_one_request_by_hand():
+    """10 tokens in steps of 4: 4, 4, 2, the last of which gives the first token; then two steps of one token.
+
+    They take 14, 14, 12, 11 and 11 s, from the arrival after 5 s on.
+    """
+    seen = []
+    served = serve(made((5, 10, 3)), 2, by_tokens, limits(4), lambda *step: seen.append((step[0].tolist(), *step[1:])))
+    assert seen == [([4, 0], 1, 14.0), ([4, 0], 1, 14.0), ([2, 0], 1, 12.0), ([1, 0], 2, 11.0)]
+    assert (served.ttft_s_Q.tolist(), served.tpot_s_Q.tolist(), served.steps) == ([40.0], [11.0], 5)
+    assert served.last_s_Q.tolist() == [67.0]
+    assert served.tokens_per_s == 3 / 62
+
+
+def test_a_request_that_generates_goes_on_beside_a_prompt():
+    """On one rank, 6 tokens a step: A (4 in, 3 out) from 0 s, B (8 in, 1 out) from 1 s.
+
+    A's prompt: 14 s. Then A's second token and 5 of B: 16 s. Then A's third and B's other 3: 14 s, which ends both.
+    """
+    served = serve(made((0, 4, 3), (1, 8, 1)), 1, by_tokens, limits(6))
+    assert served.first_s_Q.tolist() == [14.0, 44.0]
+    assert served.last_s_Q.tolist() == [44.0, 44.0]
+    assert served.tpot_s_Q.tolist() == [15.0]
+
+
+def test_ranks_step_together_and_a_rank_without_requests_computes_one_token():
+    priced = []
+    serve(made((0, 5, 2)), 3, lambda tokens_G: priced.append(tokens_G.tolist()) or 1.0, limits(8))
+    assert priced == [[5, 1, 1], [1, 1, 1]]
+
+
+def test_requests_go_to_the_least_loaded_rank():
+    """Of three at once two ranks get one each, the first the third; one that generates counts less than one that waits."""
+    served = serve(made((0, 4, 9), (0, 4, 1), (0, 4, 1), (25, 4, 1)), 2, by_tokens, limits(4))
+    assert served.rank_Q.tolist() == [0, 1, 0, 1]
+
+
+def test_no_more_requests_at_once_than_allowed():
+    """One at a time: the second begins when the first has ended, also if tokens are left of the step."""
+    served = serve(made((0, 2, 3), (0, 2, 3)), 1, by_tokens, limits(100, 1))
+    assert served.first_s_Q.tolist() == [12.0, 12 + 22 + 12]
+
+
+def test_a_service_of_fixed_length_waits_as_queueing_theory_says():
+    """M/D/1: one request at a time, one step each. The mean wait is rho * service / (2 * (1 - rho)): Pollaczek and Khinchine."""
+    requests, rho = drawn_requests(RequestOptions(rate=0.5, isl=1, osl=1, duration_s=200_000)), 0.5
+    served = serve(requests, 1, lambda _: 1.0, limits(1, 1))
+    assert served.ttft_s_Q.mean() == pytest.approx(1 + rho / (2 * (1 - rho)), rel=0.03)
+    assert not served.queue_grows
+
+
+def test_a_queue_that_grows_is_noticed():
+    def at(rate):
+        return serve(drawn_requests(RequestOptions(rate=rate, isl=1, osl=1, duration_s=2000)), 1, lambda _: 1.0, limits(1, 1))
+
+    assert [at(rate).queue_grows for rate in (0.8, 1.5)] == [False, True]
+    assert serve(made((3, 1, 1)), 1, lambda _: 1.0).waiting(0, 1) == 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=25),
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.integers(1, 12),
+)
+def test_what_holds_for_all_requests(rows, ranks, tokens, at_once):
+    requests, at_once = made(*sorted(rows)), min(tokens, at_once)
+    seen = []
+    served = serve(requests, ranks, by_tokens, limits(tokens, at_once), lambda *step: seen.append(step))
+    assert all(tokens_G.max() <= tokens for tokens_G, _, _ in seen)
+    computed = sum(tokens_G * steps for tokens_G, steps, _ in seen)
+    expected = Counter()  # each token of a prompt once, and of the answer each but the last, which nothing follows
+    for rank, prompt, answer in zip(served.rank_Q, requests.input_tokens_Q, requests.output_tokens_Q, strict=True):
+        expected[int(rank)] += int(prompt + answer - 1)
+    assert computed.tolist() == [expected[rank] for rank in range(ranks)]
+    assert served.steps == sum(steps for _, steps, _ in seen)
+    for rank in range(ranks):  # first come, first served
+        assert (np.diff(served.first_s_Q[served.rank_Q == rank]) >= 0).all()
+        own = served.rank_Q == rank
+        for begin in served.first_s_Q[own]:  # those that generate in the step after
+            assert ((served.first_s_Q[own] <= begin) & (served.last_s_Q[own] > begin)).sum() <= at_once
+    busy_s = sum(steps * seconds for _, steps, seconds in seen)
+    assert served.last_s_Q.max() <= requests.arrival_s_Q[-1] + busy_s + 1e-6
+    assert (served.ttft_s_Q >= 10).all()
+    assert (served.tpot_s_Q >= 11 - 1e-9).all()
+
+
+def test_steps_that_are_alike_are_counted_as_if_one_by_one():
+    """The same times, whether steps between arrivals and ends are jumped over or each has an arrival that changes nothing."""
+    rows = [(0, 3, 40), (7, 5, 25), (300, 2, 2)]
+    alone = serve(made(*rows), 1, lambda _: 1.0, limits(8))
+    other = [(at, 1, 1) for at in range(1, 100) if at != 7]
+    among = serve(made(*sorted(rows + other)), 2, lambda _: 1.0, limits(100))
+    at_Q = among.requests.output_tokens_Q
+    assert among.last_s_Q[at_Q == 40] == alone.last_s_Q[0] == 40
+    assert alone.last_s_Q.tolist() == [40, 32, 302]
+
+
+def test_a_begun_prompt_counts_as_running():
+    scheduler = RankScheduler(4, 4)
+    scheduler.prompts.extend([(0, 6), (1, 6)])
+    assert scheduler.score == 8
+    assert scheduler.prefill() == (4, [])
+    assert scheduler.score == 5
+    assert scheduler.prefill() == (4, [0])
+    assert (scheduler.generating, scheduler.begun, scheduler.score) == (1, True, 2)
+
+
+def test_options_and_requests_that_are_refused():
+    with pytest.raises(BadInput, match="`max_num_seqs`: expected at most the 4 of"):
+        RequestOptions(max_num_batched_tokens=4, max_num_seqs=5)
+    with pytest.raises(BadInput, match="`osl`: expected a number, or a trace"):
+        drawn_requests(RequestOptions(rate=1, isl=1))
+    with pytest.raises(BadInput, match="`rate`: expected at most 1000000 requests, found 1e"):
+        drawn_requests(RequestOptions(rate=1e6, isl=1, osl=1))
+    with pytest.raises(BadInput, match=r"expected requests, found none at 0\.001/s in 1 s"):
+        drawn_requests(RequestOptions(rate=0.001, isl=1, osl=1, duration_s=1))
+    with pytest.raises(BadInput, match="never fall"):
+        made((1, 1, 1), (0, 1, 1))
+    with pytest.raises(BadInput, match="output_tokens: expected one or more"):
+        made((0, 1, 0))
+    with pytest.raises(BadInput, match="`duration_s`: expected requests in the first 1 seconds"):
+        made((2, 1, 1)).until(1)
+    assert len(made((0, 1, 1), (2, 1, 1)).until(1)) == 1
