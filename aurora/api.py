@@ -25,6 +25,8 @@ from aurora.types import (
     ProfileOptions,
     Rebalanced,
     ReplicaPlacement,
+    RequestOptions,
+    Requests,
     ResilientPlacement,
     RunOptions,
     Schedule,
@@ -58,6 +60,7 @@ __all__ = [
     "run",
     "save",
     "simulate",
+    "simulate_requests",
     "synthetic_profile",
     "train",
 ]
@@ -73,6 +76,8 @@ if TYPE_CHECKING:
     from aurora.planner.workload.drift import Drift
     from aurora.runtime.result import RunResult
     from aurora.simulator.changing_traffic import FollowedTraffic
+    from aurora.simulator.interpreter import OrderBatch
+    from aurora.simulator.request_simulation import RequestSimulation
     from aurora.training.result import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
@@ -686,16 +691,78 @@ def simulate(
         >>> aurora.simulate(plan, traffic).kind
         'predicted'
     """
-    from aurora.planner.alltoall.schedule import batch_order
     from aurora.simulator.interpreter import simulate_plan
 
-    for name, value, known in (("orders", orders, SIMULATED_ORDERS), ("interleave", interleave, INTERLEAVE)):
-        if value not in known:
-            raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {value!r}")
+    if interleave not in INTERLEAVE:
+        raise BadInput(f"`interleave`: expected one of {', '.join(INTERLEAVE)}, found {interleave!r}")
     if interleave == "processes":
         raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
-    ordered = batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
+    ordered = _simulated_orders(plan, orders)
     return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on", staged)
+
+
+def simulate_requests(
+    plan: Plan,
+    profile: Profile,
+    requests: Requests | None = None,
+    options: RequestOptions | None = None,
+    *,
+    barriers: str = "gpu",
+    orders: str = "plan",
+    staged: bool = False,
+    progress: Progress | None = None,
+) -> RequestSimulation:
+    """Predict tokens per second, time to first token and time per output token of requests that are served under a plan.
+
+    Every GPU is a data-parallel rank with a scheduler as vLLM's: continuous batching, chunked prefill. All ranks step together.
+    A step's seconds are those of `aurora.simulate` for the tokens that each rank has in it, whose experts are drawn from the
+    profile; they are simulated for a grid of tokens and interpolated between.
+
+    Args:
+        plan: the plan of one model.
+        profile: the traffic that tokens' experts are drawn from.
+        requests: when requests arrive, and their tokens; None: drawn by `options`.
+        options: requests to draw, or the part of the given ones that counts, and the engine's limits.
+        barriers, orders, staged: as in `simulate`.
+        progress: called with (what is being done, requests served, requests in all).
+
+    Returns:
+        The RequestSimulation: when each request got its first and its last token, how far interpolated steps are from
+        simulated ones, and what the seconds leave out.
+
+    Raises:
+        BadInput: if the plan is of several models, the profile does not fit it, or there are no requests.
+
+    Example:
+        >>> import aurora
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> options = aurora.RequestOptions(rate=2, isl=64, osl=4, duration_s=10, max_num_batched_tokens=256)
+        >>> found = aurora.simulate_requests(plan, traffic, options=options)
+        >>> bool((found.served.ttft_s_Q > 0).all()), found.served.queue_grows
+        (True, False)
+    """
+    from aurora.simulator.request_simulation import simulate_requests as simulated
+    from aurora.simulator.served_requests import drawn_requests
+
+    options = options or RequestOptions()
+    if requests is None:
+        requests = drawn_requests(options)
+    elif options.duration_s is not None:
+        requests = requests.until(options.duration_s)
+    ordered = _simulated_orders(plan, orders)
+    return simulated(
+        plan, profile, requests, options, barriers, ordered, staged, progress or (lambda _what, _done, _total: None)
+    )
+
+
+def _simulated_orders(plan: Plan, orders: str) -> OrderBatch | None:
+    """What makes an all-to-all's order from its bytes; None for the plan's orders."""
+    from aurora.planner.alltoall.schedule import batch_order
+
+    if orders not in SIMULATED_ORDERS:
+        raise BadInput(f"`orders`: expected one of {', '.join(SIMULATED_ORDERS)}, found {orders!r}")
+    return batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
 
 
 def follow(

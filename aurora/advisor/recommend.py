@@ -221,7 +221,7 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
     """
     if engine not in SERVING_ENGINES:
         raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
-    default = make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
+    default = engine_default(cluster, profile)
     default_T = step_seconds(default, profile)
     candidates = []
     for name, options in _candidates(cluster, profile, SERVING_ENGINES[engine]):
@@ -237,6 +237,19 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
     return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates))
+
+
+def engine_default(cluster: Cluster, profile: Profile) -> Plan:
+    """Returns what engines do without a plan: experts in sequence, all transfers of an all-to-all at once.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic, with one source rank per GPU.
+
+    Raises:
+        InfeasiblePlan: if the experts do not fit in the GPUs' memory that way.
+    """
+    return make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
 
 
 def _candidates(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aurora.reports.compare import Comparison
     from aurora.reports.trace_times import Summary
     from aurora.simulator.changing_traffic import FollowedTraffic
+    from aurora.simulator.request_simulation import RequestSimulation
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]
@@ -219,4 +220,21 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
         "windows": len(followed.traffic.known_W),
         "ways": ways,
         "pictures": [str(path) for path in pictures],
+    }
+
+
+def requests_json(found: RequestSimulation) -> Found:
+    """Returns how requests were served, and how far interpolated steps are from simulated ones."""
+    from aurora.reports.request_tables import percentiles
+
+    served, off_C = found.served, abs(found.off_C)
+    return {
+        "seconds": served.seconds,
+        "tokens_per_s": served.tokens_per_s,
+        "ttft_s": percentiles(served.ttft_s_Q),
+        "tpot_s": percentiles(served.tpot_s_Q),
+        "queue_grows": served.queue_grows,
+        "steps": served.steps,
+        "simulated_steps": found.points,
+        "error": {"steps": len(off_C), "most": off_C.max(initial=0.0), "mean": found.off_C.mean() if len(off_C) else 0.0},
     }

@@ -1,4 +1,4 @@
-"""aurora simulate: a plan -> a predicted trace, or how a controller would keep the plan near traffic that changes."""
+"""aurora simulate: a plan -> a predicted trace, how requests are served, or how a controller follows traffic that changes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +8,16 @@ import typer
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, profiles_of
 from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
-from aurora.types import ControlOptions
+from aurora.types import ControlOptions, RequestOptions
 
 DEFAULTS = ControlOptions()
+ENGINE = RequestOptions()
 REPLAYED = ("windows", "lasting", "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
-SIMULATED = ("barriers", "orders", "interleave", "staged", "trace", "layers")  # options that go without
+DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
+REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
+SIMULATED = ("barriers", "orders", "interleave", "staged", "trace", "layers")  # that go without --adapt
+TRACED = ("interleave", "trace", "layers")  # of these, those that go without requests too
+CHANGING, SERVED = "Traffic that changes", "Requests"  # panels of the help
 
 
 def simulate(
@@ -52,21 +57,52 @@ def simulate(
         typer.Option(
             help="instead: replay traffic that changes between the profiles, {change}, and compare ways to follow it",
             autocompletion=completed("change"),
+            rich_help_panel=CHANGING,
         ),
     ] = None,
-    windows: Annotated[int, typer.Option(help="with --adapt: windows of traffic")] = 120,
-    lasting: Annotated[int, typer.Option(help="with --adapt: windows that a profile's traffic, a day or a crowd lasts")] = 10,
-    loss: Annotated[float, option(ControlOptions, "loss")] = DEFAULTS.loss,
-    bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s")] = DEFAULTS.bytes_per_s,
-    period_s: Annotated[float, option(ControlOptions, "period_s")] = DEFAULTS.period_s,
-    picture: Annotated[Path | None, typer.Option(help="with --adapt: write the windows as PICTURE.svg and PICTURE.png")] = None,
+    windows: Annotated[int, typer.Option(help="with --adapt: windows of traffic", rich_help_panel=CHANGING)] = 120,
+    lasting: Annotated[
+        int,
+        typer.Option(help="with --adapt: windows that a profile's traffic, a day or a crowd lasts", rich_help_panel=CHANGING),
+    ] = 10,
+    loss: Annotated[float, option(ControlOptions, "loss", panel=CHANGING)] = DEFAULTS.loss,
+    bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s", panel=CHANGING)] = DEFAULTS.bytes_per_s,
+    period_s: Annotated[float, option(ControlOptions, "period_s", panel=CHANGING)] = DEFAULTS.period_s,
+    picture: Annotated[
+        Path | None,
+        typer.Option(help="with --adapt: write the windows as PICTURE.svg and PICTURE.png", rich_help_panel=CHANGING),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            help="instead: serve the requests of a trace (.csv or JSON lines of arrival_s,input_tokens,output_tokens, or as "
+            "Azure's or Mooncake's), beside the engine's default",
+            rich_help_panel=SERVED,
+        ),
+    ] = None,
+    rate: Annotated[float | None, option(RequestOptions, "rate", panel=SERVED)] = ENGINE.rate,
+    isl: Annotated[int | None, option(RequestOptions, "isl", panel=SERVED)] = ENGINE.isl,
+    osl: Annotated[int | None, option(RequestOptions, "osl", panel=SERVED)] = ENGINE.osl,
+    duration_s: Annotated[float | None, option(RequestOptions, "duration_s", "--duration", panel=SERVED)] = ENGINE.duration_s,
+    max_num_batched_tokens: Annotated[
+        int, option(RequestOptions, "max_num_batched_tokens", panel=SERVED)
+    ] = ENGINE.max_num_batched_tokens,
+    max_num_seqs: Annotated[int, option(RequestOptions, "max_num_seqs", panel=SERVED)] = ENGINE.max_num_seqs,
+    seed: Annotated[int, option(RequestOptions, "seed", panel=SERVED)] = ENGINE.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
     """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
     refuse_given(context, *((REPLAYED, "with `adapt`") if adapt is None else (SIMULATED, "without `adapt`")))
+    served = requests is not None or rate is not None
+    if not served or adapt is not None:
+        refuse_given(context, REQUESTED, "with `requests` or `rate`" if adapt is None else "without `adapt`")
     if adapt is not None:
         _adapt(context, adapt, as_json)
+        return
+    if served:
+        refuse_given(context, TRACED, "without `requests` and `rate`")
+        _serve(context, as_json)
         return
     from aurora import api
     from aurora.cli.as_json import summary_json
@@ -112,3 +148,50 @@ def _adapt(context: typer.Context, change: str, as_json: bool) -> None:
     )
     written = [] if picture is None else draw_followed(found, picture)
     show(as_json, followed_json(found, written), followed_table(found), *(f"wrote {path}" for path in written))
+
+
+def _serve(context: typer.Context, as_json: bool) -> None:
+    """Shows how requests are served under the plan, and under the engine's default."""
+    from aurora import api
+    from aurora.advisor.recommend import engine_default
+    from aurora.cli.as_json import requests_json
+    from aurora.cli.progress import shown
+    from aurora.errors import InfeasiblePlan
+    from aurora.io import load_plan, load_requests
+    from aurora.planner.check.traffic import check_traffic, without_proof
+    from aurora.reports.request_tables import request_lines, requests_table
+
+    given, options = context.params, chosen(RequestOptions, context)
+    if given["requests"] is not None:
+        refuse_given(context, DRAWN, "without `requests`")
+    plan = load_plan(given["plan"])
+    profiles = profiles_of(plan, given["plan"], given["profile"])
+    check_traffic(plan, profiles)
+    requests = None if given["requests"] is None else load_requests(given["requests"])
+    plans, missing = {"plan": plan}, None
+    if len(plan.models) == 1:
+        try:
+            plans["default"] = engine_default(plan.cluster, profiles[0])
+        except InfeasiblePlan as error:
+            missing = f"default: {error}"
+    how = {name: given[name] for name in ("barriers", "orders", "staged")}
+    found = {}
+    for name, each in plans.items():
+        with shown() as progress:
+            found[name] = api.simulate_requests(each, profiles[0], requests, options, **how, progress=progress)
+    served = found["plan"].served.requests
+    head = {
+        "requests": len(served),
+        "input_tokens": served.input_tokens_Q.sum(),
+        "output_tokens": served.output_tokens_Q.sum(),
+        "arrivals_s": served.arrival_s_Q[-1],
+    }
+    results = {name: requests_json(found[name]) if name in found else None for name in ("plan", "default")}
+    show(
+        as_json,
+        {**head, **results, "assumptions": list(found["plan"].assumptions)},
+        requests_table(found),
+        missing,
+        *request_lines(found),
+        without_proof(plan, profiles) or None,
+    )

@@ -125,3 +125,43 @@ def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
     refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
     refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --adapt")
     refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --adapt")
+
+
+def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
+    drawn = ("simulate", plan, "--rate", 2, "--isl", 20, "--osl", 4, "--duration", 10)
+    code, out, err = aurora(*drawn)
+    assert (code, err) == (0, "")
+    for text in ("TTFT p99", "default", "interpolated between", "whatever a request's context"):
+        assert text in " ".join(out.split())
+    code, out, _ = aurora(*drawn, "--json")
+    found = json.loads(out)
+    assert set(found) == {
+        "schema", "requests", "input_tokens", "output_tokens", "arrivals_s", "plan", "default", "assumptions"
+    }  # fmt: skip
+    assert found["output_tokens"] == 4 * found["requests"]
+    for each in (found["plan"], found["default"]):
+        assert 0 < each["ttft_s"]["p50"] <= each["ttft_s"]["p90"] <= each["ttft_s"]["p99"]
+        assert each["tokens_per_s"] == pytest.approx(found["output_tokens"] / each["seconds"])
+        assert not each["queue_grows"]
+    assert aurora(*drawn, "--json")[1] == out
+    assert not list(tmp_path.glob("*.predicted.npz"))
+
+
+def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_path):
+    trace = tmp_path / "r.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 100},400,2\n" for i in range(400)))
+    many = ("--max-num-batched-tokens", 400, "--max-num-seqs", 4)
+    code, out, _ = aurora("simulate", plan, "--requests", trace, *many)
+    assert code == 0
+    assert "plan: overloaded. The queue grows, from" in " ".join(out.split())
+    code, out, _ = aurora("simulate", plan, "--requests", trace, "--duration", 0.5, "--json")
+    assert json.loads(out)["requests"] == 50
+    refused(aurora("simulate", plan, "--requests", trace, "--rate", 2), "--rate: expected without --requests")
+    refused(aurora("simulate", plan, "--requests", tmp_path / "none.csv"), "none.csv: no such file")
+    refused(aurora("simulate", plan, "--isl", 2), "--isl: expected with --requests or --rate")
+    refused(aurora("simulate", plan, "--rate", 2), "--isl: expected a number, or a trace of --requests, found neither")
+    refused(aurora("simulate", plan, "--rate", 2, "--layers"), "--layers: expected without --requests and --rate")
+    refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
+    refused(aurora("simulate", plan, "--adapt", "steps", "--rate", 2), "--rate: expected without --adapt")
+    few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
+    refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

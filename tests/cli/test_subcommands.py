@@ -31,6 +31,7 @@ from aurora.types import (
     PlanOptions,
     ProfileOptions,
     ReproduceOptions,
+    RequestOptions,
     RunOptions,
     SyntheticOptions,
     TrainOptions,
@@ -89,6 +90,7 @@ def test_few_options_and_only_registered_placeholders():
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
         ("run", ControlOptions, set()),
         ("simulate", ControlOptions, set()),
+        ("simulate", RequestOptions, set()),
         ("drift", DriftOptions, set()),
         ("train", TrainOptions, set()),
         ("reproduce aurora", ReproduceOptions, set()),
