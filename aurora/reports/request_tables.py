@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.table import Table
 
-from aurora.reports.formatting import DASH, percent, right, seconds
+from aurora.reports.formatting import DASH, percent, right, seconds, speedup
 from aurora.simulator.request_simulation import RequestSimulation
 from aurora.types.arrays import FloatArray
 
@@ -23,26 +23,37 @@ def percentiles(seconds_X: FloatArray) -> dict[str, float | None]:
 
 
 def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
-    """Returns a table of simulations of the same requests.
+    """Returns a table of simulations of the same requests, a column for each.
 
     Args:
-        found: by the name of what they were served by.
+        found: by the name of what they were served by; with two of them a column says how much better the first is.
     """
-    served = next(iter(found.values())).served
-    requests = served.requests
+    requests = next(iter(found.values())).served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
-    columns = [f"{what} p{percentile}" for what in ("TTFT", "TPOT") for percentile in PERCENTILES]
+    served = [each.served for each in found.values()]
     table = Table(
         "",
-        *right("tokens/s", *columns, "steps"),
+        *right(*found, *(["speed-up"] if len(found) == 2 else [])),
         title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
         caption="tokens/s: generated, from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
         "output token after it; percentiles of requests",
     )
-    for name, each in found.items():
-        times = [*percentiles(each.served.ttft_s_Q).values(), *percentiles(each.served.tpot_s_Q).values()]
-        cells = [DASH if value is None else seconds(value) for value in times]
-        table.add_row(name, f"{each.served.tokens_per_s:,.0f}", *cells, str(each.served.steps))
+
+    def add(name: str, values: Sequence[float | None], cells: Sequence[str], larger_is_better: bool = False) -> None:
+        factor = []
+        if len(values) == 2:
+            one, other = values if larger_is_better else values[::-1]
+            factor = [DASH if one is None or other is None else speedup(one, other)]
+        table.add_row(name, *cells, *factor)
+
+    rates = [each.tokens_per_s for each in served]
+    add("tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
+    ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_Q) for each in served])
+    for what, times in (("TTFT", ttfts), ("TPOT", tpots)):
+        for name in times[0]:
+            values = [each[name] for each in times]
+            add(f"{what} {name}", values, [DASH if value is None else seconds(value) for value in values])
+    table.add_row("steps", *(str(each.steps) for each in served), *([""] if len(found) == 2 else []))
     return table
 
 

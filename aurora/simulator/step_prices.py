@@ -14,7 +14,7 @@ from aurora.types import BARRIERS, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 PER_OCTAVE = 2  # numbers of tokens that are simulated between one and its double
-DRAWN_LAYERS = 32  # layers at least, over whose draws of traffic a simulated step is a mean
+DRAWN_LAYERS = 16  # layers at least, over whose draws of traffic a simulated step is a mean
 TRANSFERS = 30_000  # simulated at most for a step of the grid; with more, some layers stand for all
 
 

@@ -72,9 +72,9 @@ def test_no_more_requests_at_once_than_allowed():
 
 def test_a_service_of_fixed_length_waits_as_queueing_theory_says():
     """M/D/1: one request at a time, one step each. The mean wait is rho * service / (2 * (1 - rho)): Pollaczek and Khinchine."""
-    requests, rho = drawn_requests(RequestOptions(rate=0.5, isl=1, osl=1, duration_s=200_000)), 0.5
+    requests, rho = drawn_requests(RequestOptions(rate=0.5, isl=1, osl=1, duration_s=100_000)), 0.5
     served = serve(requests, 1, lambda _: 1.0, limits(1, 1))
-    assert served.ttft_s_Q.mean() == pytest.approx(1 + rho / (2 * (1 - rho)), rel=0.03)
+    assert served.ttft_s_Q.mean() == pytest.approx(1 + rho / (2 * (1 - rho)), rel=0.04)
     assert not served.queue_grows
 
 
