@@ -40,8 +40,8 @@ class RankScheduler:
 
         These generate from then on, and are counted so.
         """
-        budget, ended = self.max_num_batched_tokens - self.generating, []
-        left = budget
+        ended: list[int] = []
+        left = budget = self.max_num_batched_tokens - self.generating
         while self.prompts and left and (self.begun or self.generating + len(ended) < self.max_num_seqs):
             request, tokens = self.prompts.popleft()
             computed = min(tokens, left)
