@@ -828,8 +828,9 @@ def run(
         models: folders of the plan's models, in its sequence.
         prompts: for each model its prompts, each a list of token ids; none with `options.join`.
         options: tokens to produce, transport, interleaving, survival of lost ranks, other hosts.
-        profiles: with `options.survive`, the traffic by which experts of lost ranks are placed anew, one profile per model;
-            empty: all experts count the same.
+        profiles: the profiles that the plan was made from, one per model. With `options.survive` experts of lost ranks are
+            placed anew by their traffic; empty: all experts count the same. With `options.adapt` their compute curves tell what
+            load costs on each GPU; empty: the GPUs' speeds tell.
         journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
         resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
             another one.
@@ -854,6 +855,7 @@ def run(
         >>> len(result.answers_M[0].tokens[0])
         2
     """
+    from aurora.planner.control.plan_controller import load_cost_MG
     from aurora.runtime.run import run as served
     from aurora.runtime.run import run_elastic
 
@@ -865,12 +867,13 @@ def run(
             raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")
         join_run(plan, models, options)
         return None
+    cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
     if options.survive:
         loads_MLE = [each.load_LE.astype(float) for each in profiles] or None
-        return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume)
+        return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume, cost_MG=cost_MG)
     if journal is not None:
         raise BadInput("`journal`: expected a run with `survive`")
-    return served(plan, models, prompts, options)
+    return served(plan, models, prompts, options, cost_MG)
 
 
 def train(

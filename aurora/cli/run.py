@@ -136,7 +136,7 @@ def run(
     control = chosen(ControlOptions, context) if adapt else None
     options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated, adapt=control)
     expected = load_trace(predicted) if predicted is not None else None
-    profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive else []
+    profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive or adapt else []
     for path in prompts:
         load_prompts(path)
     for path in model:

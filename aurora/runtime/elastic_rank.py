@@ -30,6 +30,7 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
+from aurora.types.arrays import FloatArray
 
 LOG = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class EpochWork:
         order: the order in which the weights of these experts travel.
         requests_M: by model, further requests to serve: for each number, the tokens of its answer so far.
         calibration: what a member has of earlier epochs; None: nobody has one.
+        cost_MG: as of `controlled`.
     """
 
     program: Program
@@ -70,6 +72,7 @@ class EpochWork:
     order: Order
     requests_M: tuple[dict[int, tuple[int, ...]], ...]
     calibration: OrderCalibration | None = None
+    cost_MG: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,8 @@ def _serve_epoch(
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
             worker.perform(work.program, context)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
-        controls += controlled(workers, work.program, work.cluster, options, min_replicas, began_s, tell)
+        rules = options, min_replicas, began_s, work.cost_MG, tell
+        controls += controlled(workers, work.program, work.cluster, *rules)
         channel.send_progress(BeganServing())
         serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
     finally:

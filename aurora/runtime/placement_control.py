@@ -13,6 +13,7 @@ from aurora.runtime.control_loop import ControlLoop
 from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker
 from aurora.types import Cluster, ControlReport, Program, RunOptions
+from aurora.types.arrays import FloatArray
 
 LOG = logging.getLogger("aurora.control")
 
@@ -75,6 +76,7 @@ def controlled(
     options: RunOptions,
     min_replicas: int | None,
     began_s: float,
+    cost_MG: FloatArray | None = None,
     tell: Callable[[int, ControlReport], None] | None = None,
 ) -> list[PlacementControl]:
     """Makes each model's placement follow its traffic, if `options.adapt`. All ranks make the call.
@@ -86,6 +88,7 @@ def controlled(
         options: of the run.
         min_replicas: as of the plan's options; moves keep them.
         began_s: when the run began, by time.perf_counter.
+        cost_MG: (M, G) what a unit of load costs on each GPU, by model; None: the GPUs' speeds tell.
         tell: receives the index of a model and its report, as `PlacementControl` tells it.
 
     Returns:
@@ -100,7 +103,7 @@ def controlled(
         live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
         worker.between_steps = live.next_step
         if context.transport.rank == 0:
-            rules = options.adapt, time.perf_counter, min_replicas or 1
+            rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
             controller = plan_controller(placement, cluster, worker.expert_bytes, *rules)
             told = None if tell is None else partial(tell, index)
             controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s, told))

@@ -23,7 +23,8 @@ class RequestJournal:
 
     Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
     `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
-    one joins. Tokens go to `file`, too, whose answers of an earlier run are not produced anew.
+    one joins, and decide by `cost_MG`, as of `controlled`. Tokens go to `file`, too, whose answers of an earlier run are not
+    produced anew.
 
     Attributes:
         answers_M: the answers so far, by model; their seconds count from when ranks began to serve.
@@ -38,12 +39,13 @@ class RequestJournal:
         load_MLE: Sequence[FloatArray],
         adapts: bool = False,
         file: JournalFile | None = None,
+        cost_MG: FloatArray | None = None,
     ) -> None:
         self.answers_M = journalled_answers({} if file is None else file.resumed, len(prompts_M))
         self.start_s: float | None = None
         self.changes: list[MembershipChange] = []
         self._file = file
-        self._adapts = adapts
+        self._adapts, self._cost_MG = adapts, cost_MG
         self._decided: dict[tuple[int, int], ControlReport] = {}  # by epoch and model
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
         pairs = zip(prompts_M, self.answers_M, strict=True)
@@ -129,12 +131,19 @@ class RequestJournal:
             )
         self._lost = {}
         calibration = next((state.calibration for state in held if state.calibration is not None), None)
+        cost_MG = None if self._cost_MG is None else self._cost_MG[:, list(members)]
         requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
         return {
             rank: EpochWork(
-                program, cluster, tuple(transfers), order, tuple(requests_R[index] for requests_R in requests_MR), calibration
+                program,
+                cluster,
+                tuple(transfers),
+                order,
+                tuple(requests_R[at] for requests_R in requests_MR),
+                calibration,
+                cost_MG,
             )
-            for index, rank in enumerate(members)
+            for at, rank in enumerate(members)
         }
 
     def _restore_replicas(self, program: Program, members: tuple[int, ...]) -> None:

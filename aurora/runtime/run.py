@@ -39,8 +39,9 @@ def run(
     models: Sequence[str | Path],
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions = RunOptions(),
+    cost_MG: FloatArray | None = None,
 ) -> RunResult | None:
-    """Serves prompts under a plan; see `aurora.run`.
+    """Serves prompts under a plan; see `aurora.run`, and for `cost_MG` `controlled`.
 
     Starts one local process per planned rank, or one thread with the memory transport. Under torchrun's environment variables
     this process is one rank, and only rank 0 gets a result.
@@ -48,16 +49,16 @@ def run(
     asked_s = time.perf_counter()
     _check(plan, models, prompts, options)
     if options.survive:
-        return run_elastic(plan, models, prompts, options)
+        return run_elastic(plan, models, prompts, options, cost_MG=cost_MG)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks, names_M = len(plan.cluster), tuple(model.model for model in plan.models)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
-        results_R = launch_threads(serve_rank, ranks, *args, memories, timeout_s=options.timeout_s)
+        results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, timeout_s=options.timeout_s)
     elif (rank_info := rank_info_from_environment(options.timeout_s)) is None:
-        results_R = launch(serve_rank, ranks, *args, timeout_s=options.timeout_s, port=options.port)
+        results_R = launch(serve_rank, ranks, *args, (), cost_MG, timeout_s=options.timeout_s, port=options.port)
     elif rank_info.ranks == ranks:
-        results_R = [serve_rank(rank_info, *args)]
+        results_R = [serve_rank(rank_info, *args, cost_MG=cost_MG)]
     else:
         raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
     if not (results := [result for of_rank in results_R for result in of_rank]):
@@ -94,6 +95,7 @@ def run_elastic(
     watch: Callable[[int, dict[int, int]], None] | None = None,
     journal: str | Path | None = None,
     resume: bool = False,
+    cost_MG: FloatArray | None = None,
 ) -> RunResult:
     """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
 
@@ -103,6 +105,7 @@ def run_elastic(
             all experts count as equal.
         watch: called for each epoch with (its number, the process id of every member by rank).
         journal, resume: as in `aurora.run`.
+        cost_MG: as of `controlled`.
 
     Returns:
         The result; if the run cannot go on, the result so far, with `failure` set.
@@ -117,7 +120,7 @@ def run_elastic(
     about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
-        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file)
+        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG)
         supervisor = Supervisor(
             serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
             timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch, lead=lead,

@@ -43,6 +43,7 @@ from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_f
 from aurora.runtime.result import MOST_EVENTS, RankResult
 from aurora.runtime.timers import StreamTimer
 from aurora.types import Plan, RunOptions, TraceRecorder
+from aurora.types.arrays import FloatArray
 
 LOG = logging.getLogger(__name__)
 
@@ -82,12 +83,14 @@ def serve_rank(
     prompts_M: Sequence[Sequence[list[int]]],
     options: RunOptions,
     memories: Sequence[Memory] = (),
+    cost_MG: FloatArray | None = None,
 ) -> list[RankResult]:
     """Serves the prompts dealt to one rank; arguments as in `aurora.run`.
 
     Args:
         rank_info: this rank and its peers.
         memories: one Memory per model if ranks are threads of a process; else empty.
+        cost_MG: as of `controlled`.
 
     Returns:
         A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
@@ -147,7 +150,7 @@ def serve_rank(
         for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
             worker.perform(program, context)
             worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])
-        controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s)
+        controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
         if controls and not memories:
             log_decisions()
         try:

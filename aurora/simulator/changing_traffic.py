@@ -10,7 +10,7 @@ from aurora.planner.control.controller import Controller
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.move_times import LENGTHENED
-from aurora.planner.control.plan_controller import slots_in_use, slowest_port_Bps
+from aurora.planner.control.plan_controller import load_cost_G, slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
@@ -203,7 +203,8 @@ def follow(
             f"`profile`: expected {len(placed.slots_LG)} layers of {placed.experts} experts as in the plan, "
             f"found {layers} of {experts}"
         )
-    slots, port_Bps = slots_in_use(placed, plan.cluster, profiles[0]), slowest_port_Bps(plan.cluster)
+    slots = slots_in_use(placed, load_cost_G(plan.cluster, profiles[0]))
+    port_Bps = slowest_port_Bps(plan.cluster)
     ways = follow_traffic(traffic, placed, slots, profiles[0].expert_bytes, port_Bps, options)
     return FollowedTraffic(change, traffic, tuple(ways))
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.plan_controller import slots_in_use
+from aurora.planner.control.plan_controller import load_cost_G, slots_in_use
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.registry import best_divided
 from aurora.runtime.distributed.transport import Transport
@@ -28,7 +28,7 @@ class Rebalancer:
     def __init__(
         self, placement: Placement, cluster: Cluster, expert_bytes: int, min_replicas: int, move_Bps: float | None
     ) -> None:
-        slots = slots_in_use(placement, cluster)
+        slots = slots_in_use(placement, load_cost_G(cluster))
         domain_G = failure_domains(cluster, slots.slots_G).domain_N
         self._controller = Controller(
             placement,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from aurora.planner.control.controller import Controller, Decision
-from aurora.planner.control.plan_controller import compile_decisions, plan_controller
+from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, plan_controller
 from aurora.runtime.control_loop import ControlLoop
 from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.transport import Transport
@@ -180,7 +180,9 @@ class ExpertMapPlacement:
             if cluster is None:
                 controller = Controller(placement, facts.expert_bytes, options)
             else:
-                controller = plan_controller(placement, cluster, facts.expert_bytes, options, profile=profile)
+                controller = plan_controller(
+                    placement, cluster, facts.expert_bytes, options, cost_G=load_cost_G(cluster, profile)
+                )
             self._loop = self._live.control = ControlLoop(controller, self._perform, settings.dry_run, self._say)
         self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its loop does
 

@@ -57,7 +57,7 @@ def test_all_that_ranks_and_leader_say_travels(mixtral):
         "m", False, 2, 0, {"gain": 1}, 0.5, None, 1.0, 8, 0.1, 0, 0,
         (PlacementChange(0.1, "move", "gain", "pays", (0,), 1, 8, None),), (ControlWindow(0.1, 1, 0.5, 0.6, 1.0, 0),),
     )  # fmt: skip
-    work = EpochWork(program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration)
+    work = EpochWork(program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration, np.ones((1, 2)))
     answers = Answers({0: [1, 2]}, {0: np.ones((2, 3), np.float32)}, {0})
     result = RankResult([answers], 1.5, [(0.0, 1.0, 0, 1, 0, 2, 3, 1, -1, True, 80)], "gloo", None, [OrdersUsed({"a": 1}, ("b",))], [], None)  # fmt: skip
     for sent in (

@@ -22,18 +22,32 @@ from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.move_times import LENGTHENED
+from aurora.planner.control.plan_controller import plan_controller
+from aurora.runtime import placement_control
 from aurora.runtime import run as running
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.elastic_rank import serve_elastic_rank
+from aurora.runtime.elastic_rank import HeldExperts, serve_elastic_rank
 from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
+from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
-from aurora.types import TRACE_PHASES, ControlOptions, Exchange, Hierarchy, Network, Placement, PlanOptions, RunOptions
+from aurora.types import (
+    TRACE_PHASES,
+    ControlOptions,
+    Curve,
+    Exchange,
+    Hierarchy,
+    Network,
+    Placement,
+    PlanOptions,
+    Profile,
+    RunOptions,
+)
 from aurora.types.fabric import Cut, servers
-from tests.runtime.test_run import differences, hierarchical, plan_for, prompts_for
+from tests.runtime.test_run import FLAT, differences, hierarchical, plan_for, prompts_for
 
 EAGER = ControlOptions(loss=0.0, period_s=0.005)
 
@@ -131,6 +145,32 @@ def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
     assert report.dry_run
     assert report.changes
     assert all(change.bytes > 0 and change.took_s is None for change in report.changes)
+
+
+def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
+    plan, seen = plan_for([mixtral], 2), []
+    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[-1]) or plan_controller(*given))
+    kinds = [replace(gpu, kind=kind) for gpu, kind in zip(plan.cluster.gpus, ("slow", "fast"), strict=True)]
+    plan = replace(plan, cluster=replace(plan.cluster, gpus=tuple(kinds)))
+    curves = {kind: dict.fromkeys(FLAT, Curve(np.array([1.0]), np.array([s]))) for kind, s in (("slow", 3e-3), ("fast", 1e-3))}
+    model, shape = load_model(mixtral), (1, 4, 2, 8)
+    sizes = model.top_k, 1, 1, model.expert_bytes, model.other_bytes
+    traffic = Profile(model.name, model.fingerprint(), np.full(shape, 100), *sizes, curves)
+    options = RunOptions(max_new_tokens=2, transport="memory", adapt=EAGER, dry_run=True)
+    for profiles in ([traffic], []):
+        aurora.run(plan, [mixtral], [[[1]]], options, profiles=profiles)
+    assert seen[0].tolist() == pytest.approx([3e-3, 1e-3])
+    assert seen[1] is None  # the GPUs' speeds tell
+    with pytest.raises(BadInput, match="expected 1 profiles as in the plan, found 2"):
+        aurora.run(plan, [mixtral], [[[1]]], options, profiles=[traffic] * 2)
+
+
+def test_members_of_an_epoch_learn_what_load_costs_on_them(mixtral):
+    plan = plan_for([mixtral], 4)
+    journal = RequestJournal(plan, [[[1]]], [np.ones((4, 8))], True, None, np.array([[1.0, 2.0, 3.0, 4.0]]))
+    held = HeldExperts(((((),) * 4),), ((),), (8,))
+    work = journal.assign(1, {1: held, 3: held})
+    assert work[1].cost_MG.tolist() == work[3].cost_MG.tolist() == [[2.0, 4.0]]
 
 
 def test_what_cannot_be_followed_is_refused(mixtral):

@@ -1,37 +1,48 @@
 """The controller of a plan in force: what it takes from the plan and its cluster."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from aurora.planner.check.traffic import check_traffic
 from aurora.planner.control.controller import Controller
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Profile
+from aurora.types import Cluster, ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import FloatArray
 
 
-def slots_in_use(placement: Placement, cluster: Cluster, profile: Profile | None = None) -> GpuSlots:
-    """Returns as many slots of each GPU as it uses in any layer, and what load costs on it.
-
-    Args:
-        placement: the placement in force.
-        cluster: its GPUs.
-        profile: tells by its compute curves what load costs on each kind of GPU; None: the GPUs' speeds tell.
-    """
+def slots_in_use(placement: Placement, cost_G: ArrayLike) -> GpuSlots:
+    """Returns as many slots of each GPU as it uses in any layer of a placement; `cost_G` (G,) is what load costs there."""
     held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
-    return GpuSlots(np.maximum(held_G, 1), load_cost_G(cluster, profile))
+    return GpuSlots(np.maximum(held_G, 1), np.array(cost_G))
 
 
 def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
-    """Returns (G,) what a unit of load costs on each GPU; arguments as of `slots_in_use`."""
+    """Returns (G,) what a unit of load costs on each GPU.
+
+    Args:
+        cluster: the GPUs.
+        profile: tells by its compute curves what load costs on each kind of GPU; None: the GPUs' speeds tell.
+    """
     cost_G = np.array([1 / gpu.speed for gpu in cluster.gpus])
     if profile is not None:
         tokens = profile.tokens_TLSE.sum(axis=2).mean()  # of an expert in a window
         found_G = np.array([float(profile.seconds("expert", gpu, tokens)) for gpu in cluster.gpus])
         cost_G = found_G if found_G.all() else cost_G
     return cost_G
+
+
+def load_cost_MG(plan: Plan, profiles: Sequence[Profile]) -> FloatArray:
+    """Returns (M, G) what a unit of each model's load costs on each GPU, by one profile for each model of a plan.
+
+    Raises:
+        BadInput: as of `check_traffic`.
+    """
+    check_traffic(plan, profiles)
+    return np.stack([load_cost_G(plan.cluster, profile) for profile in profiles])
 
 
 def slowest_port_Bps(cluster: Cluster) -> float:
@@ -59,7 +70,7 @@ def plan_controller(
     options: ControlOptions = ControlOptions(),
     clock: Callable[[], float] = time.monotonic,
     min_replicas: int = 1,
-    profile: Profile | None = None,
+    cost_G: ArrayLike | None = None,
 ) -> Controller:
     """Returns the controller of a model's placement.
 
@@ -70,9 +81,9 @@ def plan_controller(
         options: what users may set.
         clock: returns seconds.
         min_replicas: of each expert, on different nodes, that moves keep.
-        profile: as of `slots_in_use`.
+        cost_G: (G,) what a unit of load costs on each GPU; None: the GPUs' speeds tell.
     """
     move_Bps = slowest_port_Bps(cluster) * len(cluster)
-    slots = slots_in_use(placement, cluster, profile)
+    slots = slots_in_use(placement, load_cost_G(cluster) if cost_G is None else cost_G)
     domain_G = failure_domains(cluster, slots.slots_G).domain_N
     return Controller(placement, expert_bytes, options, slots, move_Bps, clock, min_replicas=min_replicas, domain_G=domain_G)

@@ -5,24 +5,42 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.planner.control.plan_controller import slots_in_use
-from aurora.types import Curve, Placement
+from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.plan_controller import load_cost_G, plan_controller, slots_in_use
+from aurora.types import ControlOptions, Curve, Placement
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
 
 
+def of_kinds(machines, *kinds):
+    return replace(machines, gpus=tuple(replace(gpu, kind=kind) for gpu, kind in zip(machines.gpus, kinds, strict=True)))
+
+
+def curves(**seconds):
+    """Of each kind, which takes so many seconds for a thousand tokens."""
+    line = {kind: Curve(np.array([0.0, 1000.0]), np.array([0.0, each])) for kind, each in seconds.items()}
+    return {kind: dict.fromkeys(("gate", "expert", "aggregate"), curve) for kind, curve in line.items()}
+
+
 def test_load_costs_what_a_kinds_own_curve_says():
-    machines, (slow, fast) = cluster(1e9, 1e9), ("slow", "fast")
-    machines = replace(
-        machines, gpus=tuple(replace(gpu, kind=kind) for gpu, kind in zip(machines.gpus, (slow, fast), strict=True))
-    )
-    placement = Placement((((0, 1, 2), (3,)),))
-    traffic = profile(np.full((1, 1, 2, 4), 100))
-    curves = {
-        kind: dict.fromkeys(("gate", "expert", "aggregate"), Curve(np.array([0.0, 1000.0]), np.array([0.0, seconds])))
-        for kind, seconds in ((slow, 3.0), (fast, 1.0))
-    }
-    slots = slots_in_use(placement, machines, replace(traffic, curves=curves))
+    machines = of_kinds(cluster(1e9, 1e9), "slow", "fast")
+    traffic = replace(profile(np.full((1, 1, 2, 4), 100)), curves=curves(slow=3.0, fast=1.0))
+    slots = slots_in_use(Placement((((0, 1, 2), (3,)),)), load_cost_G(machines, traffic))
     assert slots.slots_G.tolist() == [3, 1]
     assert slots.cost_G[0] == pytest.approx(3 * slots.cost_G[1])
-    assert slots_in_use(placement, machines).cost_G.tolist() == [1.0, 1.0]  # speeds tell alone
+    assert load_cost_G(machines).tolist() == [1.0, 1.0]  # speeds tell alone
+
+
+def test_a_slow_kind_gets_less_load_than_its_speed_tells():
+    machines = of_kinds(cluster(1e9, 1e9, 1e9, 1e9), "slow", "fast", "slow", "fast")
+    traffic = replace(profile(np.full((1, 1, 4, 16), 100)), curves=curves(slow=3.0, fast=1.0))
+    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
+    load_LE, cost_G, slowest = np.linspace(1e6, 1e5, 16)[None], load_cost_G(machines, traffic), []
+    for costs_G in (None, cost_G):
+        control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), cost_G=costs_G)
+        if control.window(load_LE).action == "move":
+            control.moved()
+        slowest.append(gpu_loads(load_LE[None], control.held_LGP, cost_G)[0, 0].max())
+        load_G = gpu_loads(load_LE[None], control.held_LGP, np.ones(4))[0, 0]
+    assert max(load_G[[0, 2]]) < min(load_G[[1, 3]])
+    assert slowest[1] < 0.8 * slowest[0]
