@@ -1,0 +1,121 @@
+"""What ranks change over to when experts move: expert maps of each round, and orders at the end. Made beside serving."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.control.move_sequence import Move
+from aurora.planner.control.move_times import LENGTHENED
+from aurora.planner.workload.traffic import tokens_to_gpus
+from aurora.runtime.dispatch_layout import ExpertMap
+from aurora.types import Exchange, Network, Op, Placement
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import EMPTY
+
+QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would hold serving up
+WARM_UPS = 8
+REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
+
+SlotsG = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What changes with each round of moves: expert maps by layer; and at the end the operations by layer, in new orders."""
+
+    maps: list[dict[int, ExpertMap]]
+    ops: dict[int, tuple[Op, ...]]
+
+
+class ChangePreparation:
+    """Makes what a rank changes over to. Replicas share their expert's tokens evenly.
+
+    Args:
+        rank: this rank.
+        row_bytes: bytes of a row of an exchange, by which orders are made.
+        network: the network that orders are made for; those that are in use only for servers stay.
+        local_first: as of `DistributedExperts.perform`.
+        device: of the layers.
+    """
+
+    def __init__(self, rank: int, row_bytes: int, network: Network, local_first: bool, device: torch.device) -> None:
+        self._rank, self._row_bytes, self._network = rank, row_bytes, network
+        self._local_first, self._device = local_first, device
+
+    def warm_up(self, ops_L: Sequence[tuple[Op, ...]], held_GP: IntArray, experts: int) -> None:
+        """Compiles what makes orders, which would take seconds beside serving: all methods, for uneven tokens as they come."""
+        held_G, rng = slots_G(held_GP), np.random.default_rng(0)
+        for ops in {_method(ops): ops for ops in ops_L}.values():
+            for draw in range(WARM_UPS):
+                self.ordered(ops, draw, held_G, rng.integers(1, 10**6, (len(held_G), experts)))
+
+    def prepare(
+        self, rounds: Sequence[Sequence[Move]], held_LGP: IntArray, ops_L: Sequence[tuple[Op, ...]], tokens_SLE: IntArray
+    ) -> Prepared:
+        """Makes the expert maps of each round, and at the end orders for what was counted in the last window.
+
+        Args:
+            rounds: the moves of each round.
+            held_LGP: (L, G, P) the expert in each slot before them, EMPTY for none; it is changed.
+            ops_L: the operations of each layer before them.
+            tokens_SLE: (S, L, E) tokens of each rank in the last window.
+        """
+        maps = []
+        for moves in rounds:
+            fill(held_LGP, moves)
+            layers = sorted({move.layer for move in moves})
+            maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer])) for layer in layers})
+        changed = sorted({move.layer for moves in rounds for move in moves})
+        ops = [_rested(self.ordered, ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]) for layer in changed]
+        return Prepared(maps, dict(zip(changed, ops, strict=True)))
+
+    def ordered(self, ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
+        """A layer's operations in orders of the same method, or a quick one, for these tokens; as they are if it needs more."""
+        method = _method(ops)
+        if method is None:
+            return ops
+        bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * self._row_bytes
+        np.fill_diagonal(bytes_GG, 0)
+        back_GG = np.ascontiguousarray(bytes_GG.T)
+        made = both_ways(bytes_GG[None], back_GG[None], None, self._network, method, rng=np.random.default_rng(layer))
+        orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
+        return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
+
+    def _expert_map(self, held_G: SlotsG) -> ExpertMap:
+        return ExpertMap(held_G, self._rank, _split_EG(held_G), self._local_first).to(self._device)
+
+
+def _method(ops: tuple[Op, ...]) -> str | None:
+    """The method by which a layer's orders are made anew; None: they stay."""
+    method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
+    return QUICK.get(method, method) if method in ORDER else None
+
+
+def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
+    """Puts the experts of moves into their slots."""
+    for move in moves:
+        held_LGP[move.layer, move.dst, move.slot] = move.expert
+
+
+def slots_G(held_GP: IntArray) -> SlotsG:
+    """The experts that each GPU holds in a layer, by slot."""
+    return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_GP.tolist())
+
+
+def _split_EG(held_G: SlotsG) -> FloatArray:
+    """(E, G) the part of each expert's load that each GPU takes, if replicas take equal parts."""
+    return Placement.evenly((held_G,)).split_EG(0)
+
+
+def _rested(make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` returns. Then this thread rests, so that it takes no more than LENGTHENED of the interpreter from serving."""
+    began_s = time.thread_time()
+    made = make(*args)
+    time.sleep(min((time.thread_time() - began_s) * (1 / LENGTHENED - 1), REST_S))
+    return made
