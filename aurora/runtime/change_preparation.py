@@ -17,6 +17,7 @@ from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.types import Exchange, Network, Op, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
+from aurora.types.program import hierarchy_of
 
 QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would hold serving up
 WARM_UPS = 8
@@ -70,13 +71,16 @@ class ChangePreparation:
         for moves in rounds:
             fill(held_LGP, moves)
             layers = sorted({move.layer for move in moves})
-            maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer])) for layer in layers})
+            maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer]), ops_L[layer]) for layer in layers})
         changed = sorted({move.layer for moves in rounds for move in moves})
         ops = [_rested(self.ordered, ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]) for layer in changed]
         return Prepared(maps, dict(zip(changed, ops, strict=True)))
 
     def ordered(self, ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
-        """A layer's operations in orders of the same method, or a quick one, for these tokens; as they are if it needs more."""
+        """A layer's operations in orders of the same method, or a quick one, for these tokens; as they are if it needs more.
+
+        Over servers they stay, as the rows between servers do.
+        """
         method = _method(ops)
         if method is None:
             return ops
@@ -87,14 +91,14 @@ class ChangePreparation:
         orders = dict(zip(("dispatch", "combine"), made[:2], strict=True))
         return tuple(replace(op, order=orders[op.phase]) if isinstance(op, Exchange) else op for op in ops)
 
-    def _expert_map(self, held_G: SlotsG) -> ExpertMap:
-        return ExpertMap(held_G, self._rank, _split_EG(held_G), self._local_first).to(self._device)
+    def _expert_map(self, held_G: SlotsG, ops: tuple[Op, ...]) -> ExpertMap:
+        return ExpertMap(held_G, self._rank, _split_EG(held_G), self._local_first, hierarchy_of(ops)).to(self._device)
 
 
 def _method(ops: tuple[Op, ...]) -> str | None:
     """The method by which a layer's orders are made anew; None: they stay."""
     method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
-    return QUICK.get(method, method) if method in ORDER else None
+    return QUICK.get(method, method) if method in ORDER and hierarchy_of(ops) is None else None
 
 
 def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:

@@ -14,6 +14,7 @@ from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.layer_context import LayerContext
 from aurora.types import PREEMPTION_INTERVAL_S, Barrier, Compute, Exchange, Op, Placement
+from aurora.types.program import hierarchy_of
 
 MIN_CHUNK_ROWS = 64  # between two preemption points
 
@@ -60,7 +61,7 @@ class DistributedExperts(nn.Module):
         self.ops, self._layer, self._context = ops, layer, context
         self._rank = context.transport.rank
         self._deduplicate = deduplicate
-        self._hierarchy = next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
+        self._hierarchy = hierarchy_of(ops)
         slots_G = placement.slots_LG[layer]
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
         expert_map = ExpertMap(slots_G, self._rank, split_EG, local_first, self._hierarchy)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aurora.errors import RankFailed
-from aurora.planner.control.plan_controller import compile_decisions
+from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_groups import unless_stopped
@@ -156,6 +156,8 @@ def serve_elastic_rank(
     began_s: float,
 ) -> None:
     """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
+    if options.adapt is not None:
+        begin_to_compile_decisions()
     models = load_models(plan, paths, prompts_M, options, "cpu")
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     for worker, planned in zip(workers, plan.models, strict=True):

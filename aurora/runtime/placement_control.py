@@ -14,6 +14,7 @@ from aurora.runtime.live_placement import LivePlacement
 from aurora.runtime.model_worker import ModelWorker
 from aurora.types import Cluster, ControlReport, Program, RunOptions
 from aurora.types.arrays import FloatArray
+from aurora.types.program import hierarchy_of
 
 LOG = logging.getLogger("aurora.control")
 
@@ -104,7 +105,8 @@ def controlled(
         worker.between_steps = live.next_step
         if context.transport.rank == 0:
             rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
-            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules)
+            hierarchy = hierarchy_of(program.ops_ML[index][0])
+            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
             told = None if tell is None else partial(tell, index)
             controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s, told))
     return controls

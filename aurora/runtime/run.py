@@ -75,8 +75,6 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
         raise BadInput(
             "`deduplicate`: expected tokens to travel once to a server, because the plan's all-to-alls are hierarchical"
         )
-    if options.adapt is not None and any(model.hierarchy is not None for model in plan.models):
-        raise BadInput("`adapt`: expected a plan with flat all-to-alls, because orders over servers are not made anew")
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
     for name, requests in zip(models, prompts, strict=True):

@@ -15,7 +15,7 @@ from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.planner.compile import compile_plan
-from aurora.planner.control.plan_controller import compile_decisions
+from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -104,6 +104,8 @@ def serve_rank(
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
         torch.cuda.set_device(device)
+    if options.adapt is not None and rank_info.rank == 0:
+        begin_to_compile_decisions()
     models = load_models(plan, model_paths, prompts_M, options, device)
     workers = [ModelWorker(model, options) for model in models]
     for worker, planned in zip(workers, plan.models, strict=True):

@@ -13,6 +13,7 @@ from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.control.plan_controller import load_cost_G, slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import place_unbounded
+from aurora.planner.replication.server_rebalance import rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
@@ -204,8 +205,10 @@ def follow(
             f"found {layers} of {experts}"
         )
     slots = slots_in_use(placed, load_cost_G(plan.cluster, profiles[0]))
-    port_Bps = slowest_port_Bps(plan.cluster)
-    ways = follow_traffic(traffic, placed, slots, profiles[0].expert_bytes, port_Bps, options)
+    hierarchy = plan.models[0].hierarchy
+    port_Bps = slowest_port_Bps(plan.cluster, inside=hierarchy is not None)
+    server_G = None if hierarchy is None else hierarchy.server_G
+    ways = follow_traffic(traffic, placed, slots, profiles[0].expert_bytes, port_Bps, options, server_G=server_G)
     return FollowedTraffic(change, traffic, tuple(ways))
 
 
@@ -217,6 +220,7 @@ def follow_traffic(
     port_Bps: float,
     options: ControlOptions = ControlOptions(),
     every: Sequence[int] = (1, 3, 10),
+    server_G: IntArray | None = None,
 ) -> list[Followed]:
     """Replays windows of traffic under ways to follow it.
 
@@ -234,15 +238,22 @@ def follow_traffic(
         port_Bps: bytes per second that a GPU's port sends, and receives.
         options: of the controller.
         every: after how many windows EPLB plans again.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls go over servers: experts stay on theirs, but for EPLB's
+            ways. None: all-to-alls are flat.
     """
     load_WLE, mean_WLE = traffic.load_WLE, traffic.mean_WLE
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))
-    controller = Controller(held, expert_bytes, options, slots, port_Bps * slots.gpus)
+    controller = Controller(held, expert_bytes, options, slots, port_Bps * slots.gpus, server_G=server_G)
 
     under_way: list[tuple[float, float]] = []  # the window from which moves are done, and their seconds
 
+    def levelled(load_LE: FloatArray, held_LGP: IntArray) -> IntArray:
+        if server_G is None:
+            return rebalance(load_LE, held_LGP, slots).held_LGP
+        return rebalance_inside(load_LE, held_LGP, ReplicaParts(held_LGP, server_G).parts(held_LGP), slots, server_G)
+
     def once(window: int, held: IntArray) -> IntArray:
-        return rebalance(load_WLE[0], held, slots).held_LGP if window == 1 else held
+        return levelled(load_WLE[0], held) if window == 1 else held
 
     def controlled(window: int, held: IntArray) -> IntArray:
         if window and (decision := controller.window(load_WLE[window - 1])).action != "keep":
@@ -253,7 +264,7 @@ def follow_traffic(
         return controller.held_LGP
 
     def knowing(known_WLE: FloatArray) -> _Way:
-        return lambda window, held: rebalance(known_WLE[window], held, slots).held_LGP
+        return lambda window, held: levelled(known_WLE[window], held)
 
     def eplb(many: int) -> _Way:
         def planned(window: int, held: IntArray) -> Placement | IntArray:
@@ -271,7 +282,8 @@ def follow_traffic(
         "mean known": (knowing(mean_WLE), False),
         "clairvoyant": (knowing(load_WLE), False),
     }
-    return [_followed(name, way, stops, load_WLE, held, slots, expert_bytes, port_Bps) for name, (way, stops) in ways.items()]
+    how = load_WLE, held, slots, expert_bytes, port_Bps, server_G
+    return [_followed(name, way, stops, *how) for name, (way, stops) in ways.items()]
 
 
 _Way = Callable[[int, IntArray], Placement | IntArray]  # for a window and the slots in force: the slots, or a placement
@@ -286,11 +298,12 @@ def _followed(
     slots: GpuSlots,
     expert_bytes: int,
     port_Bps: float,
+    server_G: IntArray | None,
 ) -> Followed:
     """The replay of one way, whose moves stop serving or run beside it."""
     slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
     held_LGP = held.held_LGP() if isinstance(held, Placement) else held
-    split = ReplicaParts(held)
+    split = ReplicaParts(held, server_G)
     placement: Placement | None = None  # of the last change, if it tells the parts of replicas
     for window, load_LE in enumerate(load_WLE):
         found = way(window, held_LGP)

@@ -32,6 +32,7 @@ from aurora.types import (
     TraceRecorder,
 )
 from aurora.types.arrays import IntArray
+from aurora.types.program import hierarchy_of
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
@@ -140,7 +141,7 @@ class _Run:
         self._server_MG = [np.zeros(self.program.ranks, dtype=np.int64) for _ in range(models)]
         self._served_MLNEG = [[split_EG[None] for split_EG in split_LEG] for split_LEG in self._split_MLEG]
         for model, ops_L in enumerate(self.program.ops_ML):
-            if (hierarchy := next((op.hierarchy for op in ops_L[0] if isinstance(op, Exchange)), None)) is not None:
+            if (hierarchy := hierarchy_of(ops_L[0])) is not None:
                 self._server_MG[model] = hierarchy.server_G
                 self._served_MLNEG[model] = [server_split(each_EG, hierarchy.server_G) for each_EG in self._split_MLEG[model]]
 

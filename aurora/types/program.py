@@ -63,6 +63,11 @@ class Exchange:
 Op = Compute | Barrier | Exchange
 
 
+def hierarchy_of(ops: Sequence[Op]) -> Hierarchy | None:
+    """Returns the servers that a layer's all-to-alls go over; None if they are flat."""
+    return next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
+
+
 def has_next_slice(done_M: Sequence[float], model: int) -> bool:
     """Returns whether the next time slice of a port belongs to `model`, if slices go round the models.
 

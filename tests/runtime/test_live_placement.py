@@ -120,6 +120,23 @@ def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
     assert min(seen) == 2
 
 
+def test_over_servers_experts_move_inside_them(monkeypatch, mixtral):
+    """One expert is on both servers, others are twice on one."""
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    changed, server_G, seen = LivePlacement._change_layers, np.array([0, 1, 0, 1]), set()
+
+    def change(live, *given):
+        changed(live, *given)
+        seen.update(tuple(sorted(set(held_GP[server_G == 1].flat) - {-1})) for held_GP in live._held_LGP)
+
+    monkeypatch.setattr(LivePlacement, "_change_layers", change)
+    plan = hierarchical(plan_for([mixtral], 4), Hierarchy(server_G, 2))
+    plan = placed(plan, ((0, 1, 2, 3), (4, 5, 6, 3), (0, 7), (5,)))
+    asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 40, "batch": 1}
+    check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
+    assert seen == {(3, 4, 5, 6)}
+
+
 def test_experts_move_between_processes(mixtral):
     plan, prompts = placed(plan_for([mixtral], 2), ((0, 1, 2, 3), (4, 5, 6, 7))), [prompts_for(mixtral, 4)]
     options = RunOptions(max_new_tokens=40, batch=2, transport="gloo", keep_logits=True, adapt=EAGER)
@@ -150,7 +167,7 @@ def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
 
 def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
     plan, seen = plan_for([mixtral], 2), []
-    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[-1]) or plan_controller(*given))
+    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
     kinds = [replace(gpu, kind=kind) for gpu, kind in zip(plan.cluster.gpus, ("slow", "fast"), strict=True)]
     plan = replace(plan, cluster=replace(plan.cluster, gpus=tuple(kinds)))
     curves = {kind: dict.fromkeys(FLAT, Curve(np.array([1.0]), np.array([s]))) for kind, s in (("slow", 3e-3), ("fast", 1e-3))}
@@ -174,11 +191,7 @@ def test_members_of_an_epoch_learn_what_load_costs_on_them(mixtral):
     assert work[1].cost_MG.tolist() == work[3].cost_MG.tolist() == [[2.0, 4.0]]
 
 
-def test_what_cannot_be_followed_is_refused(mixtral):
-    plan = plan_for([mixtral], 4)
-    over_servers = hierarchical(plan, Hierarchy(np.array([0, 0, 1, 1]), 2))
-    with pytest.raises(BadInput, match="`adapt`: expected a plan with flat all-to-alls"):
-        aurora.run(over_servers, [mixtral], [[[1]]], RunOptions(adapt=EAGER))
+def test_what_cannot_be_followed_is_refused():
     with pytest.raises(BadInput, match="`adapt`: moves experts, expected no `compare`"):
         RunOptions(adapt=EAGER, predictable=True)
     with pytest.raises(BadInput, match="`dry_run`: expected with `adapt`"):

@@ -93,3 +93,18 @@ def test_what_cannot_be_replayed_is_refused(domains):
     other = synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
     with pytest.raises(BadInput, match="expected profiles of one model, found different layers or experts"):
         changing_traffic([domains[0], other], "steps")
+
+
+def test_over_servers_only_eplb_takes_experts_to_other_servers(domains):
+    traffic = changing_traffic(domains, "alternating", WINDOWS, 10, TOKENS)
+    flat, inside = (
+        {
+            each.name: each
+            for each in follow_traffic(traffic, start(), GpuSlots.equal(GPUS, SLOTS), 1000, 1e6, server_G=server_G)
+        }
+        for server_G in (None, np.array([0, 0, 1, 1]))
+    )
+    for way in ("as it is", "EPLB every 1"):
+        assert np.array_equal(flat[way].slowest_W, inside[way].slowest_W)
+    for way in ("controller", "clairvoyant"):  # servers as a whole stay unequal
+        assert flat[way].slowest_W.mean() < inside[way].slowest_W.mean() < inside["as it is"].slowest_W.mean()

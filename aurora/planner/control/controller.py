@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,10 +29,11 @@ from aurora.errors import BadInput
 from aurora.planner.control.gain_record import GainRecord
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.load_tracker import LoadTracker
-from aurora.planner.control.move_sequence import Move, move_sequence
+from aurora.planner.control.move_sequence import Move, move_sequence, sequence_inside
 from aurora.planner.control.move_times import MoveTimes
 from aurora.planner.control.step_times import AFTER, StepTimes
 from aurora.planner.replication.rebalance import checked_min_replicas, rebalance
+from aurora.planner.replication.server_rebalance import rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY
@@ -125,6 +127,7 @@ class Controller:
         min_replicas: GPUs, and failure domains, that each expert stays on, also while experts move; on as many as at first, if
             that is fewer.
         domain_G: (G,) the number of each GPU's failure domain; None: each GPU is its own.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls go over servers: experts stay on theirs. None: flat.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
@@ -148,10 +151,11 @@ class Controller:
         stalls: bool = False,
         min_replicas: int = 1,
         domain_G: ArrayLike | None = None,
+        server_G: IntArray | None = None,
     ) -> None:
         table = held.held_LGP() if isinstance(held, Placement) else held
         self.held_LGP: IntArray = locked(np.array(table, dtype=np.int64))
-        self._split = ReplicaParts(held)
+        self._split, self._server_G = ReplicaParts(held, server_G), server_G
         layers, gpus, width = self.held_LGP.shape
         self.options = options
         self.tracker = LoadTracker(layers, int(self.held_LGP.max()) + 1)
@@ -218,8 +222,8 @@ class Controller:
         if wanted.kind == "slower":
             self._gains.forget()
         if wanted.kind == "gain":
-            layers, parts_LGP = np.array(wanted.layers), self._split.parts(self.held_LGP)
-            self._gains.expect(layers, self.held_LGP, wanted.held_LGP, *self._expects, parts_LGP)
+            tables = self.held_LGP, wanted.held_LGP
+            self._gains.expect(np.array(wanted.layers), *tables, *self._expects, *map(self._split.parts, tables))
         if seconds and wanted.bytes:
             self._move_times.add(wanted.bytes, seconds, waited_s)
         before = self._previous
@@ -276,8 +280,7 @@ class Controller:
     def _change(self, now: float) -> Decision:
         """The decision to move the layers that gain, or to keep all."""
         expected_LE, spread_LE = self.tracker.expected_LE, self.tracker.spread_LE
-        caution, keeps = CAUTION / math.sqrt(self._slots.slots_G.mean()), (self._min_replicas, self._domain_G)
-        next_LGP = rebalance(expected_LE + caution * spread_LE, self.held_LGP, self._slots, None, 0.0, ENOUGH, *keeps).held_LGP
+        next_LGP = self._levelled(expected_LE + CAUTION / math.sqrt(self._slots.slots_G.mean()) * spread_LE)
         kept_L, next_L = self._expected_max_L(expected_LE, spread_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
         saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
@@ -300,6 +303,14 @@ class Controller:
             self._wanted = None
             return self._keep("not-worth", f"{loses}, but no sequence of moves keeps `min_replicas`", now, loss)
         return decision
+
+    def _levelled(self, load_LE: FloatArray) -> IntArray:
+        """(L, G, P) the slots that suit loads (L, E) best: all that change, whether that pays or not."""
+        rules = ENOUGH, self._min_replicas, self._domain_G
+        if self._server_G is None:
+            return rebalance(load_LE, self.held_LGP, self._slots, None, 0.0, *rules).held_LGP
+        part_LGP = self._split.parts(self.held_LGP)
+        return rebalance_inside(load_LE, self.held_LGP, part_LGP, self._slots, self._server_G, *rules)
 
     def _paying(self, saved_L: FloatArray, bytes_L: IntArray) -> list[int]:
         """Layers whose moves cost less than they save from their end on, those first that save most for their bytes.
@@ -348,7 +359,8 @@ class Controller:
 
     def _decide(self, action: Action, kind: Kind, reason: str, held_LGP: IntArray, now: float, loss: float) -> Decision:
         """The decision for other slots, whose moves are under way from now on."""
-        moves, held_LGP = move_sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
+        sequence = move_sequence if self._server_G is None else partial(sequence_inside, self._server_G)
+        moves, held_LGP = sequence(self.held_LGP, held_LGP, self._min_replicas, self._domain_G)
         layers = tuple(np.flatnonzero((held_LGP != self.held_LGP).any(axis=(1, 2))).tolist())
         moved, expected = len(moves) * self._expert_bytes, self._balancedness(self.tracker.expected_LE, held_LGP)
         held_LGP = locked(held_LGP)

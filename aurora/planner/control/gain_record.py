@@ -24,6 +24,7 @@ class _Change:
     old_XGP: IntArray
     new_XGP: IntArray
     old_part_XGP: FloatArray | None
+    new_part_XGP: FloatArray | None
     saved: float  # of a window's time, expected in each window
     left: int  # windows
 
@@ -48,6 +49,7 @@ class GainRecord:
         saved: float,
         windows: float,
         old_part_LGP: FloatArray | None = None,
+        new_part_LGP: FloatArray | None = None,
     ) -> None:
         """Says that a change is in force.
 
@@ -58,10 +60,14 @@ class GainRecord:
             saved: part of a window's time with equal load that it is expected to save.
             windows: for so many windows.
             old_part_LGP: (L, G, P) float64, the part of its expert's load that each slot took before; None: even parts.
+            new_part_LGP: (L, G, P) float64, the same now.
         """
-        parts_XGP = None if old_part_LGP is None else old_part_LGP[layers]
+        old_part_XGP, new_part_XGP = (
+            None if part_LGP is None else part_LGP[layers] for part_LGP in (old_part_LGP, new_part_LGP)
+        )
         left = min(max(math.ceil(windows), 1), MOST_WINDOWS)
-        self._changes.append(_Change(layers, old_LGP[layers], new_LGP[layers], parts_XGP, saved, left))
+        slots = old_LGP[layers], new_LGP[layers]
+        self._changes.append(_Change(layers, *slots, old_part_XGP, new_part_XGP, saved, left))
 
     def forget(self) -> None:
         """Says that changes so far were undone: no more windows tell what they save."""
@@ -74,13 +80,14 @@ class GainRecord:
         equal = load_LE.sum() / (1 / self._cost_G).sum()
         for change in self._changes:
             load_XE = load_LE[change.layers]
-            found = self._slowest(load_XE, change.old_XGP, change.old_part_XGP) - self._slowest(load_XE, change.new_XGP)
+            old, new = (change.old_XGP, change.old_part_XGP), (change.new_XGP, change.new_part_XGP)
+            found = (self._slowest(load_XE, *old) - self._slowest(load_XE, *new)) / equal
             self._expected += change.saved
-            self._found += min(max(found / equal, 0.0), change.saved)
+            self._found += min(max(found, 0.0), change.saved)
             change.left -= 1
         self._changes = [change for change in self._changes if change.left]
 
-    def _slowest(self, load_XE: FloatArray, held_XGP: IntArray, part_XGP: FloatArray | None = None) -> float:
+    def _slowest(self, load_XE: FloatArray, held_XGP: IntArray, part_XGP: FloatArray | None) -> float:
         """Load times cost of the slowest GPUs, summed over layers."""
         return float(gpu_loads(load_XE[None], held_XGP, self._cost_G, part_XGP).max(axis=2).sum())
 

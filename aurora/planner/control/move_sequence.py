@@ -118,6 +118,26 @@ def move_sequence(
     return tuple(map(Move._make, made_X6.tolist())), np.where(kept_LGP, now_LGP, EMPTY)
 
 
+def sequence_inside(
+    server_G: IntArray, held_LGP: IntArray, wanted_LGP: IntArray, min_replicas: int = 1, domain_G: IntArray | None = None
+) -> tuple[tuple[Move, ...], IntArray]:
+    """Does as `move_sequence`, for experts that stay on their servers: each move is inside one.
+
+    Each server keeps `min_replicas` of an expert, or what it has.
+
+    Args:
+        server_G: (G,) int64, the server of each GPU, numbered from zero.
+        held_LGP, wanted_LGP, min_replicas, domain_G: as of `move_sequence`. A server holds the same experts in both tables.
+    """
+    experts = int(held_LGP.max()) + 1
+    names_LGP, wanted_names_LGP = (  # an expert has another name on each server
+        np.where(table_LGP == EMPTY, EMPTY, table_LGP + server_G[:, None] * experts) for table_LGP in (held_LGP, wanted_LGP)
+    )
+    moves, reached_LGP = move_sequence(names_LGP, wanted_names_LGP, min_replicas, domain_G)
+    named = tuple(move._replace(expert=move.expert % experts) for move in moves)
+    return named, np.where(reached_LGP == EMPTY, EMPTY, reached_LGP % experts)
+
+
 def _holds(held_LGP: IntArray, experts: int) -> BoolArray:
     """(L, G, E) whether a GPU holds an expert."""
     holds_LGE = np.zeros((*held_LGP.shape[:2], experts + 1), dtype=np.bool_)

@@ -77,6 +77,7 @@ class WorkerStartup:
         Raises:
             RankFailed: if the ranks do not serve by the plan, and the settings say that the plugin is required.
         """
+        from aurora.planner.control.plan_controller import begin_to_compile_decisions
         from aurora_vllm.plugin_status import PluginStatus
 
         group = None
@@ -91,6 +92,8 @@ class WorkerStartup:
             integration.status.stands_aside(verdict.refusal, verdict.report_here)
         if self._refusal is not None:  # nothing was patched
             return
+        if self._settings.adapt and integration.rank == 0 and verdict.refusal is None:
+            begin_to_compile_decisions()  # while vLLM loads the model
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
