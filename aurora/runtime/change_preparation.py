@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,17 @@ REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are comp
 SlotsG = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
     """What changes with each round of moves: expert maps by layer; and at the end the operations by layer, in new orders."""
 
-    maps: list[dict[int, ExpertMap]]
-    ops: dict[int, tuple[Op, ...]]
+    maps: list[dict[int, ExpertMap]] = field(default_factory=list)  # of the rounds that are prepared
+    ops: dict[int, tuple[Op, ...]] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are prepared; one more when the orders are, too."""
+        return len(self.maps) + (self.ops is not None)
 
 
 class ChangePreparation:
@@ -57,24 +62,29 @@ class ChangePreparation:
                 self.ordered(ops, draw, held_G, rng.integers(1, 10**6, (len(held_G), experts)))
 
     def prepare(
-        self, rounds: Sequence[Sequence[Move]], held_LGP: IntArray, ops_L: Sequence[tuple[Op, ...]], tokens_SLE: IntArray
-    ) -> Prepared:
+        self,
+        prepared: Prepared,
+        rounds: Sequence[Sequence[Move]],
+        held_LGP: IntArray,
+        ops_L: Sequence[tuple[Op, ...]],
+        tokens_SLE: IntArray,
+    ) -> None:
         """Makes the expert maps of each round, and at the end orders for what was counted in the last window.
 
         Args:
+            prepared: gets them as they are made.
             rounds: the moves of each round.
             held_LGP: (L, G, P) the expert in each slot before them, EMPTY for none; it is changed.
             ops_L: the operations of each layer before them.
             tokens_SLE: (S, L, E) tokens of each rank in the last window.
         """
-        maps = []
         for moves in rounds:
             fill(held_LGP, moves)
             layers = sorted({move.layer for move in moves})
-            maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer]), ops_L[layer]) for layer in layers})
+            prepared.maps.append({layer: _rested(self._expert_map, slots_G(held_LGP[layer]), ops_L[layer]) for layer in layers})
         changed = sorted({move.layer for moves in rounds for move in moves})
-        ops = [_rested(self.ordered, ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]) for layer in changed]
-        return Prepared(maps, dict(zip(changed, ops, strict=True)))
+        made = [_rested(self.ordered, ops_L[layer], layer, slots_G(held_LGP[layer]), tokens_SLE[:, layer]) for layer in changed]
+        prepared.ops = dict(zip(changed, made, strict=True))
 
     def ordered(self, ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
         """A layer's operations in orders of the same method, or a quick one, for these tokens; as they are if it needs more.

@@ -67,9 +67,9 @@ class _MovesUnderWay:
     """A decision's moves, and how far they are."""
 
     rounds: list[list[Move]]
-    prepared: Future[Prepared]
+    prepared: Prepared
+    preparing: Future[None]
     messages: WeightMessages  # of the present round
-    began_s: float
     number: int = 0  # of the present round
     sent: int = 0  # bytes of each message
     changed: int = 0  # layers of the round
@@ -196,8 +196,9 @@ class LivePlacement:
             announced = len(self._announced)
             if not announced:
                 self._end_moves(None)
-        if self._moves is not None and self._moves.prepared.done():
-            prepared = -1 if self._moves.prepared.exception() else 1
+        if self._moves is not None:
+            failed = self._moves.preparing.done() and self._moves.preparing.exception() is not None
+            prepared = -1 if failed else self._moves.prepared.rounds
         row = [active, ends, announced, prepared, *_ns(step_s, self._piece_s, self._gather_s)]
         return torch.tensor(row, dtype=torch.int64)
 
@@ -239,13 +240,12 @@ class LivePlacement:
         """Begins the moves that rank 0 has announced."""
         mine = self._announced if self._context.transport.rank == 0 else torch.zeros(count, 6, dtype=torch.int64)
         moves = [Move(*row) for row in self._context.gather_between_steps(mine)[0].tolist()]
-        rounds = [list(each) for _, each in groupby(moves, attrgetter("round"))]
-        prepared = self._pool.submit(
-            self._preparation.prepare, rounds, self._held_LGP.copy(), list(self._ops_L), self._tokens_SLE
-        )
-        prepared.add_done_callback(_tell_failure)
+        rounds, prepared = [list(each) for _, each in groupby(moves, attrgetter("round"))], Prepared()
+        given = prepared, rounds, self._held_LGP.copy(), list(self._ops_L), self._tokens_SLE
+        preparing = self._pool.submit(self._preparation.prepare, *given)
+        preparing.add_done_callback(_tell_failure)
         self._waited_s = 0.0
-        self._moves = _MovesUnderWay(rounds, prepared, self._messages(rounds[0]), time.perf_counter())
+        self._moves = _MovesUnderWay(rounds, prepared, preparing, self._messages(rounds[0]))
 
     def _messages(self, moves: list[Move]) -> WeightMessages:
         transport = self._context.transport
@@ -279,12 +279,13 @@ class LivePlacement:
 
     def _due(self, prepared_R: IntArray) -> tuple[WorkPieces, int] | None:
         """What comes next in pieces, and how much of it is left: bytes of a round's messages; then its layers, if prepared."""
-        moves = self._moves
-        if moves is not None and moves.sent < moves.messages.bytes:
+        if (moves := self._moves) is None:
+            return None
+        if moves.sent < moves.messages.bytes:
             return self._slices, moves.messages.bytes - moves.sent
-        if moves is not None and prepared_R.all():
-            return self._layers_at_once, len(moves.layers) - moves.changed
-        return None
+        rounds = moves.number + 1
+        needed = rounds if rounds < len(moves.rounds) else rounds + 1  # after the last one orders are new, too
+        return (self._layers_at_once, len(moves.layers) - moves.changed) if prepared_R.min() >= needed else None
 
     def _send_slice(self, size: int) -> None:
         """Exchanges so many bytes of each message."""
@@ -300,8 +301,7 @@ class LivePlacement:
         """Changes so many layers of a round over; after its last one the next round begins."""
         moves = self._moves
         assert moves is not None
-        prepared, layers = moves.prepared.result(), moves.layers[moves.changed : moves.changed + count]
-        maps = prepared.maps[moves.number]
+        maps, layers = moves.prepared.maps[moves.number], moves.layers[moves.changed : moves.changed + count]
         arrived: dict[int, dict[int, Weights]] = {layer: {} for layer in moves.layers}
         for transfer, weights in moves.messages.arrived():
             arrived[transfer.layer][transfer.expert] = weights
@@ -320,7 +320,8 @@ class LivePlacement:
         if moves.number < len(moves.rounds):
             moves.messages = self._messages(moves.rounds[moves.number])
             return
-        for layer, ops in prepared.ops.items():
+        assert moves.prepared.ops is not None
+        for layer, ops in moves.prepared.ops.items():
             self._layers[layer].ops = self._ops_L[layer] = ops
         self._end_moves(None)
 
@@ -338,9 +339,9 @@ class LivePlacement:
             request[1].set_exception(failure)
 
 
-def _tell_failure(prepared: Future[Prepared]) -> None:
+def _tell_failure(preparing: Future[None]) -> None:
     """Logs why this rank cannot change over, if it cannot."""
-    if (error := prepared.exception()) is not None:
+    if (error := preparing.exception()) is not None:
         LOG.warning("a rank cannot change over: %s: %s", type(error).__name__, error)
 
 

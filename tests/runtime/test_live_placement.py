@@ -317,7 +317,7 @@ class Ranks:
                     self.pauses_s.append(self.perf_counter() - began_s)
                 self.now_R.s = self.perf_counter() + self.step_s
                 if (moves := self.live_R[rank]._moves) is not None:
-                    wait([moves.prepared], timeout=self.patience_s)
+                    wait([moves.preparing], timeout=self.patience_s)
                 if step == 3 and rank == 0:
                     asking.start()
                     while self.live_R[0]._request is None:
@@ -371,16 +371,20 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
         assert all(layer.ops[1].order == layer.ops[0].order.reversed for layer in layers)
 
 
-@pytest.mark.parametrize(("change_s", "most"), [(8e-4, 1), (3e-4, 2)])
-def test_as_many_layers_change_over_as_a_step_waits_for(monkeypatch, change_s, most):
-    """Each round changes two layers: in each, a rank with an empty slot gets a replica."""
+def replicas_in_each_layer(Bps, monkeypatch):
+    """Twelve layers, and a decision whose rounds change two layers each: in each, a rank with an empty slot gets a replica."""
     placement = Placement.evenly((((0, 1, 2), (2, 3), (4, 5, 6), (6, 7)),) * 12)
     wanted_LGP = placement.held_LGP().copy()
     wanted_LGP[::2, 1, 2], wanted_LGP[1::2, 3, 2] = 0, 4
-    ranks = Ranks(placement, step_s=0.02, Bps=5e9, startup_s=2e-4, monkeypatch=monkeypatch)
-    ranks.change_s = change_s
     moves, held_LGP = move_sequence(placement.held_LGP(), wanted_LGP)
     decision = Decision("move", "gain", "", held_LGP, moves, 0, (), 0.0, 1.0, 1.0, 0.0)
+    return Ranks(placement, step_s=0.02, Bps=Bps, startup_s=2e-4, monkeypatch=monkeypatch), decision
+
+
+@pytest.mark.parametrize(("change_s", "most"), [(8e-4, 1), (3e-4, 2)])
+def test_as_many_layers_change_over_as_a_step_waits_for(monkeypatch, change_s, most):
+    ranks, decision = replicas_in_each_layer(5e9, monkeypatch)
+    ranks.change_s = change_s
     ranks.serve(80, lambda: ranks.live_R[0].perform(decision))
     assert max(ranks.changes_s) == pytest.approx(most * change_s)
     assert max(ranks.pauses_s) <= LENGTHENED * ranks.step_s
@@ -390,9 +394,9 @@ def test_as_many_layers_change_over_as_a_step_waits_for(monkeypatch, change_s, m
 @pytest.mark.parametrize(("change_s", "together"), [(1e-4, True), (1.2e-3, False)])
 def test_a_rounds_last_slice_and_its_layers_share_a_pause_that_has_time_for_both(monkeypatch, change_s, together):
     """An expert takes 0.32 ms, and 1.4 ms of 2 are meant to be used."""
-    ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=1e9, startup_s=2e-4, monkeypatch=monkeypatch)
-    ranks.change_s, decision = change_s, decision_for(CONTIGUOUS, LOADS_LE)
-    ranks.serve(60, lambda: ranks.live_R[0].perform(decision))
+    ranks, decision = replicas_in_each_layer(1e9, monkeypatch)
+    ranks.change_s = change_s
+    ranks.serve(80, lambda: ranks.live_R[0].perform(decision))
     assert any("sc" in pieces for pieces in ranks.pieces) == together
     assert max(ranks.pauses_s) <= LENGTHENED * ranks.step_s
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
