@@ -1,13 +1,23 @@
 """What the controller of a plan takes from the plan's cluster and profile."""
 
+import threading
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
+from aurora.planner.control import plan_controller as module
 from aurora.planner.control.gpu_loads import gpu_loads
-from aurora.planner.control.plan_controller import load_cost_G, plan_controller, slots_in_use
-from aurora.types import ControlOptions, Curve, Placement
+from aurora.planner.control.plan_controller import (
+    begin_to_compile_decisions,
+    compile_decisions,
+    load_cost_G,
+    plan_controller,
+    slots_in_use,
+    slowest_port_Bps,
+)
+from aurora.types import ControlOptions, Curve, Hierarchy, Placement, servers
 from tests.conftest import cluster
 from tests.planner.test_make_plan import profile
 
@@ -44,3 +54,36 @@ def test_a_slow_kind_gets_less_load_than_its_speed_tells():
         load_G = gpu_loads(load_LE[None], control.held_LGP, np.ones(4))[0, 0]
     assert max(load_G[[0, 2]]) < min(load_G[[1, 3]])
     assert slowest[1] < 0.8 * slowest[0]
+
+
+def test_over_servers_experts_stay_on_theirs_and_travel_by_the_ports_inside():
+    machines, server_G = cluster(1e9, 1e9, 1e9, 1e9), np.array([0, 1, 0, 1])
+    machines = replace(machines, fabric=servers(server_G.tolist(), [1e9] * 4, [1e9] * 4, 1e8))
+    assert slowest_port_Bps(machines) == 1e8
+    assert slowest_port_Bps(machines, inside=True) == 1e9
+    placement = Placement((tuple(tuple(range(first, first + 4)) for first in (0, 4, 8, 12)),))
+    control = plan_controller(placement, machines, 1, ControlOptions(loss=0.0), hierarchy=Hierarchy(server_G))
+    decision = control.window(np.linspace(1e6, 1e5, 16)[None])
+    assert decision.action == "move"
+    assert all(server_G[move.src] == server_G[move.dst] for move in decision.moves)
+
+
+def test_decisions_are_compiled_once_by_whom_begins_and_others_wait(monkeypatch):
+    began, ends, by = threading.Event(), threading.Event(), []
+
+    def compiles():
+        by.append(threading.current_thread().name)
+        began.set()
+        assert ends.wait(20)
+
+    monkeypatch.setattr(module, "_compile_decisions", cache(compiles))
+    begin_to_compile_decisions()
+    assert began.wait(20)
+    other = threading.Thread(target=compile_decisions)
+    other.start()
+    other.join(0.05)
+    assert other.is_alive()
+    ends.set()
+    other.join(20)
+    assert not other.is_alive()
+    assert by == ["aurora-compile"]
