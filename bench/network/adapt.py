@@ -2,7 +2,8 @@
 
     python bench/network/adapt.py [--setting NAME] [--repetitions 3] [--batches 4] [--period 1.0] [--quick]
 
-Root only (namespaces, token buckets); elsewhere it says why it is skipped. Four ranks have ports of 200 Mbit/s each. Two cores
+Root only (namespaces, token buckets); elsewhere it says why it is skipped. Four ranks have ports of 200 Mbit/s each; in the
+setting `servers` they are on two servers with slower NICs between them, and all-to-alls are hierarchical. Two cores
 carry them, so experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. A third of
 the batches asks for text of one kind, the rest for another, for which the model chooses other experts. Ways: the plan for the
 first kind as it is; the same in a dry run, which shows what planning beside serving costs; the same with --adapt; and the plan
@@ -17,12 +18,13 @@ import os
 import pydoc_data.topics
 import statistics
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
-from net import PAYLOAD, network
+from net import PAYLOAD, network, servers
 from protocol import DEEP, Results, by_turns, options
 
 from aurora.io import shipped
@@ -30,10 +32,12 @@ from aurora.planner.make_plan import make_plan
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import RunResult, merge_results
 from aurora.types import TRACE_PHASES, Cluster, ControlOptions, Gpu, PlacementChange, Plan, PlanOptions, RunOptions
+from aurora.types import servers as fabric_of_servers
 
 from serving import served_on_hosts, waiting_profile  # bench/  # isort: skip
 
 RANKS, PORT_bps, TOKEN_S = 4, 200e6, 400e-6
+SERVERS = (0, 0, 1, 1)
 PROMPT, NEW_TOKENS, BATCH = 32, 48, 8
 PLANNED = 64  # prompts that a plan knows
 OLD, DRY, ADAPT, NEW = "plan of the old traffic", "the same, dry run", "the same, --adapt", "plan of the new traffic"
@@ -42,32 +46,45 @@ NEITHER, DECIDED, MOVING = TIMES = "neither of these", "after a window", "while 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, the kinds of text before and after the switch, the slots of a GPU, and the speeds of the GPUs."""
+    """A model, the kinds of text before and after the switch, a GPU's slots, the speeds of the GPUs, and the rate of NICs."""
 
     model: str
     kinds: tuple[str, str]
     slots: int
     speeds: tuple[float, ...] = (1.0,) * RANKS
+    nic_bps: float | None = None  # each GPU's, between SERVERS; None: all are on one switch
 
     @property
     def cluster(self) -> Cluster:
         port_Bps = PORT_bps / 8 * PAYLOAD
         gpus = [Gpu(f"host-{rank}", "host", rank, port_Bps, port_Bps, 10**9, speed) for rank, speed in enumerate(self.speeds)]
-        return Cluster("hosts", tuple(gpus))
+        ports, fabric = [port_Bps] * RANKS, None
+        if self.nic_bps is not None:
+            fabric = fabric_of_servers(SERVERS, ports, ports, self.nic_bps / 8 * PAYLOAD)
+        return Cluster("hosts", tuple(gpus), fabric)
+
+    def network(self) -> AbstractContextManager[list[str]]:
+        """The hosts of the ranks."""
+        if self.nic_bps is None:
+            return network([PORT_bps] * RANKS, DEEP)
+        return servers(SERVERS, PORT_bps, self.nic_bps, False, DEEP)
 
     def __str__(self) -> str:
         speeds = "" if len(set(self.speeds)) == 1 else f", GPUs of speeds {', '.join(f'{each:g}' for each in self.speeds)}"
-        return f"{self.model}, {self.slots} slots a GPU, first {self.kinds[0]}, then {self.kinds[1]}{speeds}"
+        nics = "" if self.nic_bps is None else f", NICs of {self.nic_bps / 1e6:g} Mbit/s between two servers"
+        return f"{self.model}, {self.slots} slots a GPU, first {self.kinds[0]}, then {self.kinds[1]}{speeds}{nics}"
 
     def plan(self, prompts: list[list[int]]) -> Plan:
         """The plan for traffic of this kind."""
         profile = waiting_profile(shipped(f"models/{self.model}"), prompts, NEW_TOKENS, RANKS, TOKEN_S)
-        return make_plan(self.cluster, [profile], PlanOptions(slots_per_gpu=self.slots))
+        all_to_all = "auto" if self.nic_bps is None else "hierarchical"
+        return make_plan(self.cluster, [profile], PlanOptions(slots_per_gpu=self.slots, all_to_all=all_to_all))
 
 
 SETTINGS = {
     "replicas": Setting("mixtral-topics", ("prose", "tables"), 3),
     "mixed": Setting("qwen3moe-stdlib", ("source", "tables"), 2, (1.0, 1.0, 0.5, 0.5)),
+    "servers": Setting("mixtral-topics", ("prose", "tables"), 3, nic_bps=100e6),
 }
 
 
@@ -131,7 +148,7 @@ def served(setting: Setting, repetitions: int, batches: int, period_s: float) ->
     adapt = replace(plain, adapt=ControlOptions(period_s=period_s))
     runs: dict[str, list[Served]] = {OLD: [], DRY: [], ADAPT: [], NEW: []}
     plans, requests = [], []
-    with network([PORT_bps] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+    with setting.network() as hosts, tempfile.TemporaryDirectory() as folder:
         for kind, count in zip(setting.kinds, (first, batches - first), strict=True):
             prompts = prompts_of(texts[kind], PLANNED + count * BATCH * RANKS)
             plans.append(setting.plan(prompts[:PLANNED]))
