@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: threads of one operation would wait for each other
 
+import fcntl
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +25,11 @@ ROOT = Path(__file__).parents[1]
 SLOW_IS_FINE = [HealthCheck.too_slow]
 settings.register_profile("aurora", deadline=None, max_examples=60, derandomize=True, suppress_health_check=SLOW_IS_FINE)
 settings.load_profile("aurora")
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the tests that take longest first, so that no worker begins one when the others have nothing left to do."""
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
 @pytest.fixture
@@ -47,13 +54,21 @@ def qwen():
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
-    """A folder with the commands `aurora` and `python`, in processes that need not import torch and its like."""
-    folder = tmp_path_factory.mktemp("warm")
-    command = [sys.executable, "-m", "tests.warm", str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == "ready\n"
-        yield folder
-        server.stdin.close()
+    """A folder with the commands `aurora` and `python`, in processes that need not import torch and its like; all workers share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warm"
+    users = folder / "users"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            user = os.open(users, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # there is no server, or it has ended
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            subprocess.run([sys.executable, "-m", "tests.warm", str(folder)], cwd=ROOT, check=True)
+            user = os.open(users, os.O_WRONLY | os.O_NONBLOCK)
+    yield folder
+    os.close(user)
 
 
 @pytest.fixture

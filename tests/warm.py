@@ -1,20 +1,27 @@
 """Commands in processes forked from one that has imported what they import, which takes each of them seconds otherwise.
 
-`python -m tests.warm FOLDER` puts `aurora` and `python` into FOLDER, and serves them until its input ends. They do what the real ones do:
-each command is a process of its own, with the caller's arguments, folder, environment and open files.
+`python -m tests.warm FOLDER` puts `aurora` and `python` into FOLDER, and leaves a process that serves them until nobody has
+FOLDER/users open any more. They do what the real ones do: each command is a process of its own, with the caller's arguments, folder,
+environment and open files, and so is the server that its ranks are forked from. Only a profile that was made before, of the same
+arguments and texts, is not made again.
 """
 
+import fcntl
+import hashlib
 import importlib
 import json
+import multiprocessing.util
 import os
 import pkgutil
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +29,7 @@ import aurora
 from aurora.__main__ import main
 from aurora.runtime.distributed.launcher import PRELOAD
 
-SOCKET = "socket"
+SOCKET, USERS, PROFILES = "socket", "users", "profiles"
 COMMAND = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -37,27 +44,32 @@ sys.exit(code[0] if code else 1)
 
 
 def serve(folder: Path) -> None:
-    """Answers every command until the input ends."""
+    """Answers every command, in a process that is left behind, until all users have gone."""
     for name in (*PRELOAD, *(module.name for module in pkgutil.walk_packages(aurora.__path__, "aurora."))):
         with suppress(ModuleNotFoundError):  # of what a GPU alone needs
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    (folder / PROFILES).mkdir()
+    os.mkfifo(folder / USERS)
+    users = os.open(folder / USERS, os.O_RDONLY | os.O_NONBLOCK)  # ready when its last writer has gone
     with socket.create_server(str(folder / SOCKET), family=socket.AF_UNIX) as listener, selectors.DefaultSelector() as ready:
         for name in ("aurora", "python"):
             (folder / name).write_text(COMMAND)
             (folder / name).chmod(stat.S_IRWXU)
         ready.register(listener, selectors.EVENT_READ)
-        ready.register(sys.stdin, selectors.EVENT_READ)
-        print("ready", flush=True)
+        ready.register(users, selectors.EVENT_READ)
+        if os.fork():
+            os._exit(0)  # the caller need not wait any more, and has no child
         while all(key.fileobj is listener for key, _ in ready.select()):
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                answer(connection)
+                os.close(users)
+                answer(connection, folder / PROFILES)
             connection.close()
 
 
-def answer(connection: socket.socket) -> None:
+def answer(connection: socket.socket, profiles: Path) -> None:
     """Performs a command in a child of this process, and tells its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, files, *_ = socket.recv_fds(connection, 1, 3)
@@ -66,14 +78,82 @@ def answer(connection: socket.socket) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.sendall(bytes([code if code >= 0 else 128 - code]))
         os._exit(0)
+    connection.close()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    perform(*arguments)
+    fork_the_fork_server()
+    if Path(arguments[0]).name == "aurora" and arguments[1:2] == ["profile"] and "-o" in arguments:
+        with once(profiles, arguments[1:]) as made:
+            if not made:
+                perform(*arguments)
+    else:
+        perform(*arguments)
     sys.exit()
+
+
+def fork_the_fork_server() -> None:
+    """Lets a process that is forked now become multiprocessing's fork server, should this one start that: it need import nothing."""
+    ours, theirs = socket.socketpair()
+    if (waiting := os.fork()) == 0:
+        ours.close()
+        try:
+            code, files, *_ = socket.recv_fds(theirs, 1 << 16, 2)
+            theirs.close()
+            if code:  # else the command has ended
+                listener, alive = files
+                text = code.decode()
+                exec(f"{text[: text.index('main(')]}main({listener}, {alive}, {text.split(', ', 2)[2]}")
+        finally:
+            os._exit(0)
+    theirs.close()
+    spawn: Callable[..., int] = multiprocessing.util.spawnv_passfds
+
+    def spawn_or_ask(path: str, arguments: Sequence[str], files: Sequence[int]) -> int:
+        if "multiprocessing.forkserver" not in str(arguments[-1]):
+            return spawn(path, arguments, files)
+        multiprocessing.util.spawnv_passfds = spawn  # of another one, should this one end
+        with ours:
+            socket.send_fds(ours, [arguments[-1].encode()], list(files))
+        return waiting
+
+    multiprocessing.util.spawnv_passfds = spawn_or_ask
+
+
+@contextmanager
+def once(kept: Path, words: list[str]) -> Iterator[bool]:
+    """Puts what an `aurora profile` of the same words and texts wrote and printed where this one should, and yields whether it could.
+
+    If not, the block performs the command, which ends this process; if it succeeds, its file and output are kept.
+    """
+    output = Path(words[words.index("-o") + 1])
+    content = [
+        Path(word).read_bytes() if Path(word).is_file() else os.path.realpath(word) for word in words if word != str(output)
+    ]
+    digest = hashlib.sha256(repr(content).encode()).hexdigest()
+    profile, printed = kept / f"{digest}.npz", kept / f"{digest}.out"
+    with open(kept / f"{digest}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if profile.exists():
+            shutil.copy(profile, output)
+            os.write(1, printed.read_bytes())
+            yield True
+            return
+        ours = os.dup(1)
+        with open(printed, "wb") as file:
+            os.dup2(file.fileno(), 1)
+        try:
+            yield False
+        except SystemExit as ended:
+            if not ended.code:
+                shutil.copy(output, profile)
+            raise
+        finally:
+            sys.stdout.flush()
+            os.write(ours, printed.read_bytes())
 
 
 def perform(command: str, *arguments: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from aurora import api
 from aurora.cli import demo
-from aurora.io import load_plan, load_profile, load_trace, shipped
+from aurora.io import load_plan, load_profile, load_trace, save, shipped
 from aurora.io.journals import JournalFile
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
@@ -39,6 +39,15 @@ def made(tmp_path_factory, warm):
         assert done.returncode == 0, done.stderr
         assert "max/mean" in done.stdout
     return folder
+
+
+@pytest.fixture(scope="session")
+def planned(made, tmp_path_factory):
+    """A plan of a.npz that lies beside it."""
+    plan = api.plan(api.load(DEMO), api.load(made / "a.npz"), profile_paths=["a.npz"])
+    path = tmp_path_factory.mktemp("planned") / "plan.json"
+    save(plan, path)
+    return path
 
 
 @pytest.fixture
@@ -316,8 +325,9 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_input(aurora, folder, monkeypatch, args, patterns):
+def test_bad_input(aurora, folder, planned, monkeypatch, args, patterns):
     monkeypatch.chdir(folder)
+    shutil.copy(planned, folder)
     gpu = 'schema = 1\n[[gpu]]\nname = "g"\nkind = "x"\nnode = 0\nout_Bps = {0}\nin_Bps = 1e6\nmemory_bytes = {1}\ncount = 4\n'
     for name, rate, memory in [
         ("zero", "0.0", 10**9),
@@ -326,7 +336,6 @@ def test_bad_input(aurora, folder, monkeypatch, args, patterns):
         ("small", "1e6", 500_000),
     ]:
         (folder / f"{name}.toml").write_text(gpu.format(rate, memory))
-    assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz")[0] == 0
     (folder / "cut.npz").write_bytes((folder / "a.npz").read_bytes()[:-400])
     (folder / "cut.json").write_text((folder / "plan.json").read_text()[:-40])
     (folder / "blank.txt").write_text("\n \n")
@@ -373,23 +382,23 @@ def die_at_start(seat, *_):
 
 
 @pytest.mark.parametrize("victim", ["command", "rank"])
-def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim):
+def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim, warm):
     """SIGKILL gives nobody a chance to clean up: ranks notice a lost command, the command a lost rank, in one sentence."""
     slow = folder / "slow.toml"
     slow.write_text(shipped("clusters/demo-4.toml").read_text().replace("3e6", "100.0"))
-    aurora = [sys.executable, "-m", "aurora.cli.main"]
-    subprocess.run(
-        [*aurora, "plan", "--cluster", "slow.toml", "--profile", "a.npz"], cwd=folder, check=True, capture_output=True
-    )
+    plan = [warm / "aurora", "plan", "--cluster", "slow.toml", "--profile", "a.npz"]
+    subprocess.run(plan, cwd=folder, check=True, capture_output=True)
     before = files(folder)
     command = subprocess.Popen(
-        [*aurora, "run", "plan.json", "--model", shipped("models/mixtral-topics"), "--prompts", "text.txt", "--transport", "shaped"],
+        [sys.executable, "-m", "aurora.cli.main", "run", "plan.json", "--model", shipped("models/mixtral-topics"),
+         "--prompts", "text.txt", "--transport", "shaped"],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 600
         while len(family := psutil.Process(command.pid).children(recursive=True)) < 6:  # server, tracker, ranks
             assert time.monotonic() < deadline, family
+            assert command.poll() is None, command.communicate()
             time.sleep(0.1)
         time.sleep(2)  # let them serve
         if victim == "rank":
@@ -424,7 +433,6 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder):
         "aurora.cli.main",
         "run",
     ]
-    from aurora.io import save
     from aurora.planner.make_plan import make_plan
     from aurora.types import Profile
 

@@ -28,13 +28,17 @@ def cases(gpus):
 
 
 def held_sets(experts, slots_G, replicas):
-    """Every (E, G) 0/1 matrix of which GPU holds which expert, within the slots."""
+    """The (E, G) 0/1 matrices of which GPU holds which expert, within the slots, but for those that one more replica fits in.
+
+    A split over fewer replicas is one over more, so the best of the others is the best of all.
+    """
     gpus = len(slots_G)
     sizes = range(1, gpus + 1) if replicas else (1,)
     sets = [own for size in sizes for own in combinations(range(gpus), size)]
     for chosen in product(sets, repeat=experts):
         held_EG = np.array([[gpu in own for gpu in range(gpus)] for own in chosen])
-        if (held_EG.sum(axis=0) <= slots_G).all():
+        left_G = slots_G - held_EG.sum(axis=0)
+        if (left_G >= 0).all() and not (replicas and (~held_EG & (left_G > 0)).any()):
             yield held_EG
 
 
