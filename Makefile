@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test test-vllm vllm-versions docs dist install clean
+.PHONY: demo test types kernels test-vllm vllm-versions docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -13,10 +13,16 @@ demo: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory -j 2 types kernels
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+
+# What takes a minute or more before the tests, beside each other.
+types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+kernels: install
 	$(BIN)/python -m tests.compile_kernels
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 # The site, in site/. A link or heading that is missing is an error.
 docs: install
