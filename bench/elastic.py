@@ -30,7 +30,7 @@ from tables import Table, write
 from aurora.io import load_failures, shipped
 from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.planner.replication.recoverability import all_held
+from aurora.planner.replication.survival_probability import model_survival
 from aurora.runtime.distributed.pauses import Pause
 from aurora.simulator.membership_traces import MembershipEvent, changes, limited, shifted
 from aurora.training.data import read_samples
@@ -179,21 +179,8 @@ def _drawn(count: int) -> list[Outcome]:
         alive_N, lost = np.ones(NODES, dtype=bool), 2 + number % 3
         alive_N[dice.permutation(NODES)[:lost]] = False
         after = recover(placement.slots_LG, alive_N, load_LE, domains, cluster, 1, 2)
-        found.append((lost, exact(placement.slots_LG, lost), not any(after.lost_L)))
+        found.append((lost, model_survival(placement.slots_LG, lost), not any(after.lost_L)))
     return found
-
-
-def exact(slots_LG: Sequence[Sequence[Sequence[int]]], lost: int) -> float:
-    """Returns the probability that all experts of all layers are still held after `lost` ranks, all alike, are lost at once."""
-    ranks, experts = len(slots_LG[0]), 1 + max(max(held) for held in slots_LG[0])
-    held_WLE = np.zeros((ranks, len(slots_LG), experts), dtype=bool)
-    for layer, held_G in enumerate(slots_LG):
-        for rank, held in enumerate(held_G):
-            held_WLE[rank, layer, list(held)] = True
-    failed = np.array(list(combinations(range(ranks), lost)))
-    alive_MW = np.ones((len(failed), ranks), dtype=bool)
-    np.put_along_axis(alive_MW, failed, False, axis=1)
-    return float(all_held(held_WLE.reshape(ranks, -1), alive_MW).mean())
 
 
 def write_placements(file: Path, trainer: Trainer) -> None:
@@ -228,7 +215,7 @@ def _killed(options: TrainOptions, count: int) -> list[Outcome]:
             slots_LG = json.loads(file.read_text())
             left = [rank for rank, name in enumerate(names) if name not in change.removed]
             kept = all({expert for rank in left for expert in held_G[rank]} == set(range(EXPERTS)) for held_G in slots_LG)
-            found.append((len(change.removed), exact(slots_LG, len(change.removed)), kept))
+            found.append((len(change.removed), model_survival(slots_LG, len(change.removed)), kept))
 
         run = SpotRun(
             MODEL, SAMPLES_NT, replace(options, steps=10**6), Path(folder), planned,

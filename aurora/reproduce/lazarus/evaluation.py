@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from aurora.io import load_failures
 from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.relabelling import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
-from aurora.planner.replication.recoverability import all_held
+from aurora.planner.replication.survival_probability import model_survival
 from aurora.reproduce.lazarus.generated_traces import every, hourly, spot
 from aurora.reproduce.lazarus.greedy_relabelling import greedy_moves
 from aurora.reproduce.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
@@ -120,15 +119,8 @@ def _model() -> Figures:
         load_LE = JOBS[name].load_LE
         for way in METHODS:
             made = survive(load_LE, FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
-            held_WLE = np.zeros((NODES, *load_LE.shape), dtype=bool)
-            for layer, slots_N in enumerate(made.slots_LN):
-                for node, held in enumerate(slots_N):
-                    held_WLE[node, layer, list(held)] = True
             for failures in range(1, NODES // 2 + 1):
-                failed = np.array(list(combinations(range(NODES), failures)))
-                alive_MW = np.ones((len(failed), NODES), dtype=bool)
-                np.put_along_axis(alive_MW, failed, False, axis=1)
-                p = all_held(held_WLE.reshape(NODES, -1), alive_MW).mean()
+                p = model_survival(made.slots_LN, failures)
                 yield figure_of("8", f"{name}, {failures} failed", way, claims.get((name, failures, way)), p)
 
 

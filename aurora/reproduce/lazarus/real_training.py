@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from aurora.io import shipped
-from aurora.planner.replication.recoverability import all_held
+from aurora.planner.replication.survival_probability import model_survival
 from aurora.reproduce.lazarus.evaluation import LazarusFigure, figure_of
 from aurora.simulator.membership_traces import MembershipEvent
 from aurora.training.data import read_samples
@@ -122,11 +121,7 @@ def survival(options: TrainOptions, count: int) -> float:
     least = options.min_replicas_among(ranks)
     slots = -(-EXPERTS * least // ranks)
     placement = next_placement(nothing, np.ones((LAYERS, EXPERTS)), alike_ranks(ranks), slots, least)
-    held_RX = np.concatenate([placement.holds_EG(layer).T for layer in range(LAYERS)], axis=1)
-    lost_M = list(combinations(range(ranks), count))
-    alive_MR = np.ones((len(lost_M), ranks), dtype=bool)
-    np.put_along_axis(alive_MR, np.array(lost_M), False, axis=1)
-    return float(all_held(held_RX, alive_MR).mean())
+    return model_survival(placement.slots_LG, count)
 
 
 def _trained(options: TrainOptions, watch: Watch) -> TrainResult:
