@@ -34,8 +34,10 @@ MOST_S = 900.0  # without a step
 
 def command(output: Path, steps: int, how: str) -> list[str]:
     """Returns the command of a host."""
-    options = [f"--steps={steps}", f"--batch={BATCH}", f"--length={LENGTH}", f"--ranks={RANKS}", "--dtype=float64"]
-    options += ["--checkpoint-every=50", f"--min-ranks={RANKS}", f"--timeout={MOST_S:g}", f"--{how}={net.SUBNET}.1:{PORT}"]
+    options = [f"--ranks={RANKS}", f"--timeout={MOST_S:g}", f"--{how}={net.SUBNET}.1:{PORT}"]
+    if how == "lead":
+        options += [f"--steps={steps}", f"--batch={BATCH}", f"--length={LENGTH}", "--dtype=float64", "--checkpoint-every=50"]
+        options += [f"--min-ranks={RANKS}"]
     start = [sys.executable, "-m", "aurora", "train", str(MODEL), "--text", str(TEXT), "--elastic", "-o", str(output)]
     return [*start, *options]
 

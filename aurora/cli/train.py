@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.common import check_folder, check_model, need
-from aurora.cli.subcommand import Json, chosen, option, show
+from aurora.cli.subcommand import Json, chosen, option, refuse_given, show
 from aurora.types import TrainOptions
+from aurora.types.train_options import OF_EACH_HOST
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,6 +70,12 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
+    if join is not None:
+        refuse_given(
+            context,
+            (each.name for each in fields(TrainOptions) if each.name not in OF_EACH_HOST),
+            "none with `join`: the leader says it",
+        )
     options = chosen(TrainOptions, context)
     check_model(model)
     check_folder(output, "model")

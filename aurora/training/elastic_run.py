@@ -1,5 +1,7 @@
 """Elastic training runs, on one host or several: ranks that may be lost and come back, and the lighthouse of the run."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ from aurora.runtime.distributed.member import Member
 from aurora.runtime.distributed.rank_processes import RankProcesses
 from aurora.runtime.distributed.secret import new_secret, secret_from_environment, secret_of_hosts
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
+from aurora.training.data import read_samples
 from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_launcher import Launcher, MemberFinished, Watch
 from aurora.training.host_launchers import HostQueue, JoinedRun, JoiningLauncher, LeadingLauncher
-from aurora.training.host_messages import FinalStep
+from aurora.training.host_messages import FinalStep, Welcome
 from aurora.training.result import CHECKPOINTS, TrainResult
-from aurora.training.shared_run import shared_by_hosts, sole_run
+from aurora.training.shared_run import leaders_options, samples_digest, shared_by_hosts, sole_run
 from aurora.training.trainer import load_trainer
 from aurora.types import TrainOptions
 from aurora.types.addresses import parse_address
@@ -36,20 +39,15 @@ def train_elastic(
     Args:
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
-        options, output: as in `aurora.train`.
+        options, output: as in `aurora.train`, without `join`.
         watch: called after each new step with its number and the process id of every rank of this host.
 
     Raises:
-        BadInput: what a rank raises; if this host differs from the one that leads.
-        RankFailed: if fewer than `min_ranks` ranks are left, or the host that leads is lost.
+        BadInput: what a rank raises.
+        RankFailed: if fewer than `min_ranks` ranks are left.
     """
-    if options.over_hosts:
-        secret = secret_of_hosts("lead" if options.lead else "join")
-    else:
-        secret = secret_from_environment() or new_secret()
+    secret = secret_of_hosts("lead") if options.lead else secret_from_environment() or new_secret()
     args = path, samples_NT, options, output
-    if options.join is not None:
-        return _join(secret, args, watch, parse_address("join", options.join))
     with sole_run(output) as mark:
         if options.resume:
             newest, _ = newest_checkpoint(output / CHECKPOINTS)
@@ -63,27 +61,56 @@ def train_elastic(
 def _lead(secret: bytes, args: _Args, watch: Watch, address: tuple[str, int], mark: str) -> TrainResult:
     """Leads a run over several hosts."""
     path, samples_NT, options, output = args
-    shared, queue = shared_by_hosts(path, samples_NT, options), HostQueue()
+    shared, queue = shared_by_hosts(path), HostQueue()
+    welcome = Welcome(mark, leaders_options(options), samples_digest(samples_NT))
     expected, (host, port) = max(options.ranks, options.min_ranks), address
     with Lighthouse(
         secret, expected, options.min_ranks, host=host, port=port, on_lost=queue.lose, on_host=queue.say
     ) as lighthouse:
         processes = _processes(secret, args, lighthouse.address, LEADER)
-        return LeadingLauncher(processes, options, output, watch, lighthouse, queue, shared, mark).run()
+        return LeadingLauncher(processes, options, output, watch, lighthouse, queue, shared, welcome).run()
 
 
-def _join(secret: bytes, args: _Args, watch: Watch, address: tuple[str, int]) -> TrainResult:
-    """Takes part in a run that another host leads."""
-    path, samples_NT, options, output = args
-    joined = JoinedRun(address, secret, options, output, shared_by_hosts(path, samples_NT, options))
+def join_training(
+    path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
+) -> TrainResult:
+    """Trains on local processes in the run that is led at `options.join`.
+
+    Args:
+        path: the model's folder.
+        files, output: as in `aurora.train`; the same as the leader's.
+        options: of which only those of each host are used; the others are the leader's.
+        watch: as of `train_elastic`.
+
+    Raises:
+        BadInput: what a rank raises; if this host differs from the one that leads.
+        RankFailed: if fewer than `min_ranks` ranks are left, or the host that leads is lost.
+    """
+    assert options.join is not None
+    secret, address = secret_of_hosts("join"), parse_address("join", options.join)
+    joined = JoinedRun(address, secret, options, output, shared_by_hosts(path))
     try:
-        if not joined.wait():
+        if (welcome := joined.wait()) is None:
             raise BadInput(f"`join`: expected a run that goes on, found that all steps are done at {options.join}")
-        processes = _processes(secret, args, address, f"{LEADER}-at-{joined.host}")
+        options = _with_leaders(options, welcome.options)
+        samples_NT = read_samples(path, files, options.length)
+        if (found := samples_digest(samples_NT)) != welcome.text:
+            raise BadInput(f"host {joined.host}: expected `text` {welcome.text} as the leader has, found {found}")
+        processes = _processes(secret, (path, samples_NT, options, output), address, f"{LEADER}-at-{joined.host}")
     except BaseException:
         joined.close()
         raise
     return JoiningLauncher(processes, options, output, watch, joined).run()
+
+
+def _with_leaders(options: TrainOptions, leaders: Mapping[str, Any]) -> TrainOptions:
+    """Returns a host's options with those of the leader. Raises BadInput if they are no such options."""
+    try:
+        if leaders.keys() == leaders_options(options).keys():
+            return replace(options, **leaders)
+    except (TypeError, BadInput):
+        pass
+    raise BadInput(f"{options.join} sent options of another version")
 
 
 def _processes(secret: bytes, args: _Args, lighthouse: tuple[str, int], host: str) -> RankProcesses:

@@ -60,16 +60,16 @@ class LeadingLauncher(Launcher):
         processes, options, output, watch: as of Launcher.
         lighthouse: of the run.
         queue: what it hears.
-        shared: what has to be equal on all hosts; see `shared_by_hosts`.
-        mark: of `sole_run`.
+        shared: what hosts have to have as this one has it; see `shared_by_hosts`.
+        welcome: to hosts that take part.
     """
 
     def __init__(
         self, processes: RankProcesses, options: TrainOptions, output: Path, watch: Watch,
-        lighthouse: Lighthouse, queue: HostQueue, shared: Mapping[str, Any], mark: str,
+        lighthouse: Lighthouse, queue: HostQueue, shared: Mapping[str, str], welcome: Welcome,
     ) -> None:  # fmt: skip
         super().__init__(processes, options, output, watch)
-        self._lighthouse, self._queue, self._shared, self._mark = lighthouse, queue, dict(shared), mark
+        self._lighthouse, self._queue, self._shared, self._welcome = lighthouse, queue, dict(shared), welcome
         self._hosts: dict[str, JoinTraining] = {}  # by the name of the host's link
 
     def run(self) -> TrainResult:
@@ -125,7 +125,7 @@ class LeadingLauncher(Launcher):
             return RunOver(f"host {request.host}: {sentence}")
         self._hosts[name] = request
         self._most_elsewhere = max(self._most_elsewhere, self._elsewhere)
-        return Welcome(self._mark)
+        return self._welcome
 
     def _finish(self) -> None:
         if self._ended_s is None:
@@ -151,22 +151,23 @@ class JoinedRun:
         leader: host and port at which it listens.
         secret: what all hosts share.
         options, output: as in `aurora.train`.
-        shared: what has to be equal on all hosts; see `shared_by_hosts`.
+        shared: what this host has to have as the leader has it; see `shared_by_hosts`.
 
     Attributes:
         host: this host's label in names and messages.
     """
 
     def __init__(
-        self, leader: tuple[str, int], secret: bytes, options: TrainOptions, output: Path, shared: Mapping[str, Any]
+        self, leader: tuple[str, int], secret: bytes, options: TrainOptions, output: Path, shared: Mapping[str, str]
     ) -> None:
         self.host, self._token = "", token_hex(3)
         self._output, self._timeout_s, self._ranks, self._shared = output, options.timeout_s, options.ranks, dict(shared)
         self._leader = address_text(leader)
+        self._welcome: Welcome | None = None  # the first one
         self._link = HostLink(leader, f"host-{self._token}", secret, self._greeting)
 
-    def wait(self) -> bool:
-        """Waits for the leader's word. Returns whether this host takes part; if not, all steps are done.
+    def wait(self) -> Welcome | None:
+        """Waits for the leader's word. Returns its welcome; None: all steps are done.
 
         Raises:
             BadInput: if this host differs from the leader, or does not share its folder or secret.
@@ -176,7 +177,7 @@ class JoinedRun:
             for message in self.heard(HEARTBEAT_S):
                 if isinstance(message, RunOver) and message.reason:
                     raise BadInput(message.reason)
-                return isinstance(message, Welcome)
+                return message if isinstance(message, Welcome) else None
 
     def heard(self, timeout_s: float = 0.0) -> list[RunMessage]:
         """Returns what the leader has said since the last call, waiting up to timeout_s seconds for it.
@@ -189,13 +190,23 @@ class JoinedRun:
         except ValueError as error:
             raise BadInput(f"{self._leader} sent {error}") from None
         for message in found:
-            if isinstance(message, Welcome) and not has_mark(self._output, message.mark):
-                expected = f"expected the folder of the run at {self._leader}, shared by all hosts"
-                raise BadInput(f"{self._output}: {expected}; found another one or none")
+            if isinstance(message, Welcome):
+                self._check(message)
         silent_s, why = self._link.silence()
         if silent_s > self._timeout_s:
             raise RankFailed(f"the host that leads the run has not answered for {self._timeout_s:g} s; {why}")
         return found
+
+    def _check(self, welcome: Welcome) -> None:
+        """Raises BadInput if the run is another one than this host can take part in, or has taken part in before."""
+        if not has_mark(self._output, welcome.mark):
+            expected = f"expected the folder of the run at {self._leader}, shared by all hosts"
+            raise BadInput(f"{self._output}: {expected}; found another one or none")
+        first = self._welcome = self._welcome or welcome
+        before, now = ({f"`{name}`": value for name, value in each.options.items()} | {"`text`": each.text}
+                       for each in (first, welcome))  # fmt: skip
+        if (sentence := difference(now, before)) is not None:
+            raise BadInput(f"the leader was started again with other options: host {self.host}: {sentence}")
 
     def send(self, message: RunMessage) -> None:
         """Tells the leader."""

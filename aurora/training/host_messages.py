@@ -16,19 +16,27 @@ class JoinTraining:
     Args:
         host: its label in names and messages.
         ranks: how many ranks it starts.
-        shared: what has to be equal on all hosts, by name.
+        shared: what it has to have as the leader has it; see `shared_by_hosts`.
     """
 
     host: str
     ranks: int
-    shared: dict[str, Any]
+    shared: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """To a host: it takes part. `mark` is in the run's folder, which all hosts share."""
+    """To a host: it takes part.
+
+    Args:
+        mark: is in the run's folder, which all hosts share.
+        options: of the leader, for all hosts; see `leaders_options`.
+        text: digest of the samples that all hosts have; see `samples_digest`.
+    """
 
     mark: str
+    options: dict[str, Any]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,8 @@ def unpack(data: Mapping[str, Any]) -> RunMessage:
     match data:
         case {"kind": "JoinTraining", "host": str(host), "ranks": int(ranks), "shared": dict(shared)} if ranks > 0:
             return JoinTraining(host, ranks, shared)
-        case {"kind": "Welcome", "mark": str(mark)}:
-            return Welcome(mark)
+        case {"kind": "Welcome", "mark": str(mark), "options": dict(options), "text": str(text)}:
+            return Welcome(mark, options, text)
         case {"kind": "RunOver", "reason": str(reason)}:
             return RunOver(reason)
         case {"kind": "RankLost", "sentence": str(sentence)}:

@@ -22,7 +22,7 @@ from aurora.runtime.distributed.transport import Transport
 from aurora.training.checkpoint import begun_checkpoints
 from aurora.training.coded_run import train_coded
 from aurora.training.data import read_samples
-from aurora.training.elastic_run import train_elastic
+from aurora.training.elastic_run import join_training, train_elastic
 from aurora.training.result import CHECKPOINTS, TrainResult
 from aurora.training.shared_run import sole_run
 from aurora.training.trainer import alike_ranks, load_trainer
@@ -39,23 +39,24 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
     """
     rank_info = None if options.transport == "memory" else rank_info_from_environment(options.timeout_s)
     ranks = options.ranks if rank_info is None else rank_info.ranks
-    if options.min_replicas is not None and options.min_replicas > ranks and not options.over_hosts:
+    if options.elastic and rank_info is not None:
+        raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
+    if options.join is not None:
+        return join_training(str(model), files, options, output)
+    if options.min_replicas is not None and options.min_replicas > ranks and not options.lead:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
         )
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
-    if not (options.resume or options.join) and (begun := begun_checkpoints(output / CHECKPOINTS)):
+    if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
         raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
     args = (str(model), read_samples(model, files, options.length), options, output)
     try:
-        if options.join is None:
-            output.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
     if options.elastic:
-        if rank_info is not None:
-            raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
         return train_elastic(*args)
     if options.redundancy > 1:
         if rank_info is not None:

@@ -1,4 +1,4 @@
-"""What the hosts of a training run share: options, files, and the run's folder."""
+"""What the hosts of a training run share: aurora's version, the model, options, text, and the run's folder."""
 
 import hashlib
 import secrets
@@ -15,9 +15,9 @@ from aurora.models.digest import model_digest
 from aurora.runtime.distributed.host_agreement import this_version
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
+from aurora.types.train_options import OF_EACH_HOST
 
 MARK = ".run"  # in a run's folder while the run writes there
-OF_EACH_HOST = {"ranks", "respawn", "resume", "elastic", "transport", "timeout_s", "port", "lead", "join"}
 
 
 @contextmanager
@@ -52,14 +52,20 @@ def has_mark(output: Path, mark: str) -> bool:
         return False
 
 
-def shared_by_hosts(path: str, samples_NT: IntArray, options: TrainOptions) -> dict[str, Any]:
-    """Returns what has to be equal on all hosts of a run: aurora's version, options, and digests of the model and the text.
+def shared_by_hosts(path: str) -> dict[str, str]:
+    """Returns what a host has to have as the leader has it, by what it is in words: aurora's version and the model's digest.
 
     Args:
         path: the model's folder, or its name in the local hub cache.
-        samples_NT: (N, T) int64, the token ids of all samples.
-        options: how to train.
     """
-    equal = {f"`{name}`": value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
-    digests = {"`model`": model_digest(path)[:16], "`text`": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]}
-    return this_version() | equal | digests
+    return this_version() | {"`model`": model_digest(path)[:16]}
+
+
+def leaders_options(options: TrainOptions) -> dict[str, Any]:
+    """Returns the options by name that are those of the leader on all hosts."""
+    return {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
+
+
+def samples_digest(samples_NT: IntArray) -> str:
+    """Returns the digest of all samples, samples_NT (N, T) int64 token ids, which has to be the same on all hosts."""
+    return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]

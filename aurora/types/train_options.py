@@ -8,6 +8,17 @@ from aurora.types.option_checks import above_zero, zero_or_more
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
+OF_EACH_HOST = {
+    "ranks",
+    "respawn",
+    "resume",
+    "elastic",
+    "transport",
+    "timeout_s",
+    "port",
+    "lead",
+    "join",
+}  # all others: the leader's
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class TrainOptions:
         redundancy: how many ranks, with all experts, compute each part of a batch; above 1, slow ones are not waited for.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
         lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
-        join: with elastic: ADDRESS:PORT of the host whose run this host's ranks join; None: a run of its own.
+        join: with elastic: ADDRESS:PORT of the host whose run this host joins, with its options; None: a run of its own.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
         seed: for the sequence of the samples.

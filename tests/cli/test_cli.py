@@ -314,6 +314,22 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
             ["--lead: expected ADDRESS:PORT such as 10.0.0.1:29600, found '10.0.0.1'"],
         ),
         (
+            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "--steps", "3", "-o", "out"],
+            ["--steps: expected none with --join: the leader says it"],
+        ),
+        (
+            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "-o", "out"],
+            ["--join: expected a secret that all hosts share in AURORA_SECRET, found none"],
+        ),
+        (
+            ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "--resume", "-o", "out"],
+            ["--resume: is for the host that leads the run, expected none with --join"],
+        ),
+        (
+            ["train", "MIXTRAL", "--text", "text.txt", "--scheme", "cyclic", "-o", "out"],
+            ["--scheme: is for a run with --redundancy above 1, found cyclic"],
+        ),
+        (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--transport", "pigeon"],
             ["--transport: expected"],
         ),

@@ -22,12 +22,12 @@ from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.pauses import Pause
 from aurora.training.data import read_samples
 from aurora.training.elastic import nodes_of
-from aurora.training.elastic_run import train_elastic
+from aurora.training.elastic_run import join_training, train_elastic
 from aurora.training.host_launchers import JoinedRun, JoiningLauncher
 from aurora.training.host_messages import FinalStep, HostDone, JoinTraining, RankLost, RunOver, Welcome, pack, unpack
 from aurora.training.result import LOG, CommittedStep, log_step
 from aurora.training.run import train
-from aurora.training.shared_run import has_mark, shared_by_hosts, sole_run
+from aurora.training.shared_run import has_mark, leaders_options, shared_by_hosts, sole_run
 from aurora.types import TrainOptions
 from tests.models.architectures import build
 
@@ -35,7 +35,7 @@ SECRET = "of all hosts of this test"
 OPTIONS = TrainOptions(steps=10, batch=8, length=8, dtype="float64", checkpoint_every=3, timeout_s=120.0, elastic=True)
 STEP = CommittedStep(3, 2.5, 0.0, 1.0, 0.1, 2, Pause(1.0, 2, quorum_s=0.5))
 MESSAGES = (
-    JoinTraining("h", 2, {"steps": 3, "max_norm": None}), Welcome("x"), RunOver(""), FinalStep(Version(5, 4), STEP),
+    JoinTraining("h", 2, {"version": "3"}), Welcome("x", {"steps": 3, "max_norm": None}, "t"), RunOver(""), FinalStep(Version(5, 4), STEP),
     FinalStep(Version(5, 4), replace(STEP, pause=None)), RankLost("why"), HostDone(("one", "two")),
 )  # fmt: skip
 
@@ -69,8 +69,11 @@ class Host(threading.Thread):
 
     def run(self):
         try:
-            samples_NT = read_samples(self.folder, [self.text], self.options.length)
-            self.found = train_elastic(str(self.folder), samples_NT, self.options, self.output, self.watch)
+            if self.options.join:
+                self.found = join_training(str(self.folder), [self.text], self.options, self.output, self.watch)
+            else:
+                samples_NT = read_samples(self.folder, [self.text], self.options.length)
+                self.found = train_elastic(str(self.folder), samples_NT, self.options, self.output, self.watch)
         except Exception as error:
             self.found = error
 
@@ -100,7 +103,7 @@ def test_a_host_that_joins_loses_a_rank_and_the_leader_writes_what_all_have_done
             os.kill(pids[0], signal.SIGKILL)
 
     leader = Host(made, tmp_path, replace(OPTIONS, ranks=2, min_ranks=3, lead=address))
-    joiner = Host(made, tmp_path, replace(OPTIONS, ranks=1, min_ranks=3, join=address, respawn=1), watch)
+    joiner = Host(made, tmp_path, TrainOptions(ranks=1, elastic=True, join=address, respawn=1), watch)
     led, joined = leader.result(), joiner.result()
     assert struck
     assert (led.ranks, joined.ranks, led.min_replicas) == (3, 1, 2)
@@ -117,7 +120,7 @@ def test_a_host_that_joins_loses_a_rank_and_the_leader_writes_what_all_have_done
 
 
 def test_a_leader_that_is_killed_and_started_again_goes_on_with_the_host_that_waits(made, address, tmp_path):
-    joins = replace(OPTIONS, steps=30, min_ranks=2, join=address)
+    joins = TrainOptions(elastic=True, join=address, timeout_s=120.0)
     arguments = {
         "steps": 30,
         "batch": 8,
@@ -154,11 +157,11 @@ def test_a_host_whose_leader_is_lost_ends_with_a_sentence(made, address, tmp_pat
     with sole_run(tmp_path) as mark:
         options = replace(OPTIONS, timeout_s=0.5)
         with Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *said: heard.put(said)) as lighthouse:
-            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), options, tmp_path, {"steps": 3})
+            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), options, tmp_path, {"version": "3"})
             name, data = heard.get(timeout=30)
-            assert unpack(data) == JoinTraining(joined.host, 1, {"steps": 3})
-            lighthouse.send_to_host(name, pack(Welcome(mark)))
-            assert joined.wait()
+            assert unpack(data) == JoinTraining(joined.host, 1, {"version": "3"})
+            lighthouse.send_to_host(name, pack(welcome := Welcome(mark, {"steps": 3}, "t")))
+            assert joined.wait() == welcome
         with pytest.raises(RankFailed, match=f"leads the run has not answered for 0.5 s; {address}: "):
             until_lost(joined)
         joined.close()
@@ -178,7 +181,7 @@ def test_what_a_leader_was_told_and_has_not_logged_is_told_to_the_next_one(tmp_p
     assert said == told
     launcher._hear_hosts()
     assert said == told, "the leader is the same"
-    heard.append(Welcome("x"))
+    heard.append(Welcome("x", {}, "t"))
     launcher._hear_hosts()
     assert said[4:] == [told[1], told[3]]
 
@@ -199,20 +202,51 @@ def test_what_is_no_message_is_refused(data):
 
 
 def test_hosts_that_differ_are_told_in_what(made, tmp_path):
-    folder, text, _ = made
-    samples_NT = read_samples(folder, [text], OPTIONS.length)
-    ours = shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, lead="a:1", ranks=2, resume=True))
-    assert difference(ours, shared_by_hosts(str(folder), samples_NT, replace(OPTIONS, join="a:1", respawn=3))) is None
-    other = shared_by_hosts(str(folder), samples_NT[1:], OPTIONS)
-    assert difference(ours, other) == f"expected `text` {ours['`text`']} as the leader has, found {other['`text`']}"
-    assert difference(ours, ours | {"`batch`": 4}) == "expected `batch` 8 as the leader has, found 4"
-    assert difference(ours, ours | {"new": 4}) == "expected new None as the leader has, found 4"
+    folder, _, _ = made
+    ours = shared_by_hosts(str(folder))
+    assert difference(ours, shared_by_hosts(str(folder))) is None
+    assert difference(ours, ours | {"new": "4"}) == "expected new None as the leader has, found 4"
     assert difference(ours, {}).startswith("expected aurora's version ")
     changed = tmp_path / "changed"
     changed.mkdir()
     for file in folder.iterdir():
         (changed / file.name).write_bytes(file.read_bytes() + b" " * (file.name == "config.json"))
-    assert shared_by_hosts(str(changed), samples_NT, OPTIONS)["`model`"] != ours["`model`"]
+    assert shared_by_hosts(str(changed))["`model`"] != ours["`model`"]
+
+
+def test_a_host_takes_the_leaders_options_and_no_others(made, address, tmp_path):
+    """The leader is a lighthouse that says what it is told to say; this host has other text than it."""
+    port, said = int(address.rpartition(":")[2]), SimpleQueue()
+    for options, text, found in (
+        (leaders_options(OPTIONS), "t", "expected `text` t as the leader has, found "),
+        (leaders_options(OPTIONS) | {"steps": 0}, "t", "sent options of another version"),
+        (leaders_options(OPTIONS) | {"steps": "x"}, "t", "sent options of another version"),
+        ({"steps": 3}, "t", "sent options of another version"),
+    ):
+        with (
+            sole_run(tmp_path) as mark,
+            Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *heard: said.put(heard)) as lighthouse,
+        ):
+            joiner = Host(made, tmp_path, TrainOptions(elastic=True, join=address))
+            name, data = said.get(timeout=60)
+            assert unpack(data).shared == shared_by_hosts(str(made[0]))
+            lighthouse.send_to_host(name, pack(Welcome(mark, options, text)))
+            with pytest.raises(BadInput, match=found):
+                joiner.result()
+            assert unpack(said.get(timeout=60)[1]) == HostDone(())
+
+
+def test_a_leader_that_is_started_again_with_other_options_is_left(address, tmp_path):
+    port, heard = int(address.rpartition(":")[2]), SimpleQueue()
+    with sole_run(tmp_path) as mark:
+        with Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *said: heard.put(said)) as lighthouse:
+            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), OPTIONS, tmp_path, {})
+            name, _ = heard.get(timeout=30)
+            for steps in (3, 3, 4):
+                lighthouse.send_to_host(name, pack(Welcome(mark, {"steps": steps}, "t")))
+            with pytest.raises(BadInput, match="expected `steps` 4 as the leader has, found 3"):
+                until_lost(joined)
+        joined.close()
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):
