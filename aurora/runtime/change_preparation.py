@@ -19,6 +19,7 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 from aurora.types.program import hierarchy_of
 
+SAME = ("all-at-once", "paced")  # orders that are the same for all tokens
 QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would hold serving up
 WARM_UPS = 8
 REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
@@ -108,7 +109,9 @@ class ChangePreparation:
 def _method(ops: tuple[Op, ...]) -> str | None:
     """The method by which a layer's orders are made anew; None: they stay."""
     method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
-    return QUICK.get(method, method) if method in ORDER and hierarchy_of(ops) is None else None
+    if method is None or method not in ORDER or method in SAME or hierarchy_of(ops) is not None:
+        return None
+    return QUICK.get(method, method)
 
 
 def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
