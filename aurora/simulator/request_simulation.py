@@ -74,7 +74,7 @@ def simulate_requests(
     served = serve(requests, len(plan.cluster), prices, options, steps.add, progress)
     off = []
     for _, number, tokens_G, seconds in sorted(steps.drawn, key=lambda each: each[1]):
-        off.append(seconds / prices.simulated(np.maximum(tokens_G, 1), (number,)) - 1)
+        off.append(seconds / prices.simulated(np.maximum(tokens_G, 1)[None], (number,)) - 1)
     return RequestSimulation(served, prices.points, np.array(off), _assumptions(plan, profile, steps.most_tokens))
 
 

@@ -76,11 +76,11 @@ class StepPrices:
         gpus = len(self._cluster)
         return 2 * self._profile.layers * max(1, gpus * (gpus - 1))
 
-    def simulated(self, tokens_G: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
+    def simulated(self, tokens_XG: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
         """Returns the simulated seconds of a step, the mean over as many draws as make DRAWN_LAYERS layers.
 
         Args:
-            tokens_G: (G,) int64, tokens of each rank.
+            tokens_XG: (X, G) int64, tokens of each rank; of several rows the draws take one after the other.
             seed: further numbers for the draws.
             layers: how many layers are simulated, evenly spaced, and stand for all; None: all.
         """
@@ -90,8 +90,8 @@ class StepPrices:
         profile = self._profile if len(some) == all_layers else self._profile.at_layers(some)
         draws = -(-DRAWN_LAYERS // all_layers)
         total_s = 0.0
-        for _ in range(draws):
-            drawn = step_profile(profile, tokens_G, rng, self._token_level)
+        for draw in range(draws):
+            drawn = step_profile(profile, tokens_XG[draw % len(tokens_XG)], rng, self._token_level)
             total_s += simulate(program, self._cluster, [drawn], *self._simulated).seconds
         return total_s / draws * all_layers / len(some)
 
@@ -128,12 +128,13 @@ class StepPrices:
         return at, float((tokens - self._levels[at]) / (self._levels[at + 1] - self._levels[at]))
 
     def _point(self, kind: int, own: int, others: int) -> float:
-        """Simulated seconds where the first rank of a kind has `own` tokens and every other rank `others`."""
+        """Simulated seconds where a rank of a kind, each in turn, has `own` tokens and every other rank `others`."""
         key = kind, own, others
         if key not in self._points:
-            tokens_G = np.full(len(self._cluster), others)
-            tokens_G[int(np.argmax(self._kind_G == kind))] = own
-            self._points[key] = self.simulated(tokens_G, key, self._layers)
+            ranks_X = np.flatnonzero(self._kind_G == kind)
+            tokens_XG = np.full((len(ranks_X), len(self._cluster)), others)
+            tokens_XG[np.arange(len(ranks_X)), ranks_X] = own
+            self._points[key] = self.simulated(tokens_XG, key, self._layers)
         return self._points[key]
 
 

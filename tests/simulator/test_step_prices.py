@@ -43,7 +43,7 @@ def test_where_all_costs_are_in_proportion_to_tokens_interpolation_is_exact(toke
     monkeypatch.setattr("aurora.simulator.step_prices.DRAWN_LAYERS", 1)  # no draw differs from another
     profile, tokens_G = one_expert_each(), np.array(tokens)
     prices = StepPrices(make_plan(cluster(2.0, 2.0), [profile], CONTIGUOUS), profile, 64)
-    assert prices.simulated(tokens_G, (0,)) == pytest.approx(6 * max(tokens))
+    assert prices.simulated(tokens_G[None], (0,)) == pytest.approx(6 * max(tokens))
     assert prices(tokens_G) == pytest.approx(6 * max(tokens))
 
 
@@ -63,7 +63,7 @@ def test_interpolated_steps_are_near_simulated_ones(mixed):
     off = []
     for number in range(12):
         tokens_G = np.where(rng.random(4) < 0.4, rng.integers(100, 513, 4), rng.integers(1, 40, 4))
-        off.append(prices(tokens_G) / prices.simulated(tokens_G, (number,)) - 1)
+        off.append(prices(tokens_G) / prices.simulated(tokens_G[None], (number,)) - 1)
     assert np.median(np.abs(off)) < 0.05
     assert np.abs(off).max() < 0.2
     assert prices.points < 200
@@ -75,7 +75,7 @@ def test_the_rank_that_takes_longest_counts_as_the_busy_one(mixed):
     slow, fast = (prices(np.array(tokens)) for tokens in ([10, 10, 10, 512], [512, 10, 10, 10]))
     assert slow > fast
     both = np.array([512, 10, 10, 512])
-    assert prices(both) == pytest.approx(prices.simulated(both, (0,)), rel=0.1)
+    assert prices(both) == pytest.approx(prices.simulated(both[None], (0,)), rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_seconds_in_any_sequence(mixed):
