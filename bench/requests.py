@@ -42,7 +42,8 @@ def main() -> None:
     table = Table(
         "Interpolated over simulated seconds of a step, minus one",
         "cluster | served by | requests/s | steps | simulated | error: median | most | mean | TTFT p50 | TPOT p50",
-        f"`python bench/requests.py`; a model of {SMALL['num_hidden_layers']} layers x {SMALL['num_local_experts']} experts, "
+        f"`python bench/requests.py --clusters {' '.join(args.clusters)} --duration {args.duration:g}`; a model of "
+        f"{SMALL['num_hidden_layers']} layers x {SMALL['num_local_experts']} experts, "
         "top-6, Zipf 0.8; prompts of 1000 tokens, 100 generated. `simulated`: steps of the grid; the error is that of steps "
         "drawn in proportion to their time, simulated with all layers and other draws of the traffic. `mean` has its sign.",
     )
