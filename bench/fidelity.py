@@ -6,6 +6,7 @@ Nothing is timed here. Errors are |predicted / recorded - 1| of recordings that 
 
 import datetime
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from skewed_kernels import skewed_kernels
 
 from aurora.errors import BadInput
 from aurora.io.silicon_database import collectives, systems
+from aurora.io.silicon_exchanges import MODEL, deep_ep_models, deep_ep_points
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types.arrays import FloatArray
 
@@ -108,6 +110,33 @@ def collective_rows() -> list[str]:
     return [*lines, *(row(f"**{what}**", "all", source, shown(found)) for (what, source), found in pooled.items())]
 
 
+def deepep_rows() -> list[str]:
+    """One row for each system and kind of DeepEP's kernels, of models that the curve is not of, and pooled ones."""
+    lines, pooled = [], {}
+    for low_latency, table in ((False, "normal"), (True, "low latency")):
+        what = f"DeepEP, {table}: other models from DeepSeek-V3"
+        for system, errors in deepep_errors(low_latency):
+            lines.append(row(what, system, "aiconfigurator-core", shown(errors)))
+            pooled.setdefault(what, []).extend(errors)
+    return [*lines, *(row(f"**{what}**", "all", "aiconfigurator-core", shown(found)) for what, found in pooled.items())]
+
+
+def deepep_errors(low_latency: bool) -> Iterator[tuple[str, list[FloatArray]]]:
+    """By system with such kernels, errors of dispatches and combines of each model but MODEL."""
+    for system in systems():
+        try:
+            curve = deep_ep_points(system, low_latency, *MODEL.values()).curve()
+        except BadInput:
+            continue
+        errors = []
+        for model in deep_ep_models(system, low_latency):
+            if model != tuple(MODEL.values()):
+                points = deep_ep_points(system, low_latency, *model)
+                for bytes_X, took_X in points.ways:
+                    errors.append(np.abs(exchange_seconds([curve], bytes_X, points.partners) / took_X - 1))
+        yield system, errors
+
+
 def kernel_rows() -> list[str]:
     """One row for each system, engine and prediction of skewed expert kernels, and pooled ones; none without the package."""
     lines, pooled = [], {}
@@ -121,7 +150,7 @@ def kernel_rows() -> list[str]:
 
 
 def main() -> None:
-    rows = [*collective_rows(), *kernel_rows()]
+    rows = [*collective_rows(), *(deepep_rows() if find_spec("aiconfigurator_core") else ()), *kernel_rows()]
     if not rows:
         print(f"no recordings under {RECORDED} and no package aiconfigurator-core: nothing written")
         return

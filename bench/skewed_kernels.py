@@ -40,6 +40,8 @@ def drawn_counts(rng: np.random.Generator, tokens: int, top_k: int, experts: int
 
 def filled(count_E: IntArray, more: int) -> IntArray:
     """The counts with so many more tokens, each given to an expert that has the fewest."""
+    if not more:
+        return count_E
     low, high = int(count_E.min()), int(count_E.min()) + more
     while low < high:  # the highest level that all can be raised to
         level = (low + high + 1) // 2

@@ -90,6 +90,12 @@ def _routing_files() -> Iterable[str]:
     return (f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
 
 
+def _exchanges() -> Iterable[str]:
+    from aurora.io.silicon_exchanges import EXCHANGES
+
+    return EXCHANGES
+
+
 def _report_formats() -> Iterable[str]:
     from aurora.reports.write import FORMS
 
@@ -146,6 +152,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "placement_format": _placement_formats,
     "routing_format": _routing_formats,
     "routing_files": _routing_files,
+    "exchange": _exchanges,
     "report_format": _report_formats,
     "figure": _figures,
     "traffic": _traffics,

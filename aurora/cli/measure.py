@@ -103,14 +103,18 @@ def system(
     name: Annotated[str, typer.Argument(help="a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all")],
     output: ClusterOutput = Path("cluster.toml"),
     gpus: Annotated[int, typer.Option(help="how many GPUs, all of one node")] = 8,
+    exchange: Annotated[
+        str,
+        typer.Option(help="what performs all-to-alls: {exchange}", autocompletion=completed("exchange")),
+    ] = "nccl",
     as_json: Json = False,
 ) -> None:
     """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package."""
     from aurora.io.silicon_systems import system_cluster
 
     check_output(output=output)
-    source = f"Link curves: NCCL's all-to-alls on {name}, from aiconfigurator-core (Apache-2.0); other figures: its datasheet."
-    _write(as_json, system_cluster(name, gpus), output, [source], {})
+    source = f"Link curves: {exchange} on {name}, from aiconfigurator-core (Apache-2.0); other figures: its datasheet."
+    _write(as_json, system_cluster(name, gpus, exchange), output, [source], {})
 
 
 def _measured(model: str, options: ProfileOptions) -> ComputeCurves:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import all_to_all_points, check_engine, system_specs, tables
-from aurora.planner.network.transfer_seconds import fit_transfer_curve
+from aurora.io.silicon_database import check_engine, system_specs, tables
+from aurora.io.silicon_exchanges import EXCHANGES
 from aurora.planner.workload.curve_fit import fit_curve
 from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
 from aurora.planner.workload.model_config import Shape
@@ -16,8 +16,8 @@ from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 DTYPE = "bfloat16"
 
 
-def system_cluster(system: str, gpus: int) -> Cluster:
-    """Returns GPUs of one node of a system, with link curves from NCCL's all-to-alls there.
+def system_cluster(system: str, gpus: int, exchange: str = "nccl") -> Cluster:
+    """Returns GPUs of one node of a system, with link curves of exchanges as measured there.
 
     Ports have the datasheet's rate, or that of the fastest all-to-all if it is faster. Orders are made for the seconds of the
     smallest.
@@ -25,15 +25,18 @@ def system_cluster(system: str, gpus: int) -> Cluster:
     Args:
         system: its name, as in `aurora.io.silicon_database.systems`.
         gpus: how many GPUs.
+        exchange: what performs all-to-alls, a name of `aurora.io.silicon_exchanges.EXCHANGES`.
 
     Raises:
         BadInput: if nothing was measured there, or a node has fewer GPUs.
     """
+    if exchange not in EXCHANGES:
+        raise BadInput(f"`exchange`: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
     specs = system_specs(system)
     most = int(specs["node"]["num_gpus_per_node"])
     if not 2 <= gpus <= most:
         raise BadInput(f"`gpus`: expected from 2 to {most}, the GPUs of a node of {system}, found {gpus}")
-    curves = tuple(fit_transfer_curve(partners, *points) for partners, points in all_to_all_points(system).items())
+    curves = EXCHANGES[exchange](system)
     fastest_Bps = max(float((curve.bytes_X / curve.seconds_X).max()) for curve in curves)
     rate_Bps = max(float(specs["node"]["intra_node_bw"]), fastest_Bps)
     kind, memory = device(system), int(specs["gpu"]["mem_capacity"])

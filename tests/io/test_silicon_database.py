@@ -2,10 +2,12 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 from aurora.errors import BadInput
 from aurora.io import silicon_database as database
+from aurora.io.silicon_exchanges import MODEL, deep_ep_points
 from aurora.io.silicon_systems import system_cluster, system_curves
 from tests.silicon_package import CONFIG, MOE, install, nccl, write, write_all
 
@@ -34,6 +36,37 @@ def test_a_system_becomes_a_cluster_whose_ports_are_no_slower_than_measured(tabl
     assert [curve.partners for curve in made.link_curves] == [1]
     with pytest.raises(BadInput, match="`gpus`: expected from 2 to 4, the GPUs of a node of one, found 8"):
         system_cluster("one", 8)
+
+
+def test_deepep_becomes_one_curve_of_both_ways(tables):
+    """Four GPUs: of eight experts' rows 3/4 leave; a GPU with 64 of 256 experts has one of eight with probability 0.9."""
+    write_all(tables)
+    about = MODEL | {"node_num": 1, "num_token": 2}
+    took = {"dispatch_avg_t_us": 10.0, "combine_avg_t_us": 30.0}
+    write(tables / "comm" / "sglang" / "0.1", "wideep_deepep_ll_perf", [about | took, about | took | {"hidden_size": 8}])
+    took = {"dispatch_transmit_us": 5.0, "dispatch_notify_us": 1.0, "combine_transmit_us": 6.0, "combine_notify_us": 0.0}
+    slower = {**took, "dispatch_transmit_us": 9.0, "dispatch_sms": 4}
+    write(tables / "comm" / "sglang" / "0.2", "wideep_deepep_normal_perf", [about | took | {"dispatch_sms": 2}, about | slower])
+    points = deep_ep_points("one", True, *MODEL.values())
+    assert points.partners == 3
+    assert points.dispatch_bytes_X == pytest.approx([2 * 6 * 7168 * (1 + 1 / 32)])
+    assert points.combine_bytes_X == pytest.approx([2 * 6 * 7168 * 2])
+    assert (points.dispatch_s_X, points.combine_s_X) == (pytest.approx([10e-6]), pytest.approx([30e-6]))
+    curve = points.curve()
+    assert curve.bytes_X.tolist() == [points.dispatch_bytes_X[0], points.combine_bytes_X[0]]
+    longer = 64 / 33  # combined rows over dispatched ones
+    assert curve.seconds_X == pytest.approx([np.sqrt(10e-6 * 30e-6), np.sqrt(10e-6 * longer * 30e-6)])
+    normal = deep_ep_points("one", False, *MODEL.values())
+    none = np.prod([(192 - index) / (256 - index) for index in range(8)])
+    assert normal.combine_bytes_X == pytest.approx([2 * 3 * (1 - none) * 7168 * 2])
+    assert normal.dispatch_s_X == pytest.approx([6e-6])
+    made = system_cluster("one", 4, "deepep-low-latency")
+    assert made.link_curves == (curve,)
+    assert system_cluster("one", 4, "deepep").link_curves[0].seconds_X[0] == pytest.approx(6e-6)
+    with pytest.raises(BadInput, match="expected one of nccl, deepep, deepep-low-latency, found 'mpi'"):
+        system_cluster("one", 4, "mpi")
+    with pytest.raises(BadInput, match="hidden size 9, top-1 of 2 experts on one node, found none"):
+        deep_ep_points("one", True, 9, 1, 2)
 
 
 def test_compute_curves_are_of_one_expert_and_of_a_ranks_tokens(tables):
