@@ -147,6 +147,17 @@ def find_links(seat: RankInfo, hosts: Sequence[str], meeting: str) -> LinkMeasur
     return time_links(GlooTransport())
 
 
+def measure_after_links(
+    seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
+) -> tuple[list[list[Span]], LinkMeasurements]:
+    """This rank's spans by job, and the links as found before; no job is AUTO."""
+    join(seat, hosts, meeting)
+    cluster = _cluster(hosts, rates_Bps)
+    transport = GlooTransport(None, cluster)
+    links = time_links(transport)
+    return _spans(jobs, transport, cluster, None, repetitions), links
+
+
 def join(seat: RankInfo, hosts: Sequence[str], meeting: str) -> None:
     enter(hosts[seat.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -179,6 +190,14 @@ def start_together(transport: GlooTransport) -> None:
 def _planned(cluster: Cluster) -> str:
     """The order that AUTO may choose beside all at once, paced and TORCH."""
     return "openshop-best" if cluster.equal else "sub-channels"
+
+
+def all_ready(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[list[float]]:
+    """By job: seconds of each repetition, from the last rank's start to the last one's end."""
+    return [
+        [max(span[1] for span in rows) - max(span[0] for span in rows) for rows in zip(*spans_R, strict=True)]
+        for spans_R in zip(*spans_RJ, strict=True)
+    ]
 
 
 def together(spans_RJ: Sequence[Sequence[Sequence[Span]]]) -> list[tuple[list[float], float]]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from net import refusal
 
 BENCH = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(BENCH)]
+sys.path.append(str(BENCH))  # after network, whose hosts.py and servers.py are others
 from machine import machine  # noqa: E402
 from tables import today  # noqa: E402
 
