@@ -1,6 +1,6 @@
 """Greedy decoding, one forward pass at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,15 @@ class GreedyBatch:
         return real_BT & self._running_B[:, None]
 
     @torch.inference_mode()
-    def step(self) -> torch.Tensor:
-        """Runs one forward pass. Returns the logits (batch, vocabulary) that chose the new tokens."""
+    def step(self, check: Callable[[], None] = lambda: None) -> torch.Tensor:
+        """Runs one forward pass.
+
+        Args:
+            check: called when the pass has ended; what it raises interrupts the step before it gives any token.
+
+        Returns:
+            The logits (batch, vocabulary) that chose the new tokens.
+        """
         positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
         out = self._model(
             input_ids=self._input_BT,
@@ -85,7 +92,9 @@ class GreedyBatch:
         self._past = out.past_key_values
         logits_BV: torch.Tensor = out.logits[:, -1]
         chosen_B = logits_BV.argmax(dim=-1)
-        for row, (token, running) in enumerate(zip(chosen_B.tolist(), self._running_B.tolist(), strict=True)):
+        chosen = chosen_B.tolist()
+        check()
+        for row, (token, running) in enumerate(zip(chosen, self._running_B.tolist(), strict=True)):
             if running:
                 self.tokens[row].append(token)
         self._left_B -= 1

@@ -8,14 +8,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import torch
 
 from aurora.errors import RankFailed
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
-from aurora.runtime.distributed.epoch_groups import unless_stopped
+from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
+from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
+from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
+from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.distributed.transport import Transport
@@ -28,7 +35,8 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
-from aurora.runtime.serving_rank import load_models
+from aurora.runtime.serving_rank import load_models, submitted_work
+from aurora.runtime.timers import StreamTimer
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 from aurora.types.arrays import FloatArray
 
@@ -119,11 +127,12 @@ class EpochOrders:
         self._planned, self._names_M = planned, names_M
         self._watches_M: list[list[OrderWatch]] = [[] for _ in names_M]
 
-    def begin(self, work: EpochWork, transport: Transport, stopped: threading.Event) -> list[OrderWatch]:
+    def begin(self, work: EpochWork, transport: Transport, stopped: threading.Event, device: str = "cpu") -> list[OrderWatch]:
         """Returns each model's watch in an epoch; a collective call. Raises RankFailed if a peer is lost or the epoch ends."""
 
         def measure() -> None:
-            self.calibration = calibrate(transport, work.cluster, self._planned)
+            with _current(device):
+                self.calibration = calibrate(transport, work.cluster, self._planned, device)
 
         if work.calibration is None:
             unless_stopped(stopped, measure)
@@ -158,7 +167,8 @@ def serve_elastic_rank(
     """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
     if options.adapt is not None:
         begin_to_compile_decisions()
-    models = load_models(plan, paths, prompts_M, options, "cpu")
+    gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lead is not None)
+    models = load_models(plan, paths, prompts_M, options, "cpu" if gpu is None else gpu.device)
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     for worker, planned in zip(workers, plan.models, strict=True):
         worker.hold(planned.placement, rank_info.rank)
@@ -181,16 +191,15 @@ def serve_elastic_rank(
         lost = None
         try:
             least = plan.options.min_replicas
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least, gpu)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
             worker.rewind()
     seconds = time.perf_counter() - began_s
-    name = "shaped" if options.transport == "shaped" else "gloo"
     calibration, orders_M = (None, []) if orders is None else (orders.calibration, orders.used_M)
     answers_M = [worker.answers for worker in workers]
-    found = RankResult(answers_M, seconds, list(recorder.rows), name, calibration, orders_M, [], None)
+    found = RankResult(answers_M, seconds, list(recorder.rows), options.transport, calibration, orders_M, [], None)
     channel.send_result(found)
 
 
@@ -209,15 +218,17 @@ def _serve_epoch(
     began_s: float,
     orders: EpochOrders | None,
     min_replicas: int | None,
+    gpu: RankGpu | None,
 ) -> None:
     """Serves until no member has requests left.
 
-    Raises RankFailed if a peer is lost or the supervisor ends the epoch.
+    Raises RankFailed if a peer is lost or the supervisor ends the epoch, RuntimeError if the GPU cannot be used any more.
     """
     work: EpochWork = epoch.assignment
     rank = epoch.members.index(rank_info.rank)
-    groups = channel.join_epoch(epoch, rank_info, len(workers))
-    arbiters = thread_port_arbiters(len(workers))
+    device = "cpu" if gpu is None else gpu.device
+    groups = channel.join_epoch(epoch, rank_info, len(workers), gpu)
+    arbiters = thread_port_arbiters(len(workers)) if device == "cpu" else thread_port_arbiters(len(workers), submitted_work)
 
     def abort() -> None:
         groups.abort()
@@ -231,13 +242,14 @@ def _serve_epoch(
     contexts: list[LayerContext] = []
     controls: list[PlacementControl] = []
     try:
-        transports = tcp_transports(groups.groups, work.cluster, rank, options.transport == "shaped")
-        _fetch_experts(workers, work, transports[0], channel)
-        watches = orders.begin(work, transports[0], channel.stopped) if orders is not None else [None] * len(workers)
+        transports = _transports(groups, work.cluster, rank, options)
+        _fetch_experts(workers, work, transports[0], channel, device)
+        watches = orders.begin(work, transports[0], channel.stopped, device) if orders is not None else [None] * len(workers)
         recorder.begin(epoch.number, epoch.members)
+        timers = [None if device == "cpu" else StreamTimer(began_s) for _ in workers]
         contexts += [
-            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s), watch)
-            for index, (transport, watch) in enumerate(zip(transports, watches, strict=True))
+            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s, timer), watch)
+            for index, (transport, timer, watch) in enumerate(zip(transports, timers, watches, strict=True))
         ]
         channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
@@ -246,17 +258,33 @@ def _serve_epoch(
         rules = options, min_replicas, began_s, work.cost_MG, tell
         controls += controlled(workers, work.program, work.cluster, *rules)
         channel.send_progress(BeganServing())
-        serve_interleaved(workers, arbiters, "cpu", groups.abort, channel.stopped)
+        serve_interleaved(workers, arbiters, device, groups.abort, channel.stopped)
     finally:
         channel.busy_since = lambda: None
         groups.abort()
+        groups.drain()
         for context in contexts:
             context.leave()
         for control in controls:
             control.close()
 
 
-def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel) -> None:
+def _transports(groups: EpochGroups, cluster: Cluster, rank: int, options: RunOptions) -> list[Transport]:
+    """A transport for each model."""
+    if groups.communicators is None:
+        return tcp_transports(groups.groups, cluster, rank, options.transport == "shaped")
+    controlled_by = zip(groups.communicators.calls, groups.groups, strict=True)
+    return [EpochNcclTransport(calls, GlooTransport(group), options.timeout_s) for calls, group in controlled_by]
+
+
+def _current(device: str) -> AbstractContextManager[Any]:
+    """Context manager in which a device is this thread's: threads begin with the first GPU."""
+    return nullcontext() if device == "cpu" else torch.cuda.device(device)
+
+
+def _fetch_experts(
+    workers: Sequence[ModelWorker], work: EpochWork, transport: Transport, channel: ControlChannel, device: str
+) -> None:
     """Makes every layer hold the experts that the program gives this rank.
 
     Missing weights come from the ranks that hold them, or from the model's files where no rank does.
@@ -266,7 +294,13 @@ def _fetch_experts(workers: Sequence[ModelWorker], work: EpochWork, transport: T
         messages = WeightMessages([worker.layers for worker in workers], work.moves, transport.rank, transport.ranks)
         sends, recvs = messages.cut(0, messages.bytes)
         began_s = time.perf_counter()
-        unless_stopped(channel.stopped, lambda: transport.exchange(work.order, sends, recvs, lambda *_: None))
+
+        def exchange() -> None:
+            with _current(device):
+                transport.exchange(work.order, sends, recvs, lambda *_: None)
+                transport.wait()
+
+        unless_stopped(channel.stopped, exchange)
         channel.send_progress(FetchedWeights(time.perf_counter() - began_s))
         for move, weights in messages.arrived():
             found.setdefault((move.model, move.layer), {})[move.expert] = weights

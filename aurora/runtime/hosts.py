@@ -9,6 +9,7 @@ from aurora.errors import BadInput
 from aurora.io.plans import plan_digest
 from aurora.models.digest import model_digest
 from aurora.planner.migration.survivors import ExpertTransfer
+from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.host_agent import HostAgent
 from aurora.runtime.distributed.host_agreement import difference, this_version
 from aurora.runtime.distributed.host_connection import MESSAGES
@@ -97,6 +98,7 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
 
     def args(job: tuple[Any, ...]) -> tuple[Any, ...]:
         prompts, leaders, since_s = job
+        transport_of_host(leaders.transport, sum(gpu.node == options.node for gpu in plan.cluster.gpus))
         return plan, paths, prompts, leaders, time.perf_counter() - since_s
 
     HostAgent(

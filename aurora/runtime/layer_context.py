@@ -170,6 +170,11 @@ class LayerContext:
                 with self._watched.exchanging(op.order, op.phase, self.transport.rank, bytes_RR) as order:
                     yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
 
+    def finish_exchanges(self) -> None:
+        """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""
+        with self._waiting("end of the step"):
+            self.transport.wait()
+
     def leave(self) -> None:
         """Gives up the port and completes the trace; call when the model has finished on this rank."""
         self._arbiter.leave()

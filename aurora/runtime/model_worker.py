@@ -142,7 +142,7 @@ class ModelWorker:
         before = list(map(len, batch.tokens))
         self.context.next_step(None if bool(mask.all()) else mask)
         self.context.start_compute()
-        logits_BV = batch.step()
+        logits_BV = batch.step(self.context.finish_exchanges)
         self.context.stop_compute("head", len(self.layers) - 1)
         return [
             Token(

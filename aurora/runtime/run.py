@@ -18,6 +18,7 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.engines import check_run
 from aurora.planner.check.plans import check_plan
+from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.memory import Memory
 from aurora.runtime.distributed.process_groups import rank_info_from_environment
@@ -111,6 +112,7 @@ def run_elastic(
     _check(plan, models, prompts, options)
     if rank_info_from_environment(options.timeout_s) is not None:
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
+    options = _with_transport(plan, options)
     layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
     loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
     began_s, failure = time.perf_counter(), None
@@ -139,6 +141,17 @@ def run_elastic(
     calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
     start_s = requests.start_s or 0.0
     return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s, from_s)
+
+
+def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
+    """Returns options that name the transport of a run that survives lost ranks; see `transport_of_host`."""
+    gpus, asked = plan.cluster.gpus, options.transport
+    if any(model.hierarchy is not None for model in plan.models):  # an aborted step leaves rows that name any experts
+        if asked == "nccl":
+            raise BadInput("`survive`: on nccl expected a plan with flat all-to-alls, found one over servers")
+        asked = "gloo" if asked == "auto" else asked
+    local = len(gpus) if options.lead is None else sum(gpu.node == options.node for gpu in gpus)
+    return replace(options, transport=transport_of_host(asked, local))
 
 
 def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _transports(
     return [nccl_transport(device, options.timeout_s, heartbeats) for _ in range(models)], "nccl"
 
 
-def _submitted() -> torch.cuda.Event:
+def submitted_work() -> torch.cuda.Event:
     """Returns an event that follows all that this thread has submitted to its stream."""
     event: torch.cuda.Event = torch.cuda.current_stream().record_event()
     return event
@@ -208,7 +208,7 @@ def _submitted() -> torch.cuda.Event:
 def _arbiters(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[PortArbiter]:
     """Returns one port arbiter per model. Models that do not interleave share nothing."""
     if options.interleave == "on":
-        return thread_port_arbiters(len(transports), _submitted) if on_gpu else thread_port_arbiters(len(transports))
+        return thread_port_arbiters(len(transports), submitted_work) if on_gpu else thread_port_arbiters(len(transports))
     if options.colocate is None:
         return [arbiter for _ in transports for arbiter in thread_port_arbiters(1)]
     arbiters: list[PortArbiter] = []

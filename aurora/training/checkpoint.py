@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,28 @@ class WholeCheckpoint:
     about: dict[str, Any]
 
 
+class HostCopies:
+    """Copies of tensors in the host's memory. Those of a GPU's are made beside what the host does, before what it queues next.
+
+    Args:
+        tensors: what to copy, all of one device, by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        on_gpu = any(each.is_cuda for each in tensors.values())
+        self._copies = {
+            name: torch.empty(each.shape, dtype=each.dtype, pin_memory=on_gpu).copy_(each, non_blocking=True)
+            for name, each in tensors.items()
+        }
+        self._copied = torch.cuda.current_stream().record_event() if on_gpu else None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Waits for the copies and returns them by name. May be called in another thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copies
+
+
 class CheckpointWriter:
     """Writes one rank's shards of a run's checkpoints.
 
@@ -74,7 +96,7 @@ class CheckpointWriter:
         self.wait()
         ranks = placement.gpus
         tensors = {
-            _dense_key(name): trained.state.cpu().clone()
+            _dense_key(name): trained.state
             for number, (name, trained) in enumerate(state.dense.items())
             if number % ranks == rank
         }
@@ -83,9 +105,10 @@ class CheckpointWriter:
             for expert in layer.held:
                 if first_E[expert] == rank:
                     parts = state.expert(number, expert).items()
-                    tensors |= {_expert_key(number, expert, name): each.cpu().contiguous().clone() for name, each in parts}
+                    tensors |= {_expert_key(number, expert, name): each for name, each in parts}
         about = {"schema": SCHEMA, "steps": state.steps, **self._about}
-        self._writing = threading.Thread(target=self._write, args=(tensors, about, rank, ranks), name="aurora-checkpoint")
+        args = HostCopies(tensors), about, rank, ranks
+        self._writing = threading.Thread(target=self._write, args=args, name="aurora-checkpoint")
         self._writing.start()
 
     def wait(self) -> None:
@@ -94,12 +117,12 @@ class CheckpointWriter:
             self._writing.join()
             self._writing = None
 
-    def _write(self, tensors: dict[str, torch.Tensor], about: dict[str, Any], rank: int, ranks: int) -> None:
+    def _write(self, copies: "HostCopies", about: dict[str, Any], rank: int, ranks: int) -> None:
         folder = self._folder / f"step-{about['steps']:08d}"
         temporary, name = folder / f".shard-{rank}", f"shard-{rank}-of-{ranks}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, temporary, {"aurora": json.dumps(about)})
+            save_file(copies.tensors(), temporary, {"aurora": json.dumps(about)})
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             shard = temporary.rename(folder / f"{name}-{_digest(temporary)}.safetensors")
@@ -107,7 +130,7 @@ class CheckpointWriter:
                 older.unlink()
             if rank == 0:
                 _remove_older(self._folder)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:  # the last of a GPU, which ends the rank too
             self.failures.append(f"{folder}: shard {rank} of {ranks} was not written: {error}")
             with suppress(OSError):
                 temporary.unlink()

@@ -172,6 +172,7 @@ class ElasticTraining:
         if options.rebalance_every is not None and self.step and self.step % options.rebalance_every == 0:
             self._moved += trainer.rebalance()
         self._prepared = trainer.prepare()
+        self._transport.wait()  # until the GPU has ended the step: the members commit what they vote for
 
     def commit(self) -> None:
         """Performs the prepared step. All members know by now that the step before is committed: it is told and saved."""

@@ -61,7 +61,7 @@ class Launcher:
             processes.close()
         steps, ranks = tuple(self._steps[number].step for number in sorted(self._steps)), options.ranks + self._most_elsewhere
         return TrainResult(
-            self._output / MODEL, ranks, "gloo", options.min_replicas_among(ranks),
+            self._output / MODEL, ranks, options.transport, options.min_replicas_among(ranks),
             options.batch * options.length, min(self._steps, default=options.steps), steps,
             tuple(dict.fromkeys(self._remarks)), tuple(self._lost),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.elastic_steps import run_elastic
-from aurora.runtime.distributed.epoch_transport import EpochTransport
+from aurora.runtime.distributed.epoch_gpu import gpu_of_rank, transport_of_host
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
@@ -46,6 +46,7 @@ def train_elastic(
         BadInput: what a rank raises.
         RankFailed: if fewer than `min_ranks` ranks are left.
     """
+    options = replace(options, transport=transport_of_host(options.transport, options.ranks))
     secret = secret_of_hosts("lead") if options.lead else secret_from_environment() or new_secret()
     args = path, samples_NT, options, output
     with sole_run(output) as mark:
@@ -93,6 +94,7 @@ def join_training(
         if (welcome := joined.wait()) is None:
             raise BadInput(f"`join`: expected a run that goes on, found that all steps are done at {options.join}")
         options = _with_leaders(options, welcome.options)
+        transport_of_host(options.transport, options.ranks)  # refuses nccl without enough GPUs
         samples_NT = read_samples(path, files, options.length)
         if (found := samples_digest(samples_NT)) != welcome.text:
             raise BadInput(f"host {joined.host}: expected `text` {welcome.text} as the leader has, found {found}")
@@ -139,13 +141,14 @@ def train_member(
     """
     try:
         name = f"{host}-{rank_info.rank:04d}"
-        member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s)
+        gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.over_hosts)
+        member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s, gpu=gpu)
         work = ElasticTraining(
-            lambda: load_trainer(path, "cpu", samples_NT, options),
+            lambda: load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options),
             path,
             options,
             output,
-            lambda _, groups: EpochTransport(groups[0], member.perform),
+            lambda *_: member.transport(),
             lambda version, step: connection.send(FinalStep(version, step)),
         )
         run_elastic(member, work, work.paused)

@@ -38,7 +38,9 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
     return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, cluster, 1, min_replicas).placement
 
 
-def tell_placement(placement: Placement | None, slots: int, order: Order, transport: Transport, layers: int) -> Placement:
+def tell_placement(
+    placement: Placement | None, slots: int, order: Order, transport: Transport, layers: int, device: torch.device
+) -> Placement:
     """Returns on all ranks the placement that rank 0 has. A collective call.
 
     Args:
@@ -47,6 +49,7 @@ def tell_placement(placement: Placement | None, slots: int, order: Order, transp
         order: of an all-to-all.
         transport: between the ranks.
         layers: layers of the placement.
+        device: that of the tensors that the transport carries.
     """
     first, ranks = transport.rank == 0, transport.ranks
     table = np.full((2, layers, ranks, slots), EMPTY, dtype=np.float64)  # experts, and the shares of their loads
@@ -55,11 +58,11 @@ def tell_placement(placement: Placement | None, slots: int, order: Order, transp
             split_EG = placement.split_EG(layer)
             for rank, held in enumerate(held_G):
                 table[:, layer, rank, : len(held)] = held, split_EG[list(held), rank]
-    told = torch.from_numpy(table)
+    told = torch.from_numpy(table).to(device)
     outgoing_R = [[told] if first and peer else [] for peer in range(ranks)]
     like_R = [[] if first or peer else [told] for peer in range(ranks)]
     arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, told)
-    held_LGP, share_LGP = (told if first else arrived_R[0][0]).numpy()
+    held_LGP, share_LGP = (told if first else arrived_R[0][0]).cpu().numpy()
     return Placement.of_slots(held_LGP.astype(np.int64), share_LGP)
 
 

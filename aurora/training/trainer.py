@@ -122,7 +122,7 @@ class Trainer:
         held_R, load_LE, transport = held_by_all(self.state, self._transport), self._load_LE(), self._transport
         slots, min_replicas = self.slots_among(transport.ranks)
         found = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
-        return tell_placement(found, slots, self._gradient_order, transport, len(load_LE))
+        return tell_placement(found, slots, self._gradient_order, transport, len(load_LE), self._device)
 
     def warm_up(self, ranks: int) -> None:
         """Plans for so many ranks without any, so that plans that other ranks wait for do not wait for code to be loaded."""

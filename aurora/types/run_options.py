@@ -66,8 +66,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
-        if self.survive and (self.transport not in ("auto", "gloo", "shaped") or self.predictable):
-            raise BadInput("`survive`: expected gloo or the shaped transport, and no `compare`")
+        if self.survive and (self.transport == "memory" or self.predictable):
+            raise BadInput("`survive`: expected gloo, nccl or the shaped transport, and no `compare`")
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
         if self.adapt is not None and self.predictable:

@@ -13,7 +13,6 @@ OF_EACH_HOST = {
     "respawn",
     "resume",
     "elastic",
-    "transport",
     "timeout_s",
     "port",
     "lead",
@@ -39,7 +38,7 @@ class TrainOptions:
         rebalance_every: steps after which experts move, if their loads say that it pays; None: they stay.
         checkpoint_every: steps between two checkpoints; None: one at the end.
         resume: go on from the newest checkpoint in the output folder.
-        elastic: go on with the remaining ranks when some are lost; ranks are processes on CPUs that use gloo.
+        elastic: go on with the remaining ranks when some are lost; see `transport`.
         respawn: with elastic: how many times each lost rank is restarted.
         min_ranks: with elastic: ranks, of all hosts, below which training waits for lost ones to be back or others to join.
         redundancy: how many ranks, with all experts, compute each part of a batch; above 1, slow ones are not waited for.
@@ -47,7 +46,7 @@ class TrainOptions:
         lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
         join: with elastic: ADDRESS:PORT of the host whose run this host joins, with its options; None: a run of its own.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
-        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
+        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo; the same on all hosts.
         seed: for the sequence of the samples.
         timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
         port: port of the ranks' rendezvous; 0: a free one.
@@ -88,8 +87,8 @@ class TrainOptions:
         for name, known in (("dtype", TRAIN_DTYPES), ("transport", TRAIN_TRANSPORTS)):
             if getattr(self, name) not in known:
                 raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
-        if self.elastic and self.transport not in ("auto", "gloo"):
-            raise BadInput(f"`elastic`: expected `transport` gloo, found {self.transport}")
+        if self.elastic and self.transport == "memory":
+            raise BadInput(f"`elastic`: expected `transport` auto, gloo or nccl, found {self.transport}")
         for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
             if (found := getattr(self, name)) != default and not self.elastic:
                 raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")

@@ -39,6 +39,21 @@ def test_a_step_that_broke_off_is_repeated(name, at, request):
     assert cut.tokens == whole.tokens
 
 
+def test_a_step_whose_end_is_refused_gives_no_token(mixtral):
+    def refuse():
+        raise Cut
+
+    model = load_model(mixtral).model
+    whole, cut = (GreedyBatch(model, PROMPTS, [3, 3], None, 0) for _ in range(2))
+    for _ in range(3):
+        whole.step()
+        with pytest.raises(Cut):
+            cut.step(refuse)
+        assert cut.rewind()
+        cut.step()
+        assert cut.tokens == whole.tokens
+
+
 def test_what_lies_behind_a_window_is_gone():
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128}
     config = MixtralConfig(**sizes, num_hidden_layers=2, num_local_experts=2, sliding_window=8)

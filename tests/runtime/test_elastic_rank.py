@@ -248,7 +248,7 @@ def test_when_nobody_has_an_expert_any_more_another_run_goes_on_from_the_journal
 
 def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
     plan = plan_for([mixtral], 2)
-    with pytest.raises(BadInput, match="`survive`: expected gloo or the shaped transport"):
+    with pytest.raises(BadInput, match="`survive`: expected gloo, nccl or the shaped transport"):
         RunOptions(transport="memory", survive=True)
     with pytest.raises(BadInput, match="`respawn`: is for a run with `survive`, found 1 without"):
         RunOptions(respawn=1)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from aurora.errors import AuroraError
+from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups
 from aurora.runtime.distributed.epoch_store import EpochStore
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
@@ -118,13 +119,13 @@ class ControlChannel:
         assert answer is not None
         return answer
 
-    def join_epoch(self, epoch: EpochStart, rank_info: RankInfo, groups: int) -> EpochGroups:
+    def join_epoch(self, epoch: EpochStart, rank_info: RankInfo, groups: int, gpu: RankGpu | None = None) -> EpochGroups:
         """Makes process groups of an epoch's members; a collective call. See `connect_groups`."""
         rank, timeout_s = epoch.members.index(rank_info.rank), rank_info.timeout_s
         publish, await_value = partial(self._publish, epoch.number), partial(self._await_value, epoch.number, timeout_s)
         return connect_groups(
             lambda: EpochStore(publish, await_value), epoch.number, rank, len(epoch.members), groups, timeout_s, self.stopped,
-            rank_info.host or None,
+            rank_info.host or None, gpu,
         )  # fmt: skip
 
     def on_stop(self, abort: Callable[[], None]) -> None:

@@ -15,6 +15,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed.connections import kept_apart
+from aurora.runtime.distributed.epoch_gpu import RankGpu
+from aurora.runtime.distributed.epoch_nccl import EpochCommunicators
 
 POLL_S = 0.02
 STUCK_S = 0.3  # after `abort` until gloo counts as stuck
@@ -22,7 +24,7 @@ _own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a ca
 
 
 class EpochGroups:
-    """Process groups of one epoch's members: one gloo group per model.
+    """Process groups of one epoch's members: one gloo group per model, and as many NCCL communicators if they use GPUs.
 
     gloo cannot stop waiting for a peer that lives but no longer waits. So `abort` shuts the connections: each thread that waits
     on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to send
@@ -32,11 +34,12 @@ class EpochGroups:
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
         self.groups = groups
+        self.communicators: EpochCommunicators | None = None
         self._connections = connections
         self._lock = threading.Lock()
 
     def abort(self) -> None:
-        """Shuts all connections. May be called from any thread, and more than once."""
+        """Shuts all connections and aborts all communicators. May be called from any thread, and more than once."""
         with self._lock:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -44,6 +47,13 @@ class EpochGroups:
                 if not kept_apart(connection):
                     connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+        if self.communicators is not None:
+            self.communicators.abort(RankFailed("the epoch is over"))
+
+    def drain(self) -> None:
+        """Waits until what is queued on the GPU has ended, after `abort`; see `EpochCommunicators.drain`."""
+        if self.communicators is not None:
+            self.communicators.drain()
 
 
 def connect_groups(
@@ -55,6 +65,7 @@ def connect_groups(
     timeout_s: float,
     stopped: threading.Event,
     host: str | None = None,
+    gpu: RankGpu | None = None,
 ) -> EpochGroups:
     """Makes the process groups of an epoch. A collective call: all members of the epoch make it.
 
@@ -65,7 +76,8 @@ def connect_groups(
         groups: how many process groups to make.
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: ends the rendezvous when it is set.
-        host: this machine's address on which the groups listen; None: that of the interface in GLOO_SOCKET_IFNAME.
+        host: this machine's address on which the gloo groups listen; None: that of the interface in GLOO_SOCKET_IFNAME.
+        gpu: this member's GPU, for an NCCL communicator with each group; None: there are none.
 
     Raises:
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -93,6 +105,13 @@ def connect_groups(
         found.pop().abort()
     if not found:
         raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
+    if gpu is not None:
+        found[0].communicators = communicators = EpochCommunicators(gpu)
+        try:
+            communicators.make(open_store, epoch, rank, ranks, groups, timeout_s, stopped)
+        except BaseException:
+            found[0].abort()
+            raise
     return found[0]
 
 

@@ -10,6 +10,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 class EpochStore(Store):
     """A torch.distributed Store of one epoch: what a member sets goes to all others.
 
+    It has what gloo and NCCL groups need to find each other. Others of torch's groups, and its debugging, need more.
+
     Args:
         publish: gives all members the value of a key.
         await_value: waits for the value of a key; raises RuntimeError if the epoch is over before it comes.

@@ -10,12 +10,15 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
+from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
+from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
 from aurora.runtime.distributed.epoch_store import EpochStore
+from aurora.runtime.distributed.epoch_transport import EpochTransport
 from aurora.runtime.distributed.lighthouse_connection import LighthouseConnection
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
 from aurora.runtime.distributed.signed_messages import NameTaken, Refused, StoreValue
-from aurora.runtime.distributed.transport import lost_others
+from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.types.addresses import address_text
 
 
@@ -44,14 +47,17 @@ class Member(LighthouseConnection):
         name: tells this member from the others; ranks ascend with names.
         secret: what all members and the lighthouse share.
         timeout_s: seconds to wait for an epoch to begin, and in it for the other members.
+        gpu: this member's GPU, for NCCL communicators of each epoch; None: its epochs have gloo groups only.
 
     Attributes:
         stopped: set while the last epoch is over and the next has not begun.
     """
 
-    def __init__(self, lighthouse: tuple[str, int], name: str, secret: bytes, *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, lighthouse: tuple[str, int], name: str, secret: bytes, *, timeout_s: float = 60.0, gpu: RankGpu | None = None
+    ) -> None:
         super().__init__(lighthouse, name, secret)
-        self._timeout_s, self._rank = timeout_s, 0
+        self._timeout_s, self._rank, self._gpu = timeout_s, 0, gpu
         self.stopped = threading.Event()
         self._request: JoinEpoch | None = None  # what to say when the connection has to be made anew
         self._begun: BeginEpoch | None = None  # the epoch that this member was told of last
@@ -99,19 +105,31 @@ class Member(LighthouseConnection):
 
         Raises:
             RankFailed: if the epoch is over before all have joined.
+            RuntimeError: if this member's GPU cannot be used any more.
         """
+        if self._groups is not None:
+            self._groups.drain()
 
         def store() -> Store:
             return EpochStore(partial(self.publish, epoch.number), self.await_value)
 
         found = connect_groups(
-            store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self._host
+            store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self._host,
+            self._gpu,
         )  # fmt: skip
         with self._changed:
             self._groups, self._connecting = found, False
             if self.stopped.is_set():
                 found.abort()
         return found.groups
+
+    def transport(self, group: int = 0) -> Transport:
+        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
+        assert self._groups is not None
+        control = EpochTransport(self._groups.groups[group], self.perform)
+        if (communicators := self._groups.communicators) is None:
+            return control
+        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
 
     def perform(self, call: Callable[[], Any]) -> None:
         """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over."""

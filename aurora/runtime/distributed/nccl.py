@@ -88,6 +88,13 @@ class NcclCalls:
         abort_nccl_groups(failure)
 
 
+def first_call(calls: GroupedCalls) -> list[End]:
+    """Returns a grouped call of all ranks, in which each pair sends a byte both ways."""
+    others = [peer for peer in range(calls.ranks) if peer != calls.rank]
+    out, into = torch.zeros(2, calls.ranks, dtype=torch.uint8, device=calls.device)
+    return [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
+
+
 class _Queued(NamedTuple):
     """An exchange whose times have not been read."""
 
@@ -135,10 +142,8 @@ class NcclTransport:
         self.rank, self.ranks = calls.rank, calls.ranks
         self._calls, self._control, self._heartbeats = calls, control, heartbeats
         self._queued: deque[_Queued] = deque()
-        if others := [peer for peer in range(self.ranks) if peer != self.rank]:
-            out, into = torch.zeros(2, self.ranks, dtype=torch.uint8, device=calls.device)
-            ends = [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
-            self._make_communicator(ends, timeout_s)
+        if self.ranks > 1:
+            self._make_communicator(timeout_s)
             if timeout_s is not None and control is not None:
                 watch = threading.Thread(target=_watch, args=(weakref.ref(self), timeout_s), daemon=True, name="aurora-peers")
                 watch.start()
@@ -199,9 +204,10 @@ class NcclTransport:
         hung = self._heartbeats.silent if self._heartbeats is not None else []
         return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
 
-    def _make_communicator(self, ends: Sequence[End], timeout_s: float | None) -> None:
+    def _make_communicator(self, timeout_s: float | None) -> None:
         """Posts the first call. Raises RankFailed if a peer is lost meanwhile."""
         made: Future[None] = Future()
+        ends = first_call(self._calls)
         on_gpu = self._calls.device != "cpu"
         stream = torch.cuda.current_stream(self._calls.device) if on_gpu else None
 
@@ -241,8 +247,8 @@ class NcclTransport:
             seconds = [self._calls.timer.seconds(mark) for mark in marks]
         except RuntimeError as error:
             raise self._calls.failure or peer_lost(self.rank, (), error) from None
-        if (failure := self._calls.failure) is not None:
-            raise failure
+        if self._calls.failure is not None:  # not kept here: it would refer to itself, and keep all that its frames hold
+            raise self._calls.failure
         self._queued.popleft()
         for stage, start_s, end_s in zip(moves, seconds[:-1], seconds[1:], strict=True):
             for peer, sent, size in stage:

@@ -82,14 +82,23 @@ def device_of(rank_info: RankInfo) -> str:
 def new_process_group(backend: str, timeout_s: float) -> Any:
     """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order.
 
-    An nccl group's own watchdog ends no process: `NcclTransport` ends the calls that wait for a lost peer, and names it.
+    `NcclTransport` ends the calls that wait for a lost peer, and names it.
     """
     if backend == "nccl":
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        keep_watchdogs_from_ending_the_process()
     group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))
     if backend == "nccl":
         _nccl_groups.append(group)
     return group
+
+
+def keep_watchdogs_from_ending_the_process() -> None:
+    """Tells torch's NCCL groups, before the first is made, not to end this process when a call takes long or a peer is lost.
+
+    Nor do their threads ask the store then whether to write files about it.
+    """
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def nccl_failure() -> RankFailed | None:

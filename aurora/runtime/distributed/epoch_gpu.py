@@ -1,0 +1,122 @@
+"""GPUs of an elastic run: which transport it takes, and what its NCCL communicators ask of a rank's GPU."""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from aurora.errors import BadInput
+from aurora.runtime.distributed.process_groups import keep_watchdogs_from_ending_the_process
+from aurora.runtime.timers import StreamTimer, Timer
+
+
+class RankGpu(Protocol):
+    """What communicators of an epoch ask of this rank's GPU. Tests put an emulation in its place."""
+
+    device: str
+
+    def new_group(self, store: Store, rank: int, ranks: int, timeout_s: float) -> Any:
+        """Returns a torch.distributed.ProcessGroup that no other process has to know of, without a communicator."""
+
+    def make_communicator(self, group: Any) -> None:
+        """Makes a group's communicator. A collective call, which cannot be aborted."""
+
+    def abort(self, group: Any) -> None:
+        """Aborts a group's communicator, if there is one; it waits for the GPU, and other threads go on meanwhile."""
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Context manager in which this thread's work goes to a stream of its own, for which no other one waits."""
+
+    def timer(self) -> Timer:
+        """Returns a timer of the streams of the threads that use it."""
+
+    def synchronize(self) -> None:
+        """Waits until all that is queued has ended. Raises RuntimeError if the GPU has failed."""
+
+
+class NcclGpu:
+    """A CUDA device, and how its NCCL groups are made; see `RankGpu`.
+
+    Args:
+        device: the device, such as "cuda:0".
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def new_group(self, store: Store, rank: int, ranks: int, timeout_s: float) -> Any:
+        """Makes the group; see `RankGpu.new_group`."""
+        from torch.distributed import ProcessGroupNCCL  # not in every build of torch
+
+        keep_watchdogs_from_ending_the_process()
+        options = ProcessGroupNCCL.Options()
+        options._timeout = datetime.timedelta(seconds=timeout_s)
+        options.config.blocking = 1
+        group = dist.ProcessGroup(store, rank, ranks)
+        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        backend = ProcessGroupNCCL(store, rank, ranks, options)
+        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+        return group
+
+    def make_communicator(self, group: Any) -> None:
+        """Makes the communicator of this device, which all grouped calls use; see `RankGpu.make_communicator`."""
+        group._get_backend(torch.device("cuda")).eager_connect_single_device(torch.device(self.device))
+
+    def abort(self, group: Any) -> None:
+        """Aborts it; see `RankGpu.abort`."""
+        group._get_backend(torch.device("cuda")).abort()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Uses a new stream of the device; see `RankGpu.aside`."""
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                yield
+
+    def timer(self) -> Timer:
+        """A timer by events; see `RankGpu.timer`."""
+        return StreamTimer(0.0)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device; see `RankGpu.synchronize`."""
+        torch.cuda.synchronize(self.device)
+
+
+def transport_of_host(asked: str, ranks: int) -> str:
+    """Returns the transport that this host's ranks take in an elastic run; all hosts have to take the same.
+
+    Args:
+        asked: name of a transport; "auto": nccl where every rank has a GPU, else gloo.
+        ranks: ranks of this host.
+
+    Raises:
+        BadInput: if nccl is asked for and there are too few GPUs.
+    """
+    if asked not in ("auto", "nccl"):
+        return asked
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "nccl" and found < ranks:
+        raise BadInput(f"`transport` nccl: expected a CUDA device for each of {ranks} ranks, found {found}")
+    return "nccl" if asked == "nccl" or 0 < ranks <= found else "gloo"
+
+
+def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | None:
+    """Returns the GPU of a rank, which becomes the current one of this thread; None if the transport needs none.
+
+    Args:
+        transport: of the run, as `transport_of_host` returns it.
+        local_rank: the rank's number among those of this host.
+        over_hosts: whether the run has ranks on other hosts; if not, nothing listens but on loopback.
+    """
+    if transport != "nccl":
+        return None
+    if not over_hosts:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    torch.cuda.set_device(local_rank)
+    return NcclGpu(f"cuda:{local_rank}")

@@ -1,0 +1,239 @@
+"""NCCL communicators of an epoch: made when its members connect, aborted together when it is over, never used again."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from aurora.errors import RankFailed
+from aurora.runtime.distributed.epoch_gpu import RankGpu
+from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed.nccl import End, NcclTransport, first_call
+from aurora.runtime.distributed.transport import peer_lost
+from aurora.runtime.timers import Timer
+
+POLL_S = 2e-5  # between two looks at a mark on a stream
+LOOK_S = 0.02  # between two looks at a communicator that is being made
+POSTING_S = 0.3  # that an abort waits for a call that is being posted
+DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the communicators are aborted
+
+
+class EpochCalls:
+    """GroupedCalls of one communicator of an epoch. They end when the epoch is over; none is posted afterwards.
+
+    Whoever waits looks at the stream again and again, and so goes on when the epoch is over, even if an aborted call does not
+    end. What a thread waits for in torch itself, such as `item`, ends when the calls are aborted.
+
+    Args:
+        epoch: the epoch's communicators.
+        group: the NCCL group; None: the rank is alone.
+        rank, ranks: this member's rank, and the number of members.
+    """
+
+    def __init__(self, epoch: "EpochCommunicators", group: Any, rank: int, ranks: int) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, epoch.gpu.device
+        self.timer: Timer = _PolledTimer(epoch.gpu.timer(), epoch)
+        self._epoch, self._group = epoch, group
+        self._posting = threading.Lock()  # NCCL does not take calls of a communicator that is being aborted
+
+    def post(self, ends: Sequence[End]) -> None:
+        """Queues one grouped call on the current stream; see `GroupedCalls.post`."""
+        with self._posting:
+            if self._epoch.failure is not None:
+                raise RuntimeError(str(self._epoch.failure))
+            group, device = self._group, torch.device(self.device)
+            group._start_coalescing(device)
+            try:
+                for peer, sent, tensor in ends:
+                    (group.send if sent else group.recv)([tensor], peer, 0)
+            except BaseException:
+                with suppress(RuntimeError):
+                    group._end_coalescing(device)  # or this thread's next calls, of another epoch, would be in this group too
+                raise
+            work = group._end_coalescing(device)
+        work.wait()  # the current stream waits, not this thread
+
+    @property
+    def failure(self) -> RankFailed | None:
+        """Why the epoch's calls were aborted; see `GroupedCalls.failure`."""
+        return self._epoch.failure
+
+    def abort(self, failure: RankFailed) -> None:
+        """Aborts all communicators of the epoch; see `GroupedCalls.abort`."""
+        self._epoch.abort(failure)
+
+    def abort_group(self) -> None:
+        """Aborts this communicator and gives it up, which both wait for the GPU and for threads of torch."""
+        posted = self._posting.acquire(timeout=POSTING_S)  # what is posted for longer waits for a peer
+        try:
+            with suppress(RuntimeError):  # that it takes too long: `drain` finds out whether it matters
+                self._epoch.gpu.abort(self._group)
+        finally:
+            self._group = None
+            if posted:
+                self._posting.release()
+
+
+class _PolledTimer:
+    """A Timer whose marks are waited for until the epoch is over, and no longer."""
+
+    def __init__(self, timer: Timer, epoch: "EpochCommunicators") -> None:
+        self._timer, self._epoch = timer, epoch
+        self.mark, self.reached, self.elapsed_s = timer.mark, timer.reached, timer.elapsed_s
+
+    def seconds(self, mark: Any) -> float:
+        """Returns when the work reached the mark. Raises RuntimeError if the epoch is over first."""
+        while not self.reached(mark):
+            if self._epoch.failure is not None:
+                raise RuntimeError(str(self._epoch.failure))
+            time.sleep(POLL_S)
+        return self._timer.seconds(mark)
+
+
+class EpochCommunicators:
+    """NCCL communicators of one epoch's members, on this rank's GPU.
+
+    Args:
+        gpu: this rank's GPU.
+
+    Attributes:
+        calls: the calls of each communicator, once `make` has returned.
+    """
+
+    def __init__(self, gpu: RankGpu) -> None:
+        self.gpu, self.calls = gpu, list[EpochCalls]()
+        self._reason: str | None = None  # why the communicators were aborted
+        self._changing = threading.Lock()
+        self._begun: list[EpochCalls] = []  # those whose groups there are
+
+    @property
+    def failure(self) -> RankFailed | None:
+        """Why the communicators were aborted, a new error each time; None: they were not."""
+        return None if self._reason is None else RankFailed(self._reason)
+
+    def make(
+        self, open_store: Callable[[], Store], epoch: int, rank: int, ranks: int, count: int, timeout_s: float,
+        stopped: threading.Event,
+    ) -> None:  # fmt: skip
+        """Makes `count` communicators, and has each carry something between all pairs. A collective call.
+
+        A thread makes them, a new one for each epoch. It is left behind if the epoch is over before all have joined.
+
+        Args:
+            open_store, epoch, rank, ranks, timeout_s, stopped: as of `connect_groups`.
+            count: how many.
+
+        Raises:
+            RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+        """
+        made: Future[list[EpochCalls]] = Future()
+        self._store = open_store()  # torch keeps no Python object alive, and a group may use its store for as long as it lives
+
+        def run() -> None:
+            try:
+                with self.gpu.aside():
+                    stores = [PrefixStore(f"epoch{epoch}/nccl{index}", self._store) for index in range(count)]
+                    made.set_result([self._made(store, rank, ranks, timeout_s) for store in stores])
+            except BaseException as error:
+                made.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="aurora-communicators").start()
+        end_s = time.monotonic() + timeout_s
+        reason = "the epoch was over before all had joined"
+        while not stopped.is_set() and not wait([made], LOOK_S).done:
+            if time.monotonic() > end_s:
+                reason = f"nothing within {timeout_s:g} s"
+                break
+        try:
+            self.calls = made.result(0.0)
+        except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
+            reason = reason if isinstance(error, TimeoutError) else str(error).strip().splitlines()[0]
+            self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
+            assert self.failure is not None
+            raise self.failure from None
+
+    def _made(self, store: Store, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
+        """Makes one communicator. Each pair's connections are made in its first call, which takes all ranks."""
+        if ranks == 1:
+            return EpochCalls(self, None, rank, ranks)
+        group = self.gpu.new_group(store, rank, ranks, timeout_s)
+        calls = EpochCalls(self, group, rank, ranks)
+        with self._changing:
+            self._begun.append(calls)
+        try:
+            self.gpu.make_communicator(group)
+            calls.post(first_call(calls))
+            calls.timer.seconds(calls.timer.mark())
+        finally:
+            if self.failure is not None:  # when the group was aborted, it may have had no communicator yet
+                with suppress(RuntimeError):
+                    self.gpu.abort(group)
+        return calls
+
+    def abort(self, failure: RankFailed) -> None:
+        """Aborts all calls, in threads. May be called in any thread, and more than once.
+
+        To abort one communicator waits for the GPU, on which the calls of another may wait for the same lost rank. So each has
+        a thread: they are all told before any of them is waited for.
+        """
+        with self._changing:
+            if self._reason is not None:
+                return
+            self._reason, begun = str(failure), list(self._begun)
+        for calls in begun:
+            threading.Thread(target=calls.abort_group, daemon=True, name="aurora-abort").start()
+
+    def drain(self) -> None:
+        """Waits until the GPU has ended all that is queued; the calls must have been aborted.
+
+        The memory that an aborted call was to fill may be given to others before: they come behind it in its stream.
+
+        Raises:
+            RuntimeError: if it does not end in DRAIN_S seconds, or the GPU has failed: then it cannot be used any more.
+        """
+        drained: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self.gpu.synchronize()
+                drained.set_result(None)
+            except BaseException as error:
+                drained.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="aurora-drain").start()
+        try:
+            drained.result(DRAIN_S)
+        except TimeoutError:
+            raise RuntimeError(f"the GPU's aborted calls did not end within {DRAIN_S:g} s") from None
+
+
+class EpochNcclTransport(NcclTransport):
+    """An NCCL transport over a communicator of an epoch. A call ends by RankFailed when the epoch is over.
+
+    Args:
+        calls: of the communicator.
+        control: for `gather`, over a gloo group of the same epoch.
+        timeout_s: seconds that an exchange may take.
+    """
+
+    def __init__(self, calls: EpochCalls, control: GlooTransport, timeout_s: float) -> None:
+        super().__init__(calls, control, timeout_s)
+
+    def _make_communicator(self, timeout_s: float | None) -> None:
+        """Nothing: it was made when the epoch's members connected."""
+
+    def wait(self) -> None:
+        """Waits until this rank's transfers are done, and all else that is queued: then an error of the GPU has shown."""
+        super().wait()
+        timer = self._calls.timer
+        try:
+            timer.seconds(timer.mark())
+        except RuntimeError as error:
+            raise self._calls.failure or peer_lost(self.rank, (), error) from None
+        if self._calls.failure is not None:
+            raise self._calls.failure

@@ -1,0 +1,223 @@
+"""NCCL communicators of epochs on an emulated GPU: what waits for a lost peer is aborted, once, and the next epoch goes on."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from aurora.errors import RankFailed
+from aurora.planner.alltoall.registry import ORDER
+from aurora.runtime.distributed import epoch_nccl, nccl
+from aurora.runtime.distributed.elastic_steps import run_elastic
+from aurora.runtime.distributed.epoch_gpu import NcclGpu
+from aurora.runtime.distributed.epoch_groups import _group
+from aurora.runtime.distributed.epoch_nccl import EpochCommunicators, EpochNcclTransport
+from aurora.runtime.distributed.lighthouse import Lighthouse
+from aurora.runtime.distributed.member import Member
+from aurora.types import Network
+from tests.runtime.distributed.emulated_gpu import EmulatedGpu, Killed, die
+from tests.runtime.distributed.summed_steps import SummedSteps
+
+SECRET = b"of all members, and of nobody else"
+
+
+class ExchangedSteps(SummedSteps):
+    """Each step also exchanges, over the GPUs, the step's number between all members; and each epoch begins with one."""
+
+    def begin(self, epoch, settlement, groups):
+        super().begin(epoch, settlement, groups)
+        self._transport = self.member.transport()
+        self._exchange(-1)
+
+    def prepare(self):
+        self._exchange(self.step)
+        super().prepare()
+
+    def _exchange(self, number):
+        transport = self._transport
+        everyone_RR = 1 - np.eye(transport.ranks, dtype=np.int64)
+        order = ORDER["openshop"](everyone_RR, Network.equal(transport.ranks), rng=np.random.default_rng(0))
+        sends = [torch.full((3,), number) for _ in range(transport.ranks)]
+        recvs = [torch.full_like(each, -9) for each in sends]
+        transport.exchange(order, sends, recvs, lambda *_: None)
+        transport.wait()
+        assert all((each == number).all() for peer, each in enumerate(recvs) if peer != transport.rank)
+
+
+class Members:
+    """Members as threads. One ends, and says nothing more, when its GPU is about to make the call of `dies`, by its name."""
+
+    def __init__(self, steps, dies):
+        self.lost, self.errors, self.works, self.gpus, self.dies = [], [], {}, {}, dies
+        self.lighthouse = Lighthouse(SECRET, 3, absent_s=30, on_lost=lambda name, reason: self.lost.append(name))
+        self.steps, self._threads = steps, {}
+
+    def start(self, name, on_commit=lambda step: None, waits=False):
+        member = None
+
+        def on_call(group, call):
+            if self.dies.get(name) == (group, call):
+                die(member)
+
+        self.gpus[name] = EmulatedGpu(on_call, waits)
+        member = Member(self.lighthouse.address, name, SECRET, timeout_s=60, gpu=self.gpus[name])
+        self.works[name] = ExchangedSteps(member, self.steps, on_commit=on_commit)
+
+        def run():
+            try:
+                run_elastic(member, self.works[name])
+                member.close()
+            except Killed:
+                pass
+            except BaseException as error:
+                self.errors.append(error)
+
+        self._threads[name] = threading.Thread(target=run, daemon=True)
+        self._threads[name].start()
+
+    def join(self, *names):
+        for name in names:
+            self._threads[name].join(60)
+            assert not self._threads[name].is_alive()
+        assert self.errors == []
+        self.lighthouse.close()
+
+
+def check_aborted_once(gpu):
+    """Each communicator that was made was aborted once; an abort's thread may still be about to."""
+    end_s = time.monotonic() + 60
+    while any(group.aborts == 0 for group in gpu.groups) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert [group.aborts for group in gpu.groups if group.made] == [1] * sum(group.made for group in gpu.groups)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communicators(waits):
+    members = Members(steps=20, dies={"b": (0, 6)})  # in the second call of an exchange
+    for name in "abc":
+        members.start(name, waits=waits)
+    members.join("a", "c")
+    for name in "ac":
+        work = members.works[name]
+        assert (work.step, work.total) == (20, 210.0)
+        assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "c")]
+        check_aborted_once(members.gpus[name])
+        assert len(members.gpus[name].groups) == 2
+    assert members.lost == ["b"]
+
+
+def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step():
+    joined = threading.Event()
+
+    def join(step):
+        if step == 5 and not joined.is_set():
+            joined.set()
+            members.start("late")
+
+    members = Members(steps=30, dies={"late": (0, 0)})
+    for name in "abc":
+        members.start(name, on_commit=join)
+    members.join("a", "b", "c")
+    for name in "abc":
+        work, groups = members.works[name], members.gpus[name].groups
+        assert (work.step, work.total) == (30, 465.0)
+        assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "b", "c")]
+        assert [group.made for group in groups] in ([True, False, True], [True, True])  # its end may be heard of before
+    assert members.lost == ["late"]
+
+
+class Stuck(EmulatedGpu):
+    """A GPU on which calls do not end, not even aborted ones."""
+
+    def reached(self, mark):
+        return mark == 0
+
+    def synchronize(self):
+        time.sleep(60)
+
+
+def alone(gpu, ranks=1):
+    communicators = EpochCommunicators(gpu)
+    communicators.make(HashStore, 1, 0, ranks, 1, 60.0, threading.Event())
+    return communicators
+
+
+def test_who_waits_goes_on_although_an_aborted_call_does_not_end(monkeypatch):
+    monkeypatch.setattr(epoch_nccl, "DRAIN_S", 0.05)
+    gpu = Stuck(waits=False)
+    communicators = alone(gpu)
+    transport = EpochNcclTransport(communicators.calls[0], None, 60.0)
+    gpu.post(lambda: None)
+    threading.Timer(0.05, communicators.abort, [RankFailed("the epoch is over")]).start()
+    with pytest.raises(RankFailed, match="the epoch is over"):
+        transport.wait()
+    with pytest.raises(RuntimeError, match=r"aborted calls did not end within 0\.05 s"):
+        communicators.drain()
+
+
+def test_an_error_of_the_gpu_shows_before_a_vote():
+    class Broken(EmulatedGpu):
+        def reached(self, mark):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore of it")
+
+    transport = EpochNcclTransport(alone(Broken()).calls[0], None, 60.0)
+    with pytest.raises(RankFailed, match=r"rank 0 lost the others: CUDA error: an illegal memory access was encountered$"):
+        transport.wait()
+
+
+def test_what_was_received_by_an_aborted_call_is_not_given_to_anyone():
+    """The call is aborted and has ended before its receiver looks."""
+    communicators = alone(EmulatedGpu())
+    transport = EpochNcclTransport(communicators.calls[0], None, 60.0)
+    communicators.abort(RankFailed("first"))
+    communicators.abort(RankFailed("second"))
+    with pytest.raises(RankFailed, match="first"):
+        transport.wait()
+
+
+def test_a_grouped_call_that_fails_leaves_no_group_open():
+    class Failing:
+        open = 0
+
+        def _start_coalescing(self, device):
+            self.open += 1
+
+        def send(self, *_):
+            raise RuntimeError("NCCL communicator was aborted")
+
+        def _end_coalescing(self, device):
+            self.open -= 1
+
+    group = Failing()
+    calls = epoch_nccl.EpochCalls(EpochCommunicators(EmulatedGpu()), group, 0, 2)
+    with pytest.raises(RuntimeError, match="was aborted"):
+        calls.post([nccl.End(1, True, torch.zeros(1))])
+    assert group.open == 0
+
+
+def test_torch_has_the_groups_that_nccl_gpus_make(monkeypatch):
+    """With gloo's backend in the place of NCCL's, which only torch for GPUs has."""
+    made = []
+
+    def backend(store, rank, ranks, options):
+        made.append(options)
+        return _group(store, rank, ranks, 60.0, "127.0.0.1")
+
+    backend.Options = lambda: SimpleNamespace(_timeout=None, config=SimpleNamespace(blocking=None))
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", backend, raising=False)
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        monkeypatch.setenv(f"TORCH_NCCL_{name}", "")  # so that they are as before in the end
+        monkeypatch.delenv(f"TORCH_NCCL_{name}")
+    gpu = NcclGpu("cuda:0")
+    group = gpu.new_group(HashStore(), 0, 1, 60.0)
+    gpu.make_communicator(group)
+    with pytest.raises(RuntimeError, match="gloo does not implement startCoalescing"):
+        group._start_coalescing(torch.device("cuda"))
+    gpu.abort(group)
+    assert [(options._timeout.total_seconds(), options.config.blocking) for options in made] == [(60.0, 1)]
+    assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
