@@ -1,4 +1,4 @@
-"""Dispatch kernels on one GPU: `python bench/gpu/kernels.py` writes bench/gpu/kernels-DATE.md, and needs CUDA and Triton.
+"""Dispatch kernels on one GPU: `python bench/gpu/dispatch_kernels.py` writes bench/gpu/kernels-DATE.md; CUDA and Triton only.
 
 Rows permuted there and back beside a plain copy and beside torch; an all-to-all of one NCCL rank with itself; two models'
 experts on two streams against one after the other. Times are medians of CUDA events.
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
-    sys.exit("bench/gpu/kernels.py: expected a CUDA device and Triton, found none; nothing was measured.")
+    sys.exit("bench/gpu/dispatch_kernels.py: expected a CUDA device and Triton, found none; nothing was measured.")
 
 import aurora
 from aurora.runtime import permutation_triton
@@ -149,7 +149,8 @@ def two_streams() -> list[str]:
 
 def main() -> None:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = [f"# Dispatch kernels on a GPU, {today}", "", f"`python bench/gpu/kernels.py` on {torch.cuda.get_device_name()}."]
+    command = f"`python bench/gpu/dispatch_kernels.py` on {torch.cuda.get_device_name()}."
+    lines = [f"# Dispatch kernels on a GPU, {today}", "", command]
     for section in (permuting, alone_on_nccl, two_streams):
         lines += ["", *section()]
     out = Path(__file__).parent / f"kernels-{today}.md"

@@ -1,4 +1,4 @@
-"""What dispatch and combine cost beside the network: `python bench/kernels.py` writes bench/results/kernels-DATE.md.
+"""What dispatch and combine cost beside the network: `python bench/dispatch_kernels.py` writes bench/results/kernels-DATE.md.
 
 Experts' matrix products by transformers' own implementations, one MoE layer's dispatch and combine over two ranks against the
 same with torch's all_to_all_single, the host's work before transfers at 8 to 64 ranks, one `aurora.all_to_all` against torch's,
@@ -398,7 +398,8 @@ def saved() -> list[str]:
 def main() -> None:
     parts = [part() for part in (layer, local, before_posting, experts, saved)]
     load = f"Load average at the end: {os.getloadavg()[0]:.1f}."
-    write("kernels", [f"# Dispatch kernels, {today()}", "", f"`python bench/kernels.py` on {machine()}. {load}"], *parts)
+    command = f"`python bench/dispatch_kernels.py` on {machine()}. {load}"
+    write("kernels", [f"# Dispatch kernels, {today()}", "", command], *parts)
 
 
 if __name__ == "__main__":
