@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aurora.planner.gradient_codes import load_of, make_code
+from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.aggregation_worker import Arguments, Delay
 from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.training.part_gradients import CHOSEN, LOSSES, STEP, WEIGHTS, PartGradients
@@ -21,6 +21,14 @@ from aurora.types import AggregationResult, TrainOptions
 from aurora.types.arrays import IntArray
 
 NORMAL = ("used", "not needed", "not waited for")  # states of workers that say nothing bad
+
+
+def code_of(options: TrainOptions) -> GradientCode:
+    """Returns the code by which ranks share a batch of as many parts; BadInput or InfeasiblePlan if there is none."""
+    ranks, scheme = options.ranks, options.scheme
+    return make_code(
+        scheme, ranks, ranks, load_of(scheme, ranks, ranks, options.redundancy), np.random.default_rng(options.seed)
+    )
 
 
 class CodedGradients:
@@ -45,9 +53,7 @@ class CodedGradients:
     def __init__(
         self, trainer: Trainer, path: str, samples_NT: IntArray, options: TrainOptions, delay_s: Delay | None = None
     ) -> None:
-        workers, scheme, rng = options.ranks, options.scheme, np.random.default_rng(options.seed)
-        code = make_code(scheme, workers, workers, load_of(scheme, workers, workers, options.redundancy), rng)
-        work = PartGradients(path, samples_NT, options, workers)
+        code, work = code_of(options), PartGradients(path, samples_NT, options, options.ranks)
         self._aggregator = CodedAggregator(work, [code], timeout_s=options.timeout_s, delay_s=delay_s, port=options.port)
         self._trainer = trainer
         self._experts = trainer.state.layers[0].count if router_loss_weight(trainer.model, options.router_loss) else 0

@@ -20,6 +20,7 @@ from aurora.runtime.distributed.process_groups import (
 )
 from aurora.runtime.distributed.transport import Transport
 from aurora.training.checkpoint import begun_checkpoints
+from aurora.training.coded_gradients import code_of
 from aurora.training.coded_run import train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import join_training, train_elastic
@@ -47,6 +48,10 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
         )
+    if options.redundancy > 1:
+        if rank_info is not None:
+            raise BadInput("`redundancy`: starts its ranks by itself, expected none of torchrun's environment variables")
+        code_of(options)  # refused before a folder is made, if there is none
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
     if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
@@ -59,8 +64,6 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
     if options.elastic:
         return train_elastic(*args)
     if options.redundancy > 1:
-        if rank_info is not None:
-            raise BadInput("`redundancy`: starts its ranks by itself, expected none of torchrun's environment variables")
         with sole_run(output):
             return train_coded(*args)
     with nullcontext() if rank_info is not None and rank_info.rank != 0 else sole_run(output):

@@ -173,3 +173,4 @@ def test_codes_that_do_not_fit_are_refused_before_any_rank_starts(folder, tmp_pa
     ):
         with pytest.raises(error, match=said):
             train(folder, [text], replace(OPTIONS, steps=1, **change), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
