@@ -16,7 +16,7 @@ from aurora.runtime import process_port_arbiter as colocated
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.types import RunOptions
 
-CONTEXT = multiprocessing.get_context("fork")
+CONTEXT = multiprocessing.get_context("forkserver")  # a fork of this process, with all that tests import, may crash
 TIMEOUT_S = 300.0  # longer than any process waits for a core of a busy machine
 
 
