@@ -60,7 +60,7 @@ def main() -> None:
             found = simulate_requests(plan, profile, drawn_requests(options), options)
             off, served = np.abs(found.off_C), found.served
             errors = [f"{value:.1%}" for value in (np.median(off), off.max(), found.off_C.mean())]
-            times = [seconds(percentiles(each)["p50"] or 0.0) for each in (served.ttft_s_Q, served.tpot_s_Q)]
+            times = [seconds(percentiles(each)["p50"] or 0.0) for each in (served.ttft_s_Q, served.tpot_s_X)]
             rate = f"{options.rate:g}" + (", queue grows" if served.queue_grows else "")
             table.add(name, served_by, rate, served.steps, found.points, *errors, *times)
     write("requests", ["# Simulated requests"], table.lines)

@@ -232,7 +232,7 @@ def requests_json(found: RequestSimulation) -> Found:
         "seconds": served.seconds,
         "tokens_per_s": served.tokens_per_s,
         "ttft_s": percentiles(served.ttft_s_Q),
-        "tpot_s": percentiles(served.tpot_s_Q),
+        "tpot_s": percentiles(served.tpot_s_X),
         "queue_grows": served.queue_grows,
         "steps": served.steps,
         "simulated_steps": found.points,

@@ -48,7 +48,7 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
 
     rates = [each.tokens_per_s for each in served]
     add("tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
-    ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_Q) for each in served])
+    ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_X) for each in served])
     for what, times in (("TTFT", ttfts), ("TPOT", tpots)):
         for name in times[0]:
             values = [each[name] for each in times]

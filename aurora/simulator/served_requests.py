@@ -54,7 +54,7 @@ class ServedRequests:
         return self.first_s_Q - self.requests.arrival_s_Q
 
     @property
-    def tpot_s_Q(self) -> FloatArray:
+    def tpot_s_X(self) -> FloatArray:
         """(X,) time per output token of each request with two or more: from its first to its last, over those after it."""
         after_Q = self.requests.output_tokens_Q - 1
         some = after_Q > 0

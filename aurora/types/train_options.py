@@ -8,16 +8,8 @@ from aurora.types.option_checks import above_zero, zero_or_more
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
-OF_EACH_HOST = {
-    "ranks",
-    "respawn",
-    "resume",
-    "elastic",
-    "timeout_s",
-    "port",
-    "lead",
-    "join",
-}  # all others: the leader's
+# Options of each host; all others are the leader's.
+OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "elastic", "timeout_s", "port", "lead", "join"))
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,7 @@ def measure(
     seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], str]:
     """This rank's spans by job, and what AUTO chose."""
-    join(seat, hosts, meeting)
-    cluster = _cluster(hosts, rates_Bps)
-    transport = GlooTransport(None, cluster)
+    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     choice = calibrate(transport, cluster, _planned(cluster))
     return _spans(jobs, transport, cluster, choice, repetitions), str(choice)
 
@@ -58,9 +56,7 @@ def measure_watched(
 
     AUTO is watched from phase to phase. drawn: the matrices of a phase. busy: by phase, how many other processes compute.
     """
-    join(seat, hosts, meeting)
-    cluster = _cluster(hosts, rates_Bps)
-    transport = GlooTransport(None, cluster)
+    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     choice = calibrate(transport, cluster, _planned(cluster))
     watch = OrderWatch(choice, AUTO, cluster.gpus[seat.rank], None)
     spans: list[dict[str, list[Span]]] = []
@@ -111,17 +107,17 @@ def measure_priced(
     seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], list[Cluster]]:
     """This rank's spans by job, and the network as found before and after; no job is AUTO."""
-    join(seat, hosts, meeting)
-    cluster = _cluster(hosts, rates_Bps)
-    transport = GlooTransport(None, cluster)
+    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     before = measured_network(transport, cluster, "cpu")
     spans = _spans(jobs, transport, cluster, None, repetitions)
     return spans, [before, measured_network(transport, cluster, "cpu")]
 
 
-def _cluster(hosts: Sequence[str], rates_Bps: np.ndarray) -> Cluster:
+def _joined(seat: RankInfo, hosts: Sequence[str], meeting: str, rates_Bps: np.ndarray) -> tuple[Cluster, GlooTransport]:
+    join(seat, hosts, meeting)
     gpus = [Gpu(host, "cpu", 0, rate, rate, 1) for host, rate in zip(hosts, rates_Bps.tolist(), strict=True)]
-    return Cluster("network", tuple(gpus))
+    cluster = Cluster("network", tuple(gpus))
+    return cluster, GlooTransport(None, cluster)
 
 
 def _spans(
@@ -151,9 +147,7 @@ def measure_after_links(
     seat: RankInfo, hosts: Sequence[str], meeting: str, jobs: Sequence[ExchangeJob], rates_Bps: np.ndarray, repetitions: int
 ) -> tuple[list[list[Span]], LinkMeasurements]:
     """This rank's spans by job, and the links as found before; no job is AUTO."""
-    join(seat, hosts, meeting)
-    cluster = _cluster(hosts, rates_Bps)
-    transport = GlooTransport(None, cluster)
+    cluster, transport = _joined(seat, hosts, meeting, rates_Bps)
     links = time_links(transport)
     return _spans(jobs, transport, cluster, None, repetitions), links
 

@@ -36,7 +36,7 @@ def test_one_request_by_hand():
     seen = []
     served = serve(made((5, 10, 3)), 2, by_tokens, limits(4), lambda *step: seen.append((step[0].tolist(), *step[1:])))
     assert seen == [([4, 0], 1, 14.0), ([4, 0], 1, 14.0), ([2, 0], 1, 12.0), ([1, 0], 2, 11.0)]
-    assert (served.ttft_s_Q.tolist(), served.tpot_s_Q.tolist(), served.steps) == ([40.0], [11.0], 5)
+    assert (served.ttft_s_Q.tolist(), served.tpot_s_X.tolist(), served.steps) == ([40.0], [11.0], 5)
     assert served.last_s_Q.tolist() == [67.0]
     assert served.tokens_per_s == 3 / 62
 
@@ -49,7 +49,7 @@ def test_a_request_that_generates_goes_on_beside_a_prompt():
     served = serve(made((0, 4, 3), (1, 8, 1)), 1, by_tokens, limits(6))
     assert served.first_s_Q.tolist() == [14.0, 44.0]
     assert served.last_s_Q.tolist() == [44.0, 44.0]
-    assert served.tpot_s_Q.tolist() == [15.0]
+    assert served.tpot_s_X.tolist() == [15.0]
 
 
 def test_ranks_step_together_and_a_rank_without_requests_computes_one_token():
@@ -111,7 +111,7 @@ def test_what_holds_for_all_requests(rows, ranks, tokens, at_once):
     busy_s = sum(steps * seconds for _, steps, seconds in seen)
     assert served.last_s_Q.max() <= requests.arrival_s_Q[-1] + busy_s + 1e-6
     assert (served.ttft_s_Q >= 10).all()
-    assert (served.tpot_s_Q >= 11 - 1e-9).all()
+    assert (served.tpot_s_X >= 11 - 1e-9).all()
 
 
 def test_steps_that_are_alike_are_counted_as_if_one_by_one():
