@@ -30,7 +30,7 @@ class NoArbiter:
 
     exclusive = True
 
-    def start_compute(self, high_priority: bool = False) -> None: ...
+    def start_compute(self, level: int = 0) -> None: ...
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         return False

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 
-from aurora.types import BARRIERS, TIME_SLICES, PlanOptions
+from aurora.types import BARRIERS, PRIORITIES, TIME_SLICES, PlanOptions
 from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, SIMULATED_ORDERS
 from aurora.types.run_options import DTYPES, INTERLEAVE, RUN_ORDERS, TRANSPORTS
 from aurora.types.train_options import TRAIN_DTYPES, TRAIN_TRANSPORTS
@@ -160,6 +160,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "sweep_key": _sweep_keys,
     "gpu_kind": _gpu_kinds,
     "time_slice": lambda: TIME_SLICES,
+    "priority": lambda: PRIORITIES,
     "all_to_all": lambda: ALL_TO_ALLS,
     "transport": lambda: TRANSPORTS,
     "dtype": lambda: DTYPES,

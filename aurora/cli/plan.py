@@ -71,6 +71,11 @@ def plan(
     time_slice: Annotated[
         str, option(PlanOptions, "time_slice", more=": {time_slice}", panel=STRATEGY, choices=["time_slice"])
     ] = DEFAULTS.time_slice,
+    priorities: Annotated[
+        list[str] | None, option(PlanOptions, "priorities", "--priority", panel=STRATEGY, choices=["priority"])
+    ] = None,
+    weights: Annotated[list[int] | None, option(PlanOptions, "weights", "--weight", panel=STRATEGY)] = None,
+    preemption_s: Annotated[float, option(PlanOptions, "preemption_s", "--preemption", panel=STRATEGY)] = DEFAULTS.preemption_s,
     coactivation: Annotated[
         bool, option(PlanOptions, "coactivation", "--co-activation", panel=STRATEGY)
     ] = DEFAULTS.coactivation,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aurora.cli.common import check_model, check_output, need, profiles_of
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
+from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import ControlOptions, Plan, Profile, RunOptions, Trace
 
@@ -60,6 +60,7 @@ def run(
     interleave: Annotated[
         str, option(RunOptions, "interleave", more=" ({interleave})", panel=PORTS, choices=["interleave"])
     ] = DEFAULTS.interleave,
+    priorities: Priorities = None,
     colocate: Annotated[str | None, option(RunOptions, "colocate", panel=PORTS)] = DEFAULTS.colocate,
     verify: Annotated[
         bool, typer.Option("--verify", help="compare with the plain model in one process", rich_help_panel=COMPARE)
@@ -115,8 +116,9 @@ def run(
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_prompts
     from aurora.planner.check.engines import check_run
+    from aurora.planner.resolve_options import with_priorities
 
-    loaded = load_plan(plan)
+    loaded = with_priorities(load_plan(plan), priorities or ())
     check_run(loaded)
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:

@@ -7,7 +7,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, profiles_of
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
+from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
 from aurora.types import ControlOptions, RequestOptions
 
 DEFAULTS = ControlOptions()
@@ -15,8 +15,8 @@ ENGINE = RequestOptions()
 REPLAYED = ("windows", "lasting", "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-SIMULATED = ("barriers", "orders", "interleave", "staged", "trace", "layers")  # that go without --adapt
-TRACED = ("interleave", "trace", "layers")  # of these, those that go without requests too
+SIMULATED = ("barriers", "orders", "interleave", "priorities", "staged", "trace", "layers")  # that go without --adapt
+TRACED = ("interleave", "priorities", "trace", "layers")  # of these, those that go without requests too
 CHANGING, SERVED = "Traffic that changes", "Requests"  # panels of the help
 
 
@@ -48,6 +48,7 @@ def simulate(
             help="several models: on, at the same time; off, one after the other", autocompletion=completed("interleave")
         ),
     ] = "on",
+    priorities: Priorities = None,
     staged: Annotated[
         bool, typer.Option("--staged", help="transfers run in stages, as NCCL's grouped calls do, instead of one by one")
     ] = False,
@@ -109,10 +110,11 @@ def simulate(
     from aurora.io import load_plan, save
     from aurora.planner.check.traffic import without_proof
     from aurora.planner.plan_seconds import seconds_between
+    from aurora.planner.resolve_options import with_priorities
     from aurora.reports.trace_tables import summary_table
     from aurora.reports.trace_times import summarise
 
-    loaded = load_plan(plan)
+    loaded = with_priorities(load_plan(plan), priorities or ())
     target = trace or plan.with_suffix(".predicted.npz")
     check_output(trace=target)
     traffic = profiles_of(loaded, plan, profile)

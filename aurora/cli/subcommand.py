@@ -29,6 +29,14 @@ WORST = 3  # layers that tables show without --layers
 RUNNING: ContextVar[Mapping[str, Any]] = ContextVar("RUNNING")  # the parameters of the subcommand that runs, by name
 
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see docs/json.md, and nothing else")]
+Priorities = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--priority",
+        help="one per model, in place of the plan's: {priority}; interactive models go before batch models",
+        autocompletion=completed("priority"),
+    ),
+]
 Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instead of the {WORST} worst")]
 
 

@@ -213,6 +213,8 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared 
     int: (int,),
     float: (float, int),
     int | None: (int, type(None)),
+    tuple[str, ...]: (list,),
+    tuple[int, ...]: (list,),
 }
 
 

@@ -1,7 +1,7 @@
 """Compiles a Plan to a Program: the operations of each rank, in order."""
 
 from aurora.errors import BadInput
-from aurora.types import TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Program
+from aurora.types import PRIORITIES, TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Program, SlicePolicy
 
 
 def compile_plan(plan: Plan) -> Program:
@@ -40,4 +40,16 @@ def compile_plan(plan: Plan) -> Program:
         tuple(model.placement for model in plan.models),
         tuple(ops_ML),
         tuple(model.deduplicated for model in plan.models),
+        policies(plan),
+        preemption_s=plan.options.preemption_s,
+    )
+
+
+def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
+    """Returns how each of the plan's models shares ports and GPUs, by its `priorities` and `weights`."""
+    options, models = plan.options, len(plan.models)
+    interactive_M = [name == PRIORITIES[0] for name in options.priorities] or [False] * models
+    return tuple(
+        SlicePolicy(weight, interactive, options.preemption_s if any(interactive_M) and not interactive else float("inf"))
+        for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
     )

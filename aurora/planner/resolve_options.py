@@ -15,7 +15,7 @@ from aurora.planner.placement.objective import TABLE_2, objectives
 from aurora.planner.placement.profile_costs import AIMS, OWN
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
-from aurora.types import TIME_SLICES, Cluster, PlanOptions, Profile
+from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import ALL_TO_ALLS
 
 GIVEN = "given"  # the place of a plan whose placement somebody else made
@@ -137,8 +137,30 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
 
+def with_priorities(plan: Plan, priorities: Sequence[str]) -> Plan:
+    """Returns the plan with these priorities in place of its own; with none, the plan as it is.
+
+    Raises:
+        BadInput: if there are not as many as models, or one is unknown.
+    """
+    if not priorities:
+        return plan
+    _check_sharing(options := replace(plan.options, priorities=tuple(priorities)), len(plan.models))
+    return replace(plan, options=options)
+
+
+def _check_sharing(options: PlanOptions, models: int) -> None:
+    """Raises BadInput unless priorities and weights are given for each of several models, or not at all."""
+    for name in ("priorities", "weights"):
+        if (found := getattr(options, name)) and models == 1:
+            raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
+        if found and len(found) != models:
+            raise BadInput(f"`{name}`: expected one for each of {models} models, found {len(found)}")
+
+
 def _check_scenario(options: PlanOptions, models: int) -> None:
     """Raises BadInput for options of a single model if there are several models, and the other way round."""
+    _check_sharing(options, models)
     if models == 1:
         if options.time_slice != "auto":
             raise BadInput("`time_slice`: is for models that share the GPUs, found one model")

@@ -13,7 +13,7 @@ from aurora.models.own_weights import release_freed_memory
 from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.layer_context import LayerContext
-from aurora.types import PREEMPTION_INTERVAL_S, Barrier, Compute, Exchange, Op, Placement
+from aurora.types import Barrier, Compute, Exchange, Op, Placement
 from aurora.types.program import hierarchy_of
 
 MIN_CHUNK_ROWS = 64  # between two preemption points
@@ -157,7 +157,7 @@ class DistributedExperts(nn.Module):
         return RowPerRank if self._deduplicate and top_k > 1 else RowPerExpert
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Computes `local` with preemption points: a chunk takes about PREEMPTION_INTERVAL_S, judged by an earlier one."""
+        """Computes `local` with preemption points: a chunk takes about `preemption_s`, judged by an earlier one."""
         recorder, done = self._context.recorder, []
         first = 0
         while first < len(rows):
@@ -177,7 +177,7 @@ class DistributedExperts(nn.Module):
             rows, start, end = self._timed_chunk
             took_s = self._context.recorder.elapsed_s(start, end)
             if took_s is not None:
-                self._chunk_rows = max(MIN_CHUNK_ROWS, int(rows * PREEMPTION_INTERVAL_S / max(took_s, 1e-9)))
+                self._chunk_rows = max(MIN_CHUNK_ROWS, int(rows * self._context.preemption_s / max(took_s, 1e-9)))
                 self._timed_chunk = None
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:

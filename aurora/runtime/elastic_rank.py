@@ -228,7 +228,8 @@ def _serve_epoch(
     rank = epoch.members.index(rank_info.rank)
     device = "cpu" if gpu is None else gpu.device
     groups = channel.join_epoch(epoch, rank_info, len(workers), gpu)
-    arbiters = thread_port_arbiters(len(workers)) if device == "cpu" else thread_port_arbiters(len(workers), submitted_work)
+    policies_M = work.program.policies_M
+    arbiters = thread_port_arbiters(policies_M) if device == "cpu" else thread_port_arbiters(policies_M, submitted_work)
 
     def abort() -> None:
         groups.abort()

@@ -13,7 +13,7 @@ from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.watched_exchanges import WatchedExchanges
-from aurora.types import Exchange, Order
+from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Order, Program
 from aurora.types.arrays import IntArray
 
 
@@ -30,7 +30,7 @@ class LayerContext:
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
         tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
-        preemptive: whether time slices are by layer, so that expert compute has preemption points (see `Program.time_slice`).
+        program: the program in force; None: the model is alone.
         busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
     """
@@ -46,7 +46,7 @@ class LayerContext:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
         self.tokens_LE: torch.Tensor | None = None
-        self.preemptive = False
+        self.program: Program | None = None
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
         self._arbiter = arbiter
@@ -102,12 +102,17 @@ class LayerContext:
 
     @property
     def preemptible(self) -> bool:
-        """Whether other models' high-priority work may wait for a preemption point."""
-        return self.preemptive and not self._arbiter.exclusive
+        """Whether more urgent work of other models may wait for a preemption point."""
+        return self.program is not None and self.program.preemptive(self.model) and not self._arbiter.exclusive
+
+    @property
+    def preemption_s(self) -> float:
+        """Seconds between two preemption points."""
+        return PREEMPTION_INTERVAL_S if self.program is None else self.program.preemption_s
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU. If time slices are by layer, all phases but "expert" have high priority."""
-        self._arbiter.start_compute(self.preemptive and phase != "expert")
+        """Waits for the GPU, as urgently as `Program.compute_level` says."""
+        self._arbiter.start_compute(0 if self.program is None else self.program.compute_level(self.model, phase))
         self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 
     def stop_compute(self, phase: str, layer: int) -> None:
@@ -123,7 +128,7 @@ class LayerContext:
         self.stop_compute(phase, layer)
 
     def yield_to_priority(self, phase: str, layer: int) -> None:
-        """Preemption point within a phase: lets waiting high-priority work run first."""
+        """Preemption point within a phase: lets more urgent work that waits run first."""
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
             self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
 

@@ -77,7 +77,7 @@ class ModelWorker:
         """
         self.context = context
         self.between_steps: Callable[[bool], bool] = context.any_active
-        index, context.preemptive = context.model, program.time_slice == "layer"
+        index, context.program = context.model, program
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
             layer.perform(

@@ -5,30 +5,37 @@
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from aurora.errors import RankFailed
-from aurora.types import has_next_slice
+from aurora.planner.slice_sequence import MOST_OVERTAKEN, SliceSequence
+from aurora.types import SlicePolicy
 
 
 class PortArbiter(Protocol):
     """One model's access to the GPU and the port of its rank. Used by one thread at a time.
 
-    One model at a time computes, first come first served. Exchanges of the models take the port one after the other, in the
-    same sequence on every rank, so that ranks cannot deadlock.
+    One model at a time computes: the most urgent first, of equally urgent ones first come first served. Compute that was
+    overtaken MOST_OVERTAKEN times goes before all other, so that no model starves. Exchanges of the models take the port one
+    after the other, in the same sequence on every rank, so that ranks cannot deadlock.
     """
 
     @property
     def exclusive(self) -> bool:
         """Whether no other model shares this rank."""
 
-    def start_compute(self, high_priority: bool = False) -> None:
-        """Waits for the GPU and keeps it until `stop_compute`; high-priority work goes first, on a GPU beside other work."""
+    def start_compute(self, level: int = 0) -> None:
+        """Waits for the GPU and keeps it until `stop_compute`.
+
+        Args:
+            level: how urgent the work is, see `Program.compute_level`; work above 0 runs on a GPU beside other work.
+        """
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Preemption point: lets waiting high-priority work run, after `on_yield`. Returns whether any ran."""
+        """Preemption point: lets waiting work of a higher level run, after `on_yield`. Returns whether any ran."""
 
     def stop_compute(self) -> None:
         """Releases the GPU."""
@@ -50,29 +57,47 @@ class SubmittedWork(Protocol):
         """Makes the GPU run this work before any work that the caller submits from now on."""
 
 
-def thread_port_arbiters(models: int, submitted: Callable[[], SubmittedWork | None] = lambda: None) -> list[PortArbiter]:
+def thread_port_arbiters(
+    models: int | Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] = lambda: None
+) -> list[PortArbiter]:
     """Makes port arbiters, one per model, for models that share one rank as threads of this process.
 
-    Time slices of the port alternate between the models (see `has_next_slice`); a model that has left is skipped. `submitted`
-    returns what the caller has submitted to the GPU, so that the next model's work or exchange is ordered after it and no host
-    thread waits for the GPU.
+    Args:
+        models: the models' policies, or how many models there are, all alike. Time slices of the port follow
+            `has_next_slice`; a model that has left is skipped.
+        submitted: returns what the caller has submitted to the GPU, so that the next model's work or exchange is ordered after
+            it and no host thread waits for the GPU.
     """
-    rank = _RankState(models, submitted)
-    return [_ThreadPortArbiter(rank, model) for model in range(models)]
+    policies_M = (SlicePolicy(),) * models if isinstance(models, int) else models
+    rank = _RankState(policies_M, submitted)
+    return [_ThreadPortArbiter(rank, model) for model in range(len(policies_M))]
+
+
+@dataclass
+class _Work:
+    """Compute that waits for the GPU or has it; the smallest `rank` goes first."""
+
+    level: int
+    ticket: int
+    overtaken: int = 0
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        return self.overtaken < MOST_OVERTAKEN, -self.level, self.ticket
 
 
 class _RankState:
     """What the arbiters of one rank share."""
 
-    def __init__(self, models: int, submitted: Callable[[], SubmittedWork | None]) -> None:
+    def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None]) -> None:
         self.submitted = submitted
         self.last_compute: SubmittedWork | None = None
         self.last_exchange: SubmittedWork | None = None
         self.changed = threading.Condition()
         self.computing = False
         self.tickets = 0
-        self.waiting: set[tuple[bool, int]] = set()  # (not high-priority, ticket): the smallest is next
-        self.slices_done_M = [0.0] * models
+        self.waiting: list[_Work] = []
+        self.models, self.slices = len(policies_M), SliceSequence(policies_M)
         self.failure: BaseException | None = None
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -84,24 +109,24 @@ class _RankState:
 class _ThreadPortArbiter:
     def __init__(self, rank: _RankState, model: int) -> None:
         self._rank, self._model = rank, model
-        self._ticket = (True, -1)
+        self._work = _Work(0, 0)
 
     @property
     def exclusive(self) -> bool:
-        return len(self._rank.slices_done_M) == 1
+        return self._rank.models == 1
 
-    def start_compute(self, high_priority: bool = False) -> None:
+    def start_compute(self, level: int = 0) -> None:
         rank = self._rank
         with rank.changed:
-            self._ticket, rank.tickets = (not high_priority, rank.tickets), rank.tickets + 1
+            self._work, rank.tickets = _Work(level, rank.tickets), rank.tickets + 1
             self._acquire()
-            if rank.last_compute is not None and not high_priority:
+            if rank.last_compute is not None and not level:
                 rank.last_compute.wait()
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         rank = self._rank
         with rank.changed:
-            if all(low_priority for low_priority, _ in rank.waiting):
+            if all(work.level <= self._work.level for work in rank.waiting):
                 return False
             on_yield()
             rank.computing = False
@@ -112,18 +137,19 @@ class _ThreadPortArbiter:
     def stop_compute(self) -> None:
         rank = self._rank
         with rank.changed:
-            low_priority, _ = self._ticket
-            if low_priority:
+            if not self._work.level:
                 rank.last_compute = rank.submitted()
             rank.computing = False
             rank.changed.notify_all()
 
     def _acquire(self) -> None:
-        rank = self._rank
-        rank.waiting.add(self._ticket)
-        rank.wait_for(lambda: not rank.computing and min(rank.waiting) == self._ticket)
-        rank.waiting.remove(self._ticket)
-        rank.computing = True
+        rank, work = self._rank, self._work
+        rank.waiting.append(work)
+        rank.wait_for(lambda: not rank.computing and min(rank.waiting, key=lambda each: each.rank) is work)
+        rank.waiting.remove(work)
+        rank.computing, work.overtaken = True, 0
+        for each in rank.waiting:
+            each.overtaken += each.ticket < work.ticket
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
@@ -134,20 +160,20 @@ class _ThreadPortArbiter:
         yield
         self._rank.last_exchange = self._rank.submitted()
         if not hold_port:
-            self._finish_slices(1)
+            self._change_slices(self._rank.slices.finish)
 
     def leave(self) -> None:
-        self._finish_slices(float("inf"))
+        self._change_slices(self._rank.slices.leave)
 
     def abort(self, error: BaseException) -> None:
         with self._rank.changed:
             self._rank.failure = self._rank.failure or error
             self._rank.changed.notify_all()
 
-    def _finish_slices(self, count: float) -> None:
+    def _change_slices(self, change: Callable[[int], None]) -> None:
         with self._rank.changed:
-            self._rank.slices_done_M[self._model] += count
+            change(self._model)
             self._rank.changed.notify_all()
 
     def _has_next_slice(self) -> bool:
-        return has_next_slice(self._rank.slices_done_M, self._model)
+        return self._rank.slices.has_next(self._model)

@@ -42,7 +42,7 @@ from aurora.errors import BadInput, RankFailed
 LOG = logging.getLogger("aurora.run")
 TABLE_VERSION = 4
 TURN_S = 5.0  # how long others wait for one use of the GPU or the port
-PRIORITY = 1 << 62  # subtracted from the tickets of high-priority work, so that it comes before all other
+PRIORITY = 1 << 61  # subtracted from the tickets of work for each level above 0, so that it comes before all other
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
 POLL_S = 0.02  # how often a waiting process checks whether the processes before it live
 WAKEUPS = ".wakeups"  # suffix of the named pipe that a waiting process listens on
@@ -133,6 +133,7 @@ class ProcessPortArbiter:
         self._folder, self._gpu, self._finish, self._turn_s = folder, gpu, finish, turn_s
         self._passed_on: dict[tuple[str, int], int] = {}  # tickets of turns that last too long, by GPU or port and slot
         self._failure: BaseException | None = None
+        self._level = 0  # of the work that this model has on the GPU
         try:
             self._file = os.open(folder / "table", OPEN, 0o600)
             os.ftruncate(self._file, TABLE.itemsize)
@@ -166,15 +167,16 @@ class ProcessPortArbiter:
         """Whether no other model shares this GPU."""
         return bool(self._table.here_MG[:, self._gpu].sum() == 1)
 
-    def start_compute(self, high_priority: bool = False) -> None:
+    def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU; see `PortArbiter.start_compute`."""
         with self._locked():
-            self._table.wants_MG[self.slot, self._gpu] = self._draw() - (PRIORITY if high_priority else 0)
+            self._table.wants_MG[self.slot, self._gpu] = self._draw() - level * PRIORITY
+            self._level = level
         self._acquire_gpu()
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         """Lets waiting high-priority work run first; see `PortArbiter.yield_to_priority`."""
-        if not (self._table.wants_MG[:, self._gpu] < 0).any():
+        if not (self._table.wants_MG[:, self._gpu] < -self._level * PRIORITY).any():
             return False
         self._finish()
         on_yield()

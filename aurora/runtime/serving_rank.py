@@ -42,7 +42,7 @@ from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
 from aurora.runtime.result import MOST_EVENTS, RankResult
 from aurora.runtime.timers import StreamTimer
-from aurora.types import Plan, RunOptions, TraceRecorder
+from aurora.types import Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 
 LOG = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ def serve_rank(
         most = None if options.predictable else MOST_EVENTS
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
         on_gpu = device != "cpu"
-        arbiters = _arbiters(transports, options, on_gpu)
+        arbiters = _arbiters(transports, program.policies_M, options, on_gpu)
         if options.adapt is not None and rank_info.rank == 0:
             compile_decisions()
         began_s = _began_s(transports[0], rank_info)
@@ -205,10 +205,12 @@ def submitted_work() -> torch.cuda.Event:
     return event
 
 
-def _arbiters(transports: Sequence[Transport], options: RunOptions, on_gpu: bool) -> list[PortArbiter]:
+def _arbiters(
+    transports: Sequence[Transport], policies_M: Sequence[SlicePolicy], options: RunOptions, on_gpu: bool
+) -> list[PortArbiter]:
     """Returns one port arbiter per model. Models that do not interleave share nothing."""
     if options.interleave == "on":
-        return thread_port_arbiters(len(transports), submitted_work) if on_gpu else thread_port_arbiters(len(transports))
+        return thread_port_arbiters(policies_M, submitted_work) if on_gpu else thread_port_arbiters(policies_M)
     if options.colocate is None:
         return [arbiter for _ in transports for arbiter in thread_port_arbiters(1)]
     arbiters: list[PortArbiter] = []

@@ -18,7 +18,6 @@ from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, s
 from aurora.types import (
     BARRIERS,
     OVERHEAD,
-    PREEMPTION_INTERVAL_S,
     Barrier,
     Cluster,
     Compute,
@@ -70,7 +69,7 @@ def simulate(
 
     On a rank one model computes at a time, first come first served. Time slices of its port go round the models (see
     `has_next_slice`); a model that has finished is skipped. With time slices by layer, gates and aggregations run before
-    expert compute that waits, and at its preemption points, PREEMPTION_INTERVAL_S apart.
+    expert compute that waits, and at its preemption points; so does all compute of an interactive model.
 
     Args:
         program: a program of any number of models.
@@ -119,14 +118,16 @@ class _Run:
     staged: bool
 
     def __post_init__(self) -> None:
-        self._preemptive = self.interleave and self.barriers != "global" and self.program.time_slice == "layer"
+        self._preempts = self.interleave and self.barriers != "global"
         self.now = 0.0
         self.record = TraceRecorder("predicted", self.program.names_M, self.program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
-        models, ranks = len(self.profiles), range(self.program.ranks)
+        models, ranks, policies_M = len(self.profiles), range(self.program.ranks), self.program.policies_M
         self._arbiters = [
-            simulated_port_arbiters(models) if self.interleave else [simulated_port_arbiters(1)[0] for _ in range(models)]
+            simulated_port_arbiters(policies_M)
+            if self.interleave
+            else [simulated_port_arbiters([policy])[0] for policy in policies_M]
             for _ in ranks
         ]
         self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not self.interleave
@@ -200,16 +201,17 @@ class _Run:
         """One phase of compute on a rank's GPU, with preemption points where the program has them."""
         if self.barriers == "global":  # first all ranks arrive, so that models queue in one sequence on each of them
             yield self._barrier(model, step, layer, f"before {phase}")
-        arbiter, high_priority = self._arbiters[rank][model], self._preemptive and phase != "expert"
-        yield arbiter.start_compute(high_priority)
+        arbiter, preemption_s = self._arbiters[rank][model], self.program.preemption_s
+        yield arbiter.start_compute(self.program.compute_level(model, phase) if self._preempts else 0)
         began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
 
         def record() -> None:
             self.record.add(rank, model, step, layer, phase, began, self.now)
 
-        while self._preemptive and left_s > PREEMPTION_INTERVAL_S and not high_priority:
-            yield self._sleep(PREEMPTION_INTERVAL_S)
-            left_s -= PREEMPTION_INTERVAL_S
+        preemptive = self._preempts and phase == "expert" and self.program.preemptive(model)
+        while preemptive and left_s > preemption_s:
+            yield self._sleep(preemption_s)
+            left_s -= preemption_s
             if (yield from arbiter.yield_to_priority(record)):
                 began = self.now
         yield self._sleep(left_s)

@@ -3,10 +3,12 @@
 Where the runtime's thread would wait, a simulated process yields a `Wait`, and is resumed when the wait is over.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from aurora.types import has_next_slice
+from aurora.planner.slice_sequence import MOST_OVERTAKEN, SliceSequence
+from aurora.types import SlicePolicy
 
 Resume = Callable[[], None]
 Wait = Callable[[Resume], None]  # calls its argument once the wait is over
@@ -16,44 +18,69 @@ Process = Steps[None]
 
 
 class PriorityLock:
-    """Lock for one holder at a time: high-priority work first, otherwise first come first served."""
+    """Lock for one holder at a time: the most urgent first, of equally urgent ones first come first served.
+
+    Who was overtaken MOST_OVERTAKEN times goes before all others.
+    """
 
     def __init__(self) -> None:
-        self._held = False
-        self._waiting: list[Resume] = []
-        self._high_priority: list[Resume] = []
+        self._holder: _Waiting | None = None
+        self._waiting: list[_Waiting] = []
+        self._tickets = 0
 
-    def acquire(self, resume: Resume, high_priority: bool = False) -> None:
-        """Calls `resume` once the caller holds the lock; with `high_priority`, before all callers without."""
-        if self._held:
-            (self._high_priority if high_priority else self._waiting).append(resume)
-        else:
-            self._held = True
-            resume()
+    def acquire(self, resume: Resume, level: int = 0) -> None:
+        """Calls `resume` once the caller holds the lock, before all callers of lower levels."""
+        self._tickets += 1
+        self._waiting.append(_Waiting(resume, level, self._tickets))
+        self._wake()
 
     @property
     def priority_waits(self) -> bool:
-        """Whether high-priority work waits for the lock."""
-        return bool(self._high_priority)
+        """Whether work that is more urgent than the holder's waits for the lock."""
+        return self._holder is not None and any(each.level > self._holder.level for each in self._waiting)
 
     def yield_to_priority(self, resume: Resume) -> None:
-        """Hands the lock to waiting high-priority work; the caller is the next without high priority."""
-        self._waiting.insert(0, resume)
+        """Hands the lock to more urgent work that waits; the caller is the next of its level."""
+        assert self._holder is not None
+        self._holder.resume = resume
+        self._waiting.append(self._holder)
         self.release()
 
     def release(self) -> None:
         """Hands the lock to the next caller, or frees it."""
-        if self._high_priority or self._waiting:
-            (self._high_priority or self._waiting).pop(0)()
-        else:
-            self._held = False
+        self._holder = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._holder is not None or not self._waiting:
+            return
+        self._holder = first = min(self._waiting, key=lambda each: each.rank)
+        self._waiting.remove(first)
+        first.overtaken = 0
+        for each in self._waiting:
+            each.overtaken += each.ticket < first.ticket
+        first.resume()
+
+
+@dataclass
+class _Waiting:
+    """Who waits for a lock or holds it; the smallest `rank` goes first."""
+
+    resume: Resume
+    level: int
+    ticket: int
+    overtaken: int = 0
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        return self.overtaken < MOST_OVERTAKEN, -self.level, self.ticket
 
 
 class _Port:
     """A rank's network port, whose time slices go round the models."""
 
-    def __init__(self, models: int) -> None:
-        self._slices_done_M = [0.0] * models
+    def __init__(self, policies_M: Sequence[SlicePolicy]) -> None:
+        self._slices = SliceSequence(policies_M)
         self._waiting: dict[int, Resume] = {}
 
     def acquire(self, model: int, resume: Resume) -> None:
@@ -61,18 +88,20 @@ class _Port:
         self._waiting[model] = resume
         self._wake()
 
-    def finish_slices(self, model: int, count: float) -> None:
-        """Ends `count` time slices of the model."""
-        self._slices_done_M[model] += count
+    def finish(self, model: int) -> None:
+        """Ends a time slice of the model."""
+        self._slices.finish(model)
+        self._wake()
+
+    def leave(self, model: int) -> None:
+        """Takes the model out of the sequence."""
+        self._slices.leave(model)
         self._wake()
 
     def _wake(self) -> None:
         """Resumes the models that have the next time slice; one that takes no time may end its slice, and wake others, here."""
-        while (model := next(filter(self._has_next_slice, self._waiting), None)) is not None:
+        while (model := next(filter(self._slices.has_next, self._waiting), None)) is not None:
             self._waiting.pop(model)()
-
-    def _has_next_slice(self, model: int) -> bool:
-        return has_next_slice(self._slices_done_M, model)
 
 
 class SimulatedPortArbiter:
@@ -81,12 +110,12 @@ class SimulatedPortArbiter:
     def __init__(self, compute: PriorityLock, port: _Port, model: int) -> None:
         self._compute, self._port, self._model = compute, port, model
 
-    def start_compute(self, high_priority: bool = False) -> Wait:
-        """Waits for the GPU; with `high_priority`, before all waiting work without."""
-        return lambda resume: self._compute.acquire(resume, high_priority)
+    def start_compute(self, level: int = 0) -> Wait:
+        """Waits for the GPU, before all waiting work of lower levels."""
+        return lambda resume: self._compute.acquire(resume, level)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
-        """Calls `on_yield` and lets waiting high-priority work run first, if there is any. Returns whether there was."""
+        """Calls `on_yield` and lets waiting work of higher levels run first, if there is any. Returns whether there was."""
         if not self._compute.priority_waits:
             return False
         on_yield()
@@ -101,14 +130,15 @@ class SimulatedPortArbiter:
         """Runs `transfers` with the port. With `hold_port`, the grant extends through the model's next exchange."""
         yield lambda resume: self._port.acquire(self._model, resume)
         yield from transfers
-        self._port.finish_slices(self._model, 0 if hold_port else 1)
+        if not hold_port:
+            self._port.finish(self._model)
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""
-        self._port.finish_slices(self._model, float("inf"))
+        self._port.leave(self._model)
 
 
-def simulated_port_arbiters(models: int) -> list[SimulatedPortArbiter]:
+def simulated_port_arbiters(policies_M: Sequence[SlicePolicy]) -> list[SimulatedPortArbiter]:
     """Returns one arbiter for each of the models that share a rank."""
-    compute, port = PriorityLock(), _Port(models)
-    return [SimulatedPortArbiter(compute, port, model) for model in range(models)]
+    compute, port = PriorityLock(), _Port(policies_M)
+    return [SimulatedPortArbiter(compute, port, model) for model in range(len(policies_M))]

@@ -51,6 +51,7 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "duration_s": LONGEST_S,
     "max_num_batched_tokens": 1 << 20,
     "max_num_seqs": 1 << 20,
+    "preemption_s": LONGEST_S,
 }
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.option_checks import above_zero, at_most, zero_or_more
+from aurora.types.program import PREEMPTION_INTERVAL_S, PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 SIMULATED_ORDERS = ("plan", "batch")
 ALL_TO_ALLS = ("flat", "hierarchical")
+MOST_WEIGHT = 1000  # of a model's time slices
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ class PlanOptions:
         min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
         time_slice: how long a port belongs to one of the models, "exchange" or "layer"; "auto": the faster in the simulator.
         all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
+        priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
+        weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 for each.
+        preemption_s: seconds that a batch model keeps a GPU or a port at most while an interactive one waits.
     """
 
     place: str = "auto"
@@ -142,10 +147,21 @@ class PlanOptions:
     min_replicas: int | None = None
     time_slice: str = "auto"
     all_to_all: str = "auto"
+    priorities: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    preemption_s: float = PREEMPTION_INTERVAL_S
 
     def __post_init__(self) -> None:
         zero_or_more(self, "seed")
-        above_zero(self, "slots_per_gpu", "min_replicas", "time_limit_s")
+        above_zero(self, "slots_per_gpu", "min_replicas", "time_limit_s", "preemption_s")
+        object.__setattr__(self, "priorities", tuple(self.priorities or ()))
+        object.__setattr__(self, "weights", tuple(self.weights or ()))
+        for name in self.priorities:
+            if name not in PRIORITIES:
+                raise BadInput(f"`priorities`: expected each as one of {', '.join(PRIORITIES)}, found {name!r}")
+        for weight in self.weights:
+            if not 1 <= weight <= MOST_WEIGHT:
+                raise BadInput(f"`weights`: expected each from 1 to {MOST_WEIGHT}, found {weight}")
 
 
 @dataclass(frozen=True)

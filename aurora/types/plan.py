@@ -160,6 +160,9 @@ class Plan(Value):
             raise BadInput("plan: expected at least one model, found none")
         if self.colocated and any(model.deduplicated and model.hierarchy is None for model in self.models):
             raise BadInput(f"plan: flat all-to-alls are deduplicated in plans of one model, found {len(self.models)} models")
+        for name in ("priorities", "weights"):
+            if (found := getattr(self.options, name)) and len(found) != len(self.models):
+                raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(found)}")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         if self.survival_LK is not None:
@@ -215,6 +218,10 @@ class Plan(Value):
         found = {"place": options.place, "assign": options.assign}
         if self.colocated:
             found |= {"colocate": options.colocate, "time_slice": options.time_slice}
+            if options.priorities:
+                found["priorities"] = ", ".join(options.priorities)
+            if options.weights:
+                found["weights"] = ", ".join(map(str, options.weights))
         else:
             found["aim"] = options.aim
         for name in ("slots_per_gpu", "min_replicas"):

@@ -5,6 +5,7 @@ A Program holds orders and shares, not sizes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 from aurora.types.arrays import IntArray
@@ -16,6 +17,7 @@ from aurora.types.value import Value
 BARRIERS = ("gpu", "global", "none")  # which ranks a phase waits for in a simulation; see `aurora.simulate`
 TIME_SLICES = ("exchange", "layer")  # how long a model holds a port: one all-to-all, or a combine and the next dispatch
 PREEMPTION_INTERVAL_S = 0.02  # of expert compute between two preemption points, with time slices by layer
+PRIORITIES = ("interactive", "batch")  # of a model beside others
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,37 @@ def hierarchy_of(ops: Sequence[Op]) -> Hierarchy | None:
     return next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
 
 
-def has_next_slice(done_M: Sequence[float], model: int) -> bool:
-    """Returns whether the next time slice of a port belongs to `model`, if slices go round the models.
+@dataclass(frozen=True)
+class SlicePolicy:
+    """How a model shares its ranks' ports and GPUs with other models.
 
-    A model's i-th slice follows the i-th slice of every model before it and the (i-1)-th of every model after it. This is the
+    Args:
+        weight: time slices of a port that the model has for each one of a model of weight 1.
+        interactive: its compute goes before that of models that are not, which yield to it at preemption points.
+        slice_s: seconds of a port that one time slice takes at most; an exchange that takes longer is cut into several.
+    """
+
+    weight: int = 1
+    interactive: bool = False
+    slice_s: float = float("inf")
+
+
+def has_next_slice(next_M: Sequence[float], model: int) -> bool:
+    """Returns whether the next time slice of a port belongs to `model`.
+
+    It belongs to the model whose next slice has the smallest virtual time; of equal ones to the first model. A model's i-th
+    slice since it joined at the time `base` is at base + i / weight. With weights of 1 slices go round the models. This is the
     one rule of the runtime's and the simulator's port arbiters.
 
     Args:
-        done_M: (M,) how many slices of each model are over on this port; infinity for a model that has left.
+        next_M: (M,) virtual time of each model's next slice; infinity for a model that is not in the sequence.
         model: an index into it.
 
     Example:
         >>> [has_next_slice([1, 0], model) for model in (0, 1)]
         [False, True]
     """
-    return all(done >= done_M[model] + (other < model) for other, done in enumerate(done_M) if other != model)
+    return all((next_M[model], model) <= (other_next, other) for other, other_next in enumerate(next_M))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,6 +114,9 @@ class Program(Value):
         ops_ML: ops_ML[m][l] are the operations of model m in MoE layer l, in every step.
         deduplicated_M: per model, whether a token is sent once to a rank that holds several of its experts, instead of once
             per expert.
+        policies_M: how each model shares ports and GPUs; empty: all alike.
+        plan_model_M: which of the plan's models each is; empty: one of each.
+        preemption_s: seconds of expert compute between two preemption points.
     """
 
     ranks: int
@@ -103,6 +124,15 @@ class Program(Value):
     placements_M: tuple[Placement, ...]
     ops_ML: tuple[tuple[tuple[Op, ...], ...], ...]
     deduplicated_M: tuple[bool, ...]
+    policies_M: tuple[SlicePolicy, ...] = ()
+    plan_model_M: tuple[int, ...] = ()
+    preemption_s: float = PREEMPTION_INTERVAL_S
+
+    def __post_init__(self) -> None:
+        if not self.policies_M:
+            object.__setattr__(self, "policies_M", (SlicePolicy(),) * len(self.names_M))
+        if not self.plan_model_M:
+            object.__setattr__(self, "plan_model_M", tuple(range(len(self.names_M))))
 
     def at_layers(self, some_M: Sequence[IntArray]) -> Self:
         """Returns the program of some MoE layers of each model, given by their indices."""
@@ -115,7 +145,7 @@ class Program(Value):
             ),
         )
 
-    @property
+    @cached_property
     def time_slice(self) -> str:
         """How long a model holds a port, one of TIME_SLICES.
 
@@ -125,3 +155,15 @@ class Program(Value):
         """
         held = any(isinstance(op, Exchange) and op.hold_port for layers in self.ops_ML for ops in layers for op in ops)
         return "layer" if held else "exchange"
+
+    def compute_level(self, model: int, phase: str) -> int:
+        """Returns how urgent a model's phase is: 2 of an interactive model, 1 by layer but for experts, else 0."""
+        if self.policies_M[model].interactive:
+            return 2
+        return int(self.time_slice == "layer" and phase != "expert")
+
+    def preemptive(self, model: int) -> bool:
+        """Returns whether a model's expert compute has preemption points, because some compute is more urgent."""
+        if self.policies_M[model].interactive:
+            return False
+        return self.time_slice == "layer" or any(policy.interactive for policy in self.policies_M)

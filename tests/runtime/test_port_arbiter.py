@@ -7,7 +7,9 @@ import time
 import pytest
 
 from aurora.errors import RankFailed
+from aurora.planner.slice_sequence import MOST_OVERTAKEN
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.types import SlicePolicy
 
 
 def test_exchanges_alternate_and_skip_a_model_that_left():
@@ -25,6 +27,19 @@ def test_exchanges_alternate_and_skip_a_model_that_left():
     for thread in threads:
         thread.join(timeout=300)
     assert seen == [0, 1, 0, 1, 1, 1, 1]
+
+
+def test_a_model_of_weight_three_has_three_slices_for_one():
+    arbiters, seen = thread_port_arbiters([SlicePolicy(1), SlicePolicy(3)]), []
+
+    def serve(model, exchanges):
+        for _ in range(exchanges):
+            with arbiters[model].exchange():
+                seen.append(model)
+        arbiters[model].leave()
+
+    in_threads((serve, 1, 9), (serve, 0, 4))
+    assert seen == [0, 1, 1, 1] * 3 + [0]
 
 
 def test_one_model_at_a_time_computes():
@@ -94,10 +109,10 @@ def test_priority_work_runs_before_what_waits_and_at_preemption_points():
     first = arbiters[0]
     first.start_compute()
 
-    def work(model, high_priority):
+    def work(model, level):
         wait.wait(10)
         time.sleep(0.05 * model)  # one after the other
-        arbiters[model].start_compute(high_priority)
+        arbiters[model].start_compute(level)
         seen.append(model)
         arbiters[model].stop_compute()
 
@@ -110,8 +125,59 @@ def test_priority_work_runs_before_what_waits_and_at_preemption_points():
         assert not first.yield_to_priority(lambda: seen.append("only low-priority work waits"))
         first.stop_compute()
 
-    in_threads((work, 1, False), (work, 2, True), (low_priority,))
+    in_threads((work, 1, 0), (work, 2, 1), (low_priority,))
     assert seen == ["yielded", 2, "again", 1]
+
+
+def test_compute_that_was_overtaken_often_goes_first():
+    """Ordinary work waits while interactive work queues anew all the time: it comes after MOST_OVERTAKEN of them."""
+    arbiters, seen = thread_port_arbiters(3), []
+    rank = arbiters[0]._rank
+    arbiters[0].start_compute(2)
+    waits = threading.Thread(target=lambda: (arbiters[2].start_compute(), seen.append("batch"), arbiters[2].stop_compute()))
+    waits.start()
+
+    def queue(waiting):
+        while len(rank.waiting) < waiting:
+            time.sleep(0.001)
+
+    queue(1)
+    for number in range(2 * MOST_OVERTAKEN):  # two interactive models in turn, so that one of them always waits
+        model = number % 2
+        other = threading.Thread(target=arbiters[1 - model].start_compute, args=(2,))
+        other.start()
+        queue(1 + ("batch" not in seen))
+        seen.append(number)
+        arbiters[model].stop_compute()
+        other.join(timeout=300)
+    arbiters[0].stop_compute()
+    waits.join(timeout=300)
+    assert seen.index("batch") == MOST_OVERTAKEN + 1
+
+
+def test_work_yields_only_to_more_urgent_work():
+    arbiters, seen = thread_port_arbiters(2), []
+    arbiters[0].start_compute(1)
+
+    def work(level):
+        arbiters[1].start_compute(level)
+        seen.append(level)
+        arbiters[1].stop_compute()
+
+    for level in (1, 2):
+        thread = threading.Thread(target=work, args=(level,))
+        thread.start()
+        while not arbiters[0]._rank.waiting:
+            time.sleep(0.001)
+        if level == 1:
+            assert not arbiters[0].yield_to_priority(lambda: seen.append("as urgent"))
+            arbiters[0].stop_compute()
+            thread.join(timeout=300)
+            arbiters[0].start_compute(1)
+        else:
+            assert arbiters[0].yield_to_priority(lambda: seen.append("yielded"))
+            thread.join(timeout=300)
+    assert seen == [1, "yielded", 2]
 
 
 class Event:
@@ -125,10 +191,10 @@ class Event:
 def test_on_a_gpu_priority_work_waits_for_no_submitted_work():
     waited = []
     arbiters = thread_port_arbiters(2, lambda: Event(waited))
-    for arbiter, high_priority in ((arbiters[0], False), (arbiters[1], True), (arbiters[0], True), (arbiters[1], False)):
-        arbiter.start_compute(high_priority)
+    for arbiter, level in ((arbiters[0], 0), (arbiters[1], 1), (arbiters[0], 2), (arbiters[1], 0)):
+        arbiter.start_compute(level)
         arbiter.stop_compute()
-        assert len(waited) == (arbiter is arbiters[1] and not high_priority)
+        assert len(waited) == (arbiter is arbiters[1] and not level)
 
 
 def served(arbiter, barrier, exchanges, seed, ended, by_layer):

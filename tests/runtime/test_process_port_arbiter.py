@@ -218,13 +218,13 @@ def test_priority_work_runs_before_what_waits_and_at_preemption_points(join):
     seen = []
     first.start_compute()
 
-    def work(arbiter, name, high_priority):
-        arbiter.start_compute(high_priority)
+    def work(arbiter, name, level):
+        arbiter.start_compute(level)
         seen.append(name)
         arbiter.stop_compute()
 
     assert not first.yield_to_priority(lambda: seen.append("nobody waits"))
-    threads = [threading.Thread(target=work, args=each) for each in ((low, "low", False), (high, "high", True))]
+    threads = [threading.Thread(target=work, args=each) for each in ((low, "low", 0), (high, "high", 1))]
     for thread in threads:
         thread.start()
     while not first.yield_to_priority(lambda: seen.append("yielded")):

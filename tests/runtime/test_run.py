@@ -201,11 +201,10 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
 def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
     """In chunks of a few rows, so that gates run between them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("aurora.runtime.distributed_experts.PREEMPTION_INTERVAL_S", 0.0)
     monkeypatch.setattr("aurora.runtime.distributed_experts.MIN_CHUNK_ROWS", 3)
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
     plan = plan_for(paths, 2)
-    plan = replace(plan, options=replace(plan.options, time_slice="layer"))
+    plan = replace(plan, options=replace(plan.options, time_slice="layer", preemption_s=1e-9))
     colocate = "layers" if interleave == "processes" else None
     result, found = differences(plan, paths, prompts, transport=transport, interleave=interleave, colocate=colocate)
     assert found == []
@@ -234,8 +233,8 @@ def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_pa
     inside, seen = [], []
     start, stop = ProcessPortArbiter.start_compute, ProcessPortArbiter.stop_compute
 
-    def started(self, high_priority=False):
-        start(self, high_priority)
+    def started(self, level=0):
+        start(self, level)
         inside.append(self._gpu)
         seen.append(inside.count(self._gpu))
 

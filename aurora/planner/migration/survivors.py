@@ -36,7 +36,7 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
             Placement.stack([_layer(placement.layer(n), alive, load_LE[n], held_LR[n]) for n in range(len(held_LR))])
         )
         ops.append(tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[model]))
-    return Program(len(alive), program.names_M, tuple(placements), tuple(ops), program.deduplicated_M)
+    return replace(program, ranks=len(alive), placements_M=tuple(placements), ops_ML=tuple(ops))
 
 
 def program_in_force(program: Program, alive: Sequence[int], held_R: Sequence[HeldML]) -> Program:
@@ -90,7 +90,7 @@ def restored(
     held_LG = [[held_R[list(alive).index(gpu)] if gpu in alive else () for gpu in range(program.ranks)] for held_R in held_LR]
     found = recover(held_LG, alive_G, load_LE, failure_domains(cluster, slots_G), cluster, 1, min_replicas)
     ops = tuple(tuple(_among(op, alive_G) for op in layer) for layer in program.ops_ML[0])
-    return Program(len(alive), program.names_M, (found.placement,), (ops,), program.deduplicated_M)
+    return replace(program, ranks=len(alive), placements_M=(found.placement,), ops_ML=(ops,))
 
 
 def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:

@@ -1,0 +1,75 @@
+"""Priorities and weights of models that share the GPUs: options, plan files and programs."""
+
+from dataclasses import replace
+
+import pytest
+
+from aurora.errors import BadInput
+from aurora.io.plans import load_plan, save_plan
+from aurora.planner.compile import compile_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.resolve_options import with_priorities
+from aurora.types import PlanOptions, SlicePolicy
+
+from ..simulator.test_interpreter import cluster, profile
+
+
+@pytest.fixture
+def pair():
+    return [profile([[[[0, 4], [4, 0]]]], name=name) for name in "ab"]
+
+
+def test_a_plan_keeps_priorities_and_weights(pair, tmp_path):
+    options = PlanOptions(priorities=("interactive", "batch"), weights=(3, 1), preemption_s=0.004)
+    plan = make_plan(cluster(1.0, 1.0), pair, options)
+    save_plan(plan, tmp_path / "plan.json")
+    loaded = load_plan(tmp_path / "plan.json")
+    assert loaded == plan
+    program = compile_plan(loaded)
+    assert program.policies_M == (SlicePolicy(3, True), SlicePolicy(1, False, 0.004))
+    assert program.plan_model_M == (0, 1)
+    assert [program.compute_level(0, "expert"), program.compute_level(1, "gate")] == [2, 0]
+    assert [program.preemptive(model) for model in (0, 1)] == [False, True]
+    assert compile_plan(make_plan(cluster(1.0, 1.0), pair)).policies_M == (SlicePolicy(),) * 2
+
+
+def test_files_without_them_are_read(pair, tmp_path):
+    path = tmp_path / "plan.json"
+    save_plan(make_plan(cluster(1.0, 1.0), pair), path)
+    lines = path.read_text().splitlines()
+    kept = [line for line in lines if not any(f'"{name}"' in line for name in ("priorities", "weights", "preemption_s"))]
+    kept = "\n".join(kept).replace(",\n }", "\n }").replace(",\n  }", "\n  }")
+    assert len(kept.splitlines()) == len(lines) - 3
+    path.write_text(kept)
+    assert load_plan(path).options.priorities == ()
+
+
+def test_other_priorities_than_the_plans(pair):
+    plan = make_plan(cluster(1.0, 1.0), pair)
+    assert with_priorities(plan, ()) is plan
+    assert with_priorities(plan, ["batch", "interactive"]).options.priorities == ("batch", "interactive")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priorities": ("interactive", "daily")}, "`priorities`: expected each as one of interactive, batch, found 'daily'"),
+        ({"priorities": ("interactive",)}, "`priorities`: expected one for each of 2 models, found 1"),
+        ({"weights": (1, 0)}, "`weights`: expected each from 1 to 1000, found 0"),
+        ({"weights": (1, 2, 3)}, "`weights`: expected one for each of 2 models, found 3"),
+        ({"preemption_s": 0.0}, "`preemption_s`: expected more than zero"),
+    ],
+)
+def test_wrong_ones_are_refused(pair, options, message):
+    with pytest.raises(BadInput, match=message):
+        make_plan(cluster(1.0, 1.0), pair, PlanOptions(**options))
+
+
+def test_one_model_has_none(pair):
+    plan = make_plan(cluster(1.0, 1.0), pair[:1])
+    with pytest.raises(BadInput, match="`weights`: is for models that share the GPUs, found one model"):
+        make_plan(cluster(1.0, 1.0), pair[:1], PlanOptions(weights=(1,)))
+    with pytest.raises(BadInput, match="`priorities`: is for models that share the GPUs, found one model"):
+        with_priorities(plan, ["batch"])
+    with pytest.raises(BadInput, match="`weights`: expected one for each of 1 models, found 2"):
+        replace(plan, options=replace(plan.options, weights=(1, 2)))
