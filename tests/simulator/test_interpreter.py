@@ -375,6 +375,7 @@ def columns(plan):
         ("names", program.names_M),
         ("placements", program.placements_M),
         ("ops", program.ops_ML),
+        ("policies", program.policies_M),
         ("deduplicated", program.deduplicated_M),
     ]
 
