@@ -96,6 +96,10 @@ class DistributedExperts(nn.Module):
                 del found
                 release_freed_memory()
 
+    def share(self, other: "DistributedExperts") -> None:
+        """Computes with the experts that another micro-batch's layer holds, whose weights are then in memory once."""
+        self.local, self.held = other.local, other.held
+
     def empty_weights(self) -> dict[str, torch.Tensor]:
         """Returns memory for the weights of an expert, by parameter name."""
         return {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(self.local)}

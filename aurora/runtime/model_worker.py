@@ -94,6 +94,11 @@ class ModelWorker:
         for layer, slots_G in zip(self.layers, placement.slots_LG, strict=True):
             layer.hold(slots_G[rank])
 
+    def share_experts(self, other: "ModelWorker") -> None:
+        """Computes with the experts that another worker of the same model holds on this rank, instead of holding them too."""
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.share(theirs)
+
     @property
     def serving(self) -> list[int]:
         """Numbers of the requests that are being decoded."""
