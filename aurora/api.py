@@ -268,7 +268,13 @@ def plan(
         >>> plan.scenario, plan.bound_s <= plan.objective_s
         ('exclusive, mixed GPUs', True)
     """
-    from aurora.advisor.simulated_choice import SIMULATED, faster_all_to_all, simulated_plan, with_time_slice
+    from aurora.advisor.simulated_choice import (
+        SIMULATED,
+        faster_all_to_all,
+        simulated_plan,
+        with_micro_batches,
+        with_time_slice,
+    )
     from aurora.planner.layers_in_threads import untold
     from aurora.planner.make_plan import make_plan
 
@@ -281,9 +287,11 @@ def plan(
             made = simulated_plan(cluster, profiles, options, profile_paths, progress)
         else:
             made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
-        return with_time_slice(made, profiles) if made.colocated and options.time_slice == "auto" else made
+        shared = made.colocated or options.micro_batches > 1
+        return with_time_slice(made, profiles) if shared and options.time_slice == "auto" else made
 
-    return faster_all_to_all(make, cluster, profiles, options, domains) if options.all_to_all == "auto" else make(options)
+    made = faster_all_to_all(make, cluster, profiles, options, domains) if options.all_to_all == "auto" else make(options)
+    return with_micro_batches(made, profiles) if options.micro_batches == 0 else made
 
 
 def price(
@@ -671,7 +679,7 @@ def simulate(
 
     Args:
         plan: the plan.
-        profiles: the traffic, one profile per model.
+        profiles: the traffic, one profile per model, which is cut where the plan has micro-batches; or one per micro-batch.
         barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
             only; "global": all ranks, after every phase.
         orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -13,12 +14,15 @@ from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
 from aurora.planner.plan_seconds import seconds_between
 from aurora.planner.resolve_options import flat_reason
+from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
+from aurora.types.options import MICRO_BATCHES
 
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
+MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
@@ -44,19 +48,51 @@ def simulated_plan(
 
 
 def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Returns a plan of several models with the time slice that serves the profiles sooner in the simulator.
+    """Returns a plan of several models or micro-batches with the time slice that serves the profiles sooner in the simulator.
 
     The simulation covers the profiles' first windows, as many as TRANSFERS allow. If TRANSFERS do not allow one window, the
     plan is returned unchanged.
 
     Args:
-        plan: a plan of several models.
+        plan: a plan of several models, or of several micro-batches of one.
         profiles: one profile per model.
     """
-    if not (first := _first_windows(plan.cluster, profiles)):
+    if not (first := _first_windows(plan.cluster, profiles, max(1, plan.options.micro_batches))):
         return plan
-    either = [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in TIME_SLICES]
-    return min(either, key=lambda each: simulate_plan(each, first).seconds)
+    return min(_by_time_slice(plan), key=lambda each: simulate_plan(each, first).seconds)
+
+
+def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) -> Plan:
+    """Returns a plan with some number of micro-batches, and with the faster time slice if its options leave that open.
+
+    By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
+    throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
+    same windows, or layers of large plans, half as many as TRANSFERS allow. Plans of several models are not cut.
+
+    Args:
+        plan: the plan.
+        profiles: one profile per model.
+        parts: the number of micro-batches; 0: the one that pays.
+
+    Raises:
+        BadInput: if a number above one is asked for in a plan of several models.
+    """
+    one = plan.with_micro_batches(1)
+    if parts:
+        asked = plan.with_micro_batches(parts)
+        return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
+    if plan.colocated:
+        return one
+    cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
+    plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
+    timed_N = [
+        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1]), each) for each in plans), key=itemgetter(0)) for plans in plans_N
+    ]
+    best_s, best = min(timed_N, key=itemgetter(0))
+    chosen = best if best_s * MICRO_BATCHES_PAY <= timed_N[0][0] else one
+    said = ", ".join(f"{_micro_batches_of(each)} {seconds:.4g} s" for seconds, each in timed_N)
+    note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
+    return replace(chosen, notes=(*chosen.notes, note))
 
 
 def faster_all_to_all(
@@ -111,18 +147,36 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
         plan: the plan.
         profiles: one profile per model.
     """
-    if first := _first_windows(plan.cluster, profiles):
+    return _seconds(plan, profiles, max(1, plan.options.micro_batches))
+
+
+def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
+    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
+    if first := _first_windows(plan.cluster, profiles, parts):
         return simulate_plan(plan, first).seconds
-    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles)))
+    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
     some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
     windows = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
-    return simulate(compile_plan(plan).at_layers(some_M), plan.cluster, windows).seconds
+    served, cut = cut_traffic(plan, windows)
+    program = compile_plan(served)
+    return simulate(program.at_layers([some_M[model] for model in program.plan_model_M]), plan.cluster, cut).seconds
 
 
-def _first_windows(cluster: Cluster, profiles: Sequence[Profile]) -> list[Profile]:
-    """The profiles' first windows, as many as TRANSFERS allow to simulate; nothing if not even one."""
-    windows = TRANSFERS // (2 * _pairs(cluster) * sum(profile.layers for profile in profiles))
+def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:
+    """The profiles' first windows, as many as TRANSFERS allow to simulate in `parts` micro-batches; nothing if not even one."""
+    windows = TRANSFERS // (2 * _pairs(cluster) * sum(profile.layers for profile in profiles) * parts)
     return [profile.first_windows(windows) for profile in profiles] if windows else []
+
+
+def _by_time_slice(plan: Plan) -> list[Plan]:
+    """The plan with each time slice."""
+    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in TIME_SLICES]
+
+
+def _micro_batches_of(plan: Plan) -> str:
+    """How many micro-batches a plan has, and with several their time slice."""
+    parts = plan.options.micro_batches
+    return "1" if parts == 1 else f"{parts} (by {plan.options.time_slice})"
 
 
 def _pairs(cluster: Cluster) -> int:

@@ -9,6 +9,9 @@ from pathlib import Path
 from aurora.cli.subcommand import RUNNING
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
+from aurora.types.options import MICRO_BATCHES
+
+INSTEAD = ": {micro_batches}; default: the plan's"  # of an option that takes the place of a plan's own
 
 
 def need(*modules: str, extra: str = "run") -> None:
@@ -165,6 +168,13 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
             if profile.digest != model.profile_digest:
                 raise BadInput(f"{path}: has changed since {plan_path} was made; plan again, or give --profile")
     return found
+
+
+def micro_batch_count(text: str) -> int:
+    """Returns a number of micro-batches as PlanOptions has it. Raises BadInput if `text` is neither auto nor one of them."""
+    if text != "auto" and text not in map(str, MICRO_BATCHES):
+        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCHES[-1]}, found {text!r}")
+    return 0 if text == "auto" else int(text)
 
 
 def relative(path: Path, plan_path: Path) -> str:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aurora.cli.common import check_model, check_output, need, profiles_of
+from aurora.cli.common import INSTEAD, check_model, check_output, micro_batch_count, need, profiles_of
 from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
 from aurora.errors import AuroraError, BadInput, RankFailed
-from aurora.types import ControlOptions, Plan, Profile, RunOptions, Trace
+from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
     from aurora.runtime.order_watch import OrdersUsed
@@ -62,6 +62,9 @@ def run(
     ] = DEFAULTS.interleave,
     priorities: Priorities = None,
     colocate: Annotated[str | None, option(RunOptions, "colocate", panel=PORTS)] = DEFAULTS.colocate,
+    micro_batches: Annotated[
+        str | None, option(PlanOptions, "micro_batches", more=INSTEAD, panel=PORTS, choices=["micro_batches"])
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="compare with the plain model in one process", rich_help_panel=COMPARE)
     ] = False,
@@ -120,6 +123,8 @@ def run(
 
     loaded = with_priorities(load_plan(plan), priorities or ())
     check_run(loaded)
+    if micro_batches is not None:
+        loaded = _with_micro_batches(loaded, plan, profile, micro_batch_count(micro_batches))
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:
         refuse_given(context, CONTROLLED, "with `adapt`")
@@ -226,6 +231,14 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
         return []
 
 
+def _with_micro_batches(plan: Plan, path: Path, given: list[Path] | None, parts: int) -> Plan:
+    """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
+    from aurora.advisor.simulated_choice import with_micro_batches
+
+    profiles = profiles_of(plan, path, given) if given or not parts else _profiles_left(plan, path)
+    return with_micro_batches(plan, profiles, parts) if profiles else plan.with_micro_batches(parts)
+
+
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:
     """Simulate the run's own traffic on the network measured just before it, so that only the simulator's error is left."""
     from aurora import api
@@ -330,12 +343,12 @@ def _show(
 
 
 def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
-    """For each model a line with its exchanges by order, and one for each change-over."""
+    """For each model, or micro-batch, a line with its exchanges by order, and one for each change-over."""
     for index, used in enumerate(orders_M):
         counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
-        yield f"{plan.models[index].model}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        yield f"{plan.served_names[index]}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
         if used.servers:
-            yield f"{plan.models[index].model}, before serving: {used.servers}"
+            yield f"{plan.served_names[index]}, before serving: {used.servers}"
         yield from (f"order changed over: {change}" for change in used.changes)
 
 

@@ -6,17 +6,23 @@ from typing import Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, profiles_of
+from aurora.cli.common import INSTEAD, check_output, micro_batch_count, profiles_of
 from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
-from aurora.types import ControlOptions, RequestOptions
+from aurora.types import ControlOptions, PlanOptions, RequestOptions
 
 DEFAULTS = ControlOptions()
 ENGINE = RequestOptions()
 REPLAYED = ("windows", "lasting", "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-SIMULATED = ("barriers", "orders", "interleave", "priorities", "staged", "trace", "layers")  # that go without --adapt
-TRACED = ("interleave", "priorities", "trace", "layers")  # of these, those that go without requests too
+TRACED = (
+    "interleave",
+    "priorities",
+    "micro_batches",
+    "trace",
+    "layers",
+)  # options that go without --adapt and without requests
+SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --adapt
 CHANGING, SERVED = "Traffic that changes", "Requests"  # panels of the help
 
 
@@ -49,6 +55,7 @@ def simulate(
         ),
     ] = "on",
     priorities: Priorities = None,
+    micro_batches: Annotated[str | None, option(PlanOptions, "micro_batches", more=INSTEAD, choices=["micro_batches"])] = None,
     staged: Annotated[
         bool, typer.Option("--staged", help="transfers run in stages, as NCCL's grouped calls do, instead of one by one")
     ] = False,
@@ -106,9 +113,10 @@ def simulate(
         _serve(context, as_json)
         return
     from aurora import api
+    from aurora.advisor.simulated_choice import with_micro_batches
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save
-    from aurora.planner.check.traffic import without_proof
+    from aurora.planner.check.traffic import check_traffic, without_proof
     from aurora.planner.plan_seconds import seconds_between
     from aurora.planner.resolve_options import with_priorities
     from aurora.reports.trace_tables import summary_table
@@ -118,6 +126,9 @@ def simulate(
     target = trace or plan.with_suffix(".predicted.npz")
     check_output(trace=target)
     traffic = profiles_of(loaded, plan, profile)
+    if micro_batches is not None:
+        check_traffic(loaded, traffic)
+        loaded = with_micro_batches(loaded, traffic, micro_batch_count(micro_batches))
     given = {"barriers": barriers, "orders": orders, "interleave": interleave}
     predicted = api.simulate(loaded, traffic, **given, staged=staged)
     between_s = seconds_between(loaded, traffic, lambda each: api.simulate(loaded, each, **given, staged=staged).seconds)

@@ -9,8 +9,8 @@ from aurora.models.loading import MoeModel, find_moe_layers
 def with_same_weights(model: MoeModel) -> MoeModel:
     """Returns the model with a module tree of its own, of which all parameters and buffers are the same tensors.
 
-    The copy takes no memory for weights, and what one tree's modules are replaced by does not change the other. Experts that are
-    still in the model's files are read by the same readers.
+    The copy takes no memory for weights, and what one tree's modules are replaced by does not change the other. Experts that
+    are still in the model's files are read by the same readers.
 
     Args:
         model: a model whose experts modules have not been replaced.

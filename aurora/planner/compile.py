@@ -8,7 +8,7 @@ def compile_plan(plan: Plan) -> Program:
     """Compiles a plan to a Program.
 
     Each layer of each model has a gate, an exchange of counts, an ordered dispatch, experts, an ordered combine and an
-    aggregation.
+    aggregation. Each micro-batch of a model is a model of the program, with the same placement and orders.
 
     Args:
         plan: the plan.
@@ -34,14 +34,17 @@ def compile_plan(plan: Plan) -> Program:
             for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True))
         ]
         ops_ML.append(tuple(layers))
+    parts = max(1, plan.options.micro_batches)
+    plan_model_M = tuple(number for number in range(len(plan.models)) for _ in range(parts))
     return Program(
         len(plan.cluster),
-        tuple(model.model for model in plan.models),
-        tuple(model.placement for model in plan.models),
-        tuple(ops_ML),
-        tuple(model.deduplicated for model in plan.models),
-        policies(plan),
-        preemption_s=plan.options.preemption_s,
+        plan.served_names,
+        tuple(plan.models[number].placement for number in plan_model_M),
+        tuple(ops_ML[number] for number in plan_model_M),
+        tuple(plan.models[number].deduplicated for number in plan_model_M),
+        tuple(policies(plan)[number] for number in plan_model_M),
+        plan_model_M,
+        plan.options.preemption_s,
     )
 
 

@@ -57,8 +57,8 @@ def resolve(
     """Returns the options with a strategy's name in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `time_slice` and `objective` stay "auto" for a single model. `all_to_all` becomes flat, as only a simulation tells which is
-    faster. Resolving twice gives the same options.
+    `objective` stays "auto" for a single model, `time_slice` for one without micro-batches. `all_to_all` becomes flat, as only
+    a simulation tells which is faster. Resolving twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -90,7 +90,7 @@ def resolve(
         assign=_named(options.assign, "contiguous" if by_index else start),
         aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
         objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
-        time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated else options.time_slice,
+        time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated or options.micro_batches > 1 else options.time_slice,
         all_to_all=_named(options.all_to_all, ALL_TO_ALLS[0]),
         order=_named(options.order, auto_orders(len(cluster))[0] if plain else "auto"),
     )
@@ -162,9 +162,11 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
     """Raises BadInput for options of a single model if there are several models, and the other way round."""
     _check_sharing(options, models)
     if models == 1:
-        if options.time_slice != "auto":
-            raise BadInput("`time_slice`: is for models that share the GPUs, found one model")
+        if options.time_slice != "auto" and options.micro_batches == 1:
+            raise BadInput("`time_slice`: is for models or micro-batches that share the GPUs, found one model")
         return
+    if options.micro_batches > 1:
+        raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {models} models")
     if options.objective in TABLE_2 and models > 2:
         raise BadInput(f"`objective`: {options.objective} is for two models that share the GPUs, found {models} models")
     exclusive_only = {

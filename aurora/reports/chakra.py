@@ -45,14 +45,14 @@ def execution_traces(inputs: ReportInputs) -> Iterator[tuple[str, bytes]]:
     """
     if not inputs.traces:
         raise BadInput("`format` chakra: expected a trace, found none; aurora simulate PLAN writes one")
-    hierarchical_M = [model.hierarchy is not None for model in inputs.plan.models]
     kinds: list[str] = []
     for _, trace in inputs.traces:
         kinds.append(trace.kind)
         many = kinds.count(trace.kind)
-        tag_X = _tags(trace)
+        tag_X, names_M = _tags(trace), inputs.names_in(trace)
+        hierarchical_M = [model.hierarchy is not None for model in inputs.plan.models] * (len(names_M) // len(inputs.models))
         for rank in range(trace.ranks):
-            content = execution_trace(trace, rank, tag_X, inputs.models, hierarchical_M)
+            content = execution_trace(trace, rank, tag_X, names_M, hierarchical_M)
             yield f"{trace.kind}{many if many > 1 else ''}.{rank}.et", content
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.traffic import check_traffic
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
+from aurora.types.options import MICRO_BATCHES
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class ReportInputs:
         return tuple(names) if len(set(names)) == len(names) else tuple(f"{name} ({i})" for i, name in enumerate(names))
 
     @property
+    def traced(self) -> tuple[str, ...]:
+        """Names of what takes time slices in the traces: the models, or the micro-batches of one."""
+        return max((self.names_in(trace) for _, trace in self.traces), key=len, default=self.models)
+
+    def names_in(self, trace: Trace) -> tuple[str, ...]:
+        """Returns the names of a trace's models; those of micro-batches, if it is of some."""
+        return self.models if len(trace.names_M) == len(self.models) else trace.names_M
+
+    @property
     def gpus(self) -> tuple[str, ...]:
         """Names of the GPUs, by rank."""
         return tuple(str(rank) for rank in range(len(self.plan.cluster)))
@@ -81,7 +91,8 @@ def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Tra
 
 
 def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
-    names = tuple(model.model for model in plan.models)
+    parts = len(trace.names_M) if not plan.colocated and len(trace.names_M) in MICRO_BATCHES else 1
+    names = plan.with_micro_batches(parts).served_names
     expected, found = (names, len(plan.cluster)), (tuple(trace.names_M), trace.ranks)
     if expected != found:
         raise BadInput(
@@ -94,7 +105,7 @@ def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
     for what, limit in limits.items():
         if (most := int(getattr(trace, f"{what}_X").max())) >= limit:
             raise BadInput(f"{name}: a trace of another plan: expected {what} 0 to {limit - 1}, found {most}")
-    layers_M = np.array([len(model.dispatch_L) for model in plan.models])
+    layers_M = np.array([len(model.dispatch_L) for model in plan.models] * parts)
     if (beyond := trace.layer_X >= layers_M[trace.model_X]).any():
         model, layer = int(trace.model_X[beyond][0]), int(trace.layer_X[beyond][0])
         raise BadInput(

@@ -168,7 +168,9 @@ class ReportNumbers:
         tokens, exact = 0.0, True
         for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
             planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes
-            rows = trace.sent_X & (trace.model_X == model) & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+            rows = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+            if self.of.plan.colocated:  # else all are of one model, or of its micro-batches
+                rows &= trace.model_X == model
             part = int(trace.bytes_X[rows].sum()) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same

@@ -42,7 +42,7 @@ def perfetto(inputs: ReportInputs, packed: bool = False) -> bytes:
         raise BadInput("`format` perfetto: expected a trace, found none; aurora simulate PLAN writes one")
     events: list[Event] = []
     for number, (name, trace) in enumerate(inputs.traces):
-        events += _events(name, trace, inputs.models, 1 + number * trace.ranks, len(events))
+        events += _events(name, trace, inputs.names_in(trace), 1 + number * trace.ranks, len(events))
     about = {"cluster": inputs.plan.cluster.name, "scenario": inputs.plan.scenario, "seed": str(inputs.plan.options.seed)}
     whole = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events}
     content = (json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n").encode()

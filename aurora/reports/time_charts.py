@@ -63,7 +63,7 @@ def _sources(found: ReportNumbers) -> Iterator[tuple[str, Sequence[Sequence[Sequ
         yield "as planned, the whole profile", found.planned_MLW
     for name, trace in found.of.traces:
         yield (
-            f"{name}, step 0",
+            f"{name}, step 0" + (f" of {trace.names_M[0]}" if len(trace.names_M) > len(plan.models) else ""),
             [
                 [[traced(trace, number, 0, layer, way, plan.cluster) for way in WAYS] for layer in range(len(model.dispatch_L))]
                 for number, model in enumerate(plan.models)
@@ -80,7 +80,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 def timeline_section(found: ReportNumbers) -> Section:
     """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
-    title = "Interleaving" if found.of.plan.colocated else "Timeline"
+    title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
     text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
     if not found.of.traces:
         missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
@@ -96,7 +96,7 @@ def timeline_section(found: ReportNumbers) -> Section:
         )
         frames.append(_ranks(words, shown, len(found.of.gpus)))
     names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
-    fields = [["model", list(found.of.models)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
+    fields = [["model", list(found.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
     about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
     about |= _machine(found, 2)
     tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
@@ -114,7 +114,7 @@ def _machine(found: ReportNumbers, tracks: int) -> dict[str, list[int]]:
 def _legend(found: ReportNumbers) -> list[list[object]]:
     """Legend entries: each model's name without a colour, followed by its phases with theirs."""
     entries: list[list[object]] = []
-    for number, model in enumerate(found.of.models):
+    for number, model in enumerate(found.of.traced):
         entries += [[model, None], *([phase, number * len(TIMED_PHASES) + i] for i, phase in enumerate(TIMED_PHASES))]
     return entries
 

@@ -11,8 +11,8 @@ def stream_batches(batch: int, streams: int) -> list[int]:
 def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[list[int]]:
     """Deals requests to streams that are served side by side, so that what is served together is alike in tokens.
 
-    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has room (see
-    `stream_batches`). So every stream's batches are its parts of the rank's batches.
+    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has room
+    (see `stream_batches`). So every stream's batches are its parts of the rank's batches.
 
     Args:
         tokens: tokens of each request, those of its prompt and those of its answer.

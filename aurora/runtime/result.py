@@ -1,6 +1,6 @@
 """Results of a run: each rank's, and the merged one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,7 +113,7 @@ class RunConditions:
     """Conditions that a prediction of the run needs.
 
     Args:
-        routing_M: the experts that every token of each model chose, one window per step.
+        routing_M: the experts that every token of each model, or of each micro-batch of one, chose, one window per step.
         cluster: the plan's cluster, with the network as measured before serving.
     """
 
@@ -121,7 +121,12 @@ class RunConditions:
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step."""
+        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step.
+
+        Args:
+            profiles: one per model; there is one to return for each of its micro-batches.
+        """
+        served = [*profiles] * (len(self.routing_M) // len(profiles))
         return [
             replace(
                 profile,
@@ -130,7 +135,7 @@ class RunConditions:
                 stage_T=None,
                 coactivation=None,
             )
-            for profile, routing in zip(profiles, self.routing_M, strict=True)
+            for profile, routing in zip(served, self.routing_M, strict=True)
         ]
 
 
@@ -144,7 +149,7 @@ class RunResult:
         trace: the measured trace.
         transport: name of the transport.
         calibration: which order was the fastest at which size before serving; None unless it was measured.
-        orders_M: which orders each model's exchanges used; empty unless `calibration` was measured.
+        orders_M: which orders the exchanges of each model, or micro-batch, used; empty unless `calibration` was measured.
         conditions: what a prediction of the run needs; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
@@ -188,7 +193,7 @@ class RankResult:
     Args:
         answers_M: by model, the answers to the requests that this rank served.
         rows: this rank's rows of the trace.
-        routing_M: each model's experts_ULK and steps (U,), if `options.predictable`; else empty.
+        routing_M: each model's, or micro-batch's, experts_ULK and steps (U,), if `options.predictable`; else empty.
         network: the cluster with the network as measured, if `options.predictable`.
         control_M: as in `Trace`, on rank 0; else empty.
         began_s: when serving began, by time.perf_counter.
@@ -207,14 +212,8 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks, by rank, into the run's."""
-    answers_M = tuple(Answers() for _ in names_M)
-    for result in results:
-        for merged, answers in zip(answers_M, result.answers_M, strict=True):
-            merged.tokens |= answers.tokens
-            merged.logits |= answers.logits
-            merged.finished |= answers.finished
-            merged.seconds = max(merged.seconds, answers.seconds)
+    """Merges the results of all ranks, by rank, into the run's; `names_M` are the trace's."""
+    answers_M = tuple(map(merge_answers, zip(*(result.answers_M for result in results), strict=True)))
     first, seconds = results[0], max(result.seconds for result in results)
     conditions = None
     if first.network is not None:
@@ -223,6 +222,17 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
     trace, from_s = measured_trace(results, names_M, len(results))
     orders_M = tuple(first.orders_M)
     return RunResult(answers_M, seconds, trace, first.transport, first.calibration, orders_M, conditions, trace_from_s=from_s)
+
+
+def merge_answers(parts: Iterable[Answers]) -> Answers:
+    """Returns the answers of several ranks, or micro-batches, that served one model side by side."""
+    merged = Answers()
+    for answers in parts:
+        merged.tokens |= answers.tokens
+        merged.logits |= answers.logits
+        merged.finished |= answers.finished
+        merged.seconds = max(merged.seconds, answers.seconds)
+    return merged
 
 
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> tuple[Trace, float | None]:

@@ -52,9 +52,9 @@ def run(
     if options.survive:
         return run_elastic(plan, models, prompts, options, cost_MG=cost_MG)
     args = (plan, [str(model) for model in models], prompts, options)
-    ranks, names_M = len(plan.cluster), tuple(model.model for model in plan.models)
+    ranks = len(plan.cluster)
     if options.transport == "memory":
-        memories = [Memory(ranks, options.timeout_s) for _ in plan.models]
+        memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
         results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, timeout_s=options.timeout_s)
     elif (rank_info := rank_info_from_environment(options.timeout_s)) is None:
         results_R = launch(serve_rank, ranks, *args, (), cost_MG, timeout_s=options.timeout_s, port=options.port)
@@ -64,7 +64,7 @@ def run(
         raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
     if not (results := [result for of_rank in results_R for result in of_rank]):
         return None
-    return replace(merge_results(results, names_M), start_s=results[0].began_s - asked_s)
+    return replace(merge_results(results, plan.served_names), start_s=results[0].began_s - asked_s)
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -72,6 +72,7 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
+    _check_micro_batches(plan, prompts[0], options)
     if options.deduplicate is False and any(model.hierarchy is not None for model in plan.models):
         raise BadInput(
             "`deduplicate`: expected tokens to travel once to a server, because the plan's all-to-alls are hierarchical"
@@ -83,6 +84,19 @@ def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
         if any(not isinstance(token, int) or token < 0 for prompt in requests for token in prompt):
             raise BadInput(f"run: expected prompts for {name} as lists of token ids")
+
+
+def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunOptions) -> None:
+    if (parts := plan.options.micro_batches) < 2:
+        return
+    for name in ("survive", "adapt"):
+        if getattr(options, name):
+            raise BadInput(f"`{name}`: expected a plan without micro-batches, found `micro_batches` {parts}")
+    if options.batch < parts:
+        raise BadInput(f"`batch`: expected a prompt for each of {parts} micro-batches at least, found {options.batch}")
+    most = -(-len(prompts) // len(plan.cluster))
+    if options.predictable and most < parts:
+        raise BadInput(f"`compare`: expected {parts} prompts on a rank, one for each micro-batch, found {most}")
 
 
 def run_elastic(

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from aurora.models.decoding import check_padding
 from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
+from aurora.models.shared_weights import with_same_weights
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.distributed.heartbeats import Heartbeats
@@ -40,9 +42,10 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
-from aurora.runtime.result import MOST_EVENTS, RankResult
+from aurora.runtime.request_streams import deal_to_streams, stream_batches
+from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.timers import StreamTimer
-from aurora.types import Plan, RunOptions, SlicePolicy, TraceRecorder
+from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 
 LOG = logging.getLogger(__name__)
@@ -107,15 +110,18 @@ def serve_rank(
     if options.adapt is not None and rank_info.rank == 0:
         begin_to_compile_decisions()
     models = load_models(plan, model_paths, prompts_M, options, device)
-    workers = [ModelWorker(model, options) for model in models]
-    for worker, planned in zip(workers, plan.models, strict=True):
-        worker.hold(planned.placement, rank_info.rank)
+    own_prompts_M = [deal(prompts, rank_info.ranks)[rank_info.rank] for prompts in prompts_M]
+    workers_MP = [
+        _workers(plan, *each, options, rank_info.rank)
+        for each in zip(models, plan.models, prompts_M, own_prompts_M, strict=True)
+    ]
+    workers = [worker for workers_P in workers_MP for worker in workers_P]
     with nullcontext() if memories else default_process_group(rank_info) as heartbeats:
         if heartbeats is None:
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
             name = "memory"
         else:
-            transports, name = _transports(plan, len(models), rank_info, device, options, heartbeats)
+            transports, name = _transports(plan, len(workers), rank_info, device, options, heartbeats)
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
@@ -140,18 +146,17 @@ def serve_rank(
             PhaseRecorder(
                 recorder, rank_info.rank, index, began_s, StreamTimer(began_s) if on_gpu else None, options.predictable
             )
-            for index in range(len(models))
+            for index in range(len(workers))
         ]
         gpu, say = plan.cluster.gpus[rank_info.rank], LOG.info if rank_info.rank == 0 else None
         watches = [
-            None if calibration is None else OrderWatch(calibration, model, gpu, say, servers)
-            for model, servers in zip(program.names_M, servers_M, strict=True)
+            None if calibration is None else OrderWatch(calibration, name, gpu, say, servers_M[model])
+            for name, model in zip(program.names_M, program.plan_model_M, strict=True)
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
-        for worker, context, prompts in zip(workers, contexts, prompts_M, strict=True):
+        for worker, context in zip(workers, contexts, strict=True):
             worker.perform(program, context)
-            worker.waiting.extend(Request(i, prompts[i]) for i in deal(prompts, rank_info.ranks)[rank_info.rank])
         controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
         if controls and not memories:
             log_decisions()
@@ -165,9 +170,9 @@ def serve_rank(
             for control in controls:
                 control.close()
         seconds = time.perf_counter() - began_s
-        kept = zip(recorders, models, strict=True) if options.predictable else ()
-        routing_M = [phases.routing(len(model.layers)) for phases, model in kept]
-        answers_M = [worker.answers for worker in workers]
+        kept = zip(recorders, workers, strict=True) if options.predictable else ()
+        routing_M = [phases.routing(len(worker.layers)) for phases, worker in kept]
+        answers_M = [merge_answers(worker.answers for worker in workers_P) for workers_P in workers_MP]
         orders_M = [watch.used for watch in watches if watch is not None]
         control_M = tuple(control.report() for control in controls)
         share = RankResult(
@@ -179,6 +184,32 @@ def serve_rank(
         with lost_others(rank_info.rank):
             dist.gather_object(share, gathered)
         return gathered or []
+
+
+def _workers(
+    plan: Plan,
+    model: MoeModel,
+    planned: ModelPlan,
+    prompts: Sequence[list[int]],
+    own: Sequence[int],
+    options: RunOptions,
+    rank: int,
+) -> list[ModelWorker]:
+    """The workers of one model's micro-batches on a rank, with the requests that each serves; they hold its weights once.
+
+    Args:
+        own: numbers of the prompts that the rank serves.
+    """
+    parts = max(1, plan.options.micro_batches)
+    batches = stream_batches(options.batch, parts)
+    trees = [model, *(with_same_weights(model) for _ in range(1, parts))]
+    workers = [ModelWorker(tree, replace(options, batch=batch)) for tree, batch in zip(trees, batches, strict=True)]
+    workers[0].hold(planned.placement, rank)
+    dealt = deal_to_streams([len(prompts[i]) + options.max_new_tokens for i in own], options.batch, parts)
+    for worker, stream in zip(workers, dealt, strict=True):
+        worker.share_experts(workers[0])
+        worker.waiting.extend(Request(own[at], prompts[own[at]]) for at in stream)
+    return workers
 
 
 def _began_s(transport: Transport, rank_info: RankInfo) -> float:

@@ -12,6 +12,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
+from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.serving_gpus import server_split
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
@@ -45,7 +46,10 @@ def simulate_plan(
     interleave: bool = True,
     staged: bool = False,
 ) -> Trace:
-    """Predicts the Trace of serving the profiles' windows, one per model, under `plan`, which is checked; else as `simulate`.
+    """Predicts the Trace of serving the profiles' windows under `plan`, which is checked; else as `simulate`.
+
+    Args:
+        profiles: the traffic, one profile per model of the plan, cut into its micro-batches here; or one per micro-batch.
 
     Raises:
         BadInput: if a profile is of another model or number of ranks than the plan's, or holds counts alone where the plan
@@ -53,7 +57,8 @@ def simulate_plan(
     """
     check_plan(plan)
     check_traffic(plan, profiles)
-    return simulate(compile_plan(plan), plan.cluster, profiles, barriers, ordered, interleave, staged)
+    served, traffic = cut_traffic(plan, profiles)
+    return simulate(compile_plan(served), plan.cluster, traffic, barriers, ordered, interleave, staged)
 
 
 def simulate(

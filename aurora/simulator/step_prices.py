@@ -8,6 +8,7 @@ from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
+from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.step_traffic import step_profile
 from aurora.simulator.interpreter import OrderBatch, simulate
 from aurora.types import BARRIERS, Plan, Profile
@@ -55,7 +56,7 @@ class StepPrices:
             raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
         check_plan(plan)
         check_traffic(plan, [profile])
-        self._program, self._cluster, self._profile, self._seed = compile_plan(plan), plan.cluster, profile, seed
+        self._plan, self._cluster, self._profile, self._seed = plan, plan.cluster, profile, seed
         self._layers = max(1, TRANSFERS // max(1, self.transfers // profile.layers))
         self._simulated = barriers, ordered, True, staged
         self._token_level = plan.models[0].deduplicated and profile.routing is not None
@@ -74,7 +75,7 @@ class StepPrices:
     def transfers(self) -> int:
         """How many transfers a step has at most."""
         gpus = len(self._cluster)
-        return 2 * self._profile.layers * max(1, gpus * (gpus - 1))
+        return 2 * self._profile.layers * max(1, gpus * (gpus - 1)) * max(1, self._plan.options.micro_batches)
 
     def simulated(self, tokens_XG: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
         """Returns the simulated seconds of a step, the mean over as many draws as make DRAWN_LAYERS layers.
@@ -86,13 +87,14 @@ class StepPrices:
         """
         rng, all_layers = np.random.default_rng([self._seed, *seed]), self._profile.layers
         some = np.unique(np.linspace(0, all_layers - 1, min(layers or all_layers, all_layers)).astype(np.int64))
-        program = self._program if len(some) == all_layers else self._program.at_layers([some])
         profile = self._profile if len(some) == all_layers else self._profile.at_layers(some)
         draws = -(-DRAWN_LAYERS // all_layers)
         total_s = 0.0
         for draw in range(draws):
             drawn = step_profile(profile, tokens_XG[draw % len(tokens_XG)], rng, self._token_level)
-            total_s += simulate(program, self._cluster, [drawn], *self._simulated).seconds
+            plan, cut = cut_traffic(self._plan, [drawn])
+            program = compile_plan(plan) if len(some) == all_layers else compile_plan(plan).at_layers([some] * len(cut))
+            total_s += simulate(program, self._cluster, cut, *self._simulated).seconds
         return total_s / draws * all_layers / len(some)
 
     def __call__(self, tokens_G: IntArray) -> float:

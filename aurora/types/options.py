@@ -13,6 +13,7 @@ LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 SIMULATED_ORDERS = ("plan", "batch")
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
+MICRO_BATCHES = (1, 2, 3, 4)  # into how many a model's batches can be cut
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class PlanOptions:
         priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
         weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 for each.
         preemption_s: seconds that a batch model keeps a GPU or a port at most while an interactive one waits.
+        micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
     """
 
     place: str = "auto"
@@ -150,6 +152,7 @@ class PlanOptions:
     priorities: tuple[str, ...] = ()
     weights: tuple[int, ...] = ()
     preemption_s: float = PREEMPTION_INTERVAL_S
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         zero_or_more(self, "seed")
@@ -162,6 +165,8 @@ class PlanOptions:
         for weight in self.weights:
             if not 1 <= weight <= MOST_WEIGHT:
                 raise BadInput(f"`weights`: expected each from 1 to {MOST_WEIGHT}, found {weight}")
+        if self.micro_batches not in (0, *MICRO_BATCHES):
+            raise BadInput(f"`micro_batches`: expected a number from 1 to {MICRO_BATCHES[-1]}, found {self.micro_batches}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Plan: where experts sit and in which order tokens travel, for one model or for several that share the GPUs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -158,6 +159,8 @@ class Plan(Value):
     def __post_init__(self) -> None:
         if not self.models:
             raise BadInput("plan: expected at least one model, found none")
+        if self.colocated and self.options.micro_batches > 1:
+            raise BadInput(f"`micro_batches`: cut the batches of a single model, expected 1, found {len(self.models)} models")
         if self.colocated and any(model.deduplicated and model.hierarchy is None for model in self.models):
             raise BadInput(f"plan: flat all-to-alls are deduplicated in plans of one model, found {len(self.models)} models")
         for name in ("priorities", "weights"):
@@ -202,6 +205,17 @@ class Plan(Value):
         return len(self.models) > 1
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names of what takes time slices: the models, or the micro-batches of one, as in programs and traces."""
+        if self.options.micro_batches < 2:
+            return tuple(model.model for model in self.models)
+        return tuple(f"{model.model}/{part}" for model in self.models for part in range(self.options.micro_batches))
+
+    def with_micro_batches(self, parts: int) -> Self:
+        """Returns the plan with each rank's batches cut into `parts` micro-batches."""
+        return replace(self, options=replace(self.options, micro_batches=parts))
+
+    @property
     def scenario(self) -> str:
         """Which of Aurora's four scenarios this is: exclusive or colocated, on equal or mixed GPUs (Aurora §4-§7)."""
         return f"{'colocated' if self.colocated else 'exclusive'}, {'equal' if self.cluster.equal else 'mixed'} GPUs"
@@ -224,6 +238,8 @@ class Plan(Value):
                 found["weights"] = ", ".join(map(str, options.weights))
         else:
             found["aim"] = options.aim
+        if options.micro_batches > 1:
+            found |= {"micro_batches": str(options.micro_batches), "time_slice": options.time_slice}
         for name in ("slots_per_gpu", "min_replicas"):
             if getattr(options, name) is not None:
                 found[name] = str(getattr(options, name))

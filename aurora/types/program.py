@@ -115,7 +115,7 @@ class Program(Value):
         deduplicated_M: per model, whether a token is sent once to a rank that holds several of its experts, instead of once
             per expert.
         policies_M: how each model shares ports and GPUs; empty: all alike.
-        plan_model_M: which of the plan's models each is; empty: one of each.
+        plan_model_M: which of the plan's models each is, or is a micro-batch of; empty: one of each.
         preemption_s: seconds of expert compute between two preemption points.
     """
 

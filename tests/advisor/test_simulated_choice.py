@@ -1,14 +1,24 @@
 """Plans chosen by simulation."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.advisor.simulated_choice import COLOCATIONS, EXCLUSIVE_PLACES, simulated_plan, with_time_slice
+from aurora.advisor.simulated_choice import (
+    COLOCATIONS,
+    EXCLUSIVE_PLACES,
+    simulated_plan,
+    with_micro_batches,
+    with_time_slice,
+)
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TIME_SLICES, PlanOptions
+from aurora.types import TIME_SLICES, Curve, PlanOptions
+from aurora.types.options import MICRO_BATCHES
 from tests.conftest import cluster
 from tests.simulator.test_interpreter import profile
 from tests.strategies import clusters, profiles
@@ -59,3 +69,39 @@ def test_turns_on_one_gpu():
 def test_something_must_be_left_to_choose():
     with pytest.raises(BadInput, match="found nothing to choose between"):
         simulated_plan(None, [None], PlanOptions(place="balanced"))
+
+
+def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
+    """Experts take about as long as the all-to-alls. On a rank alone nothing can be overlapped."""
+    window = [[[20, 20], [20, 20]]] * 3
+    line = Curve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    shared = replace(profile([window]), curves={"reference": {**profile([window]).curves["reference"], "expert": line}})
+    plan = make_plan(cluster(1.0, 1.0), [shared])
+    chosen = with_micro_batches(plan, [shared])
+    in_s = {number: simulate_plan(with_micro_batches(plan, [shared], number), [shared]).seconds for number in MICRO_BATCHES}
+    best = chosen.options.micro_batches
+    assert best > 1
+    assert in_s[best] == min(in_s.values())
+    assert chosen.options.time_slice in TIME_SLICES
+    (note,) = chosen.notes
+    assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
+    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer
+    assert with_micro_batches(plan, [shared]).options.micro_batches > 1
+    alone = profile([[[[40]]]])
+    one = with_micro_batches(make_plan(cluster(1.0), [alone]), [alone])
+    assert one.options.micro_batches == 1
+    assert one.notes[0].startswith("micro-batches: 1; in the simulator 1 ")
+
+
+def test_a_single_model_alone_has_micro_batches():
+    sources = [profile([[[[0, 4], [4, 0]]]], name=name) for name in "ab"]
+    pair = make_plan(cluster(1.0, 1.0), sources, PlanOptions(micro_batches=0))
+    assert with_micro_batches(pair, sources).options.micro_batches == 1
+    for refused in (
+        lambda: pair.with_micro_batches(2),
+        lambda: make_plan(cluster(1.0, 1.0), sources, PlanOptions(micro_batches=2)),
+    ):
+        with pytest.raises(BadInput, match="`micro_batches`: cut the batches of a single model, expected 1, found 2 models"):
+            refused()
+    with pytest.raises(BadInput, match="expected a number from 1 to 4, found 5"):
+        PlanOptions(micro_batches=5)

@@ -42,4 +42,6 @@ def test_workers_hold_a_ranks_experts_once_however_many_there_are(mixtral):
     assert all_trees == alone
     for layer, theirs in zip(others[0].layers, first.layers, strict=True):
         assert layer.held == (0, 3)
-        assert [w.shape[0] for _, w in expert_parameters(layer.local)] == [w.shape[0] for _, w in expert_parameters(theirs.local)]
+        assert [w.shape[0] for _, w in expert_parameters(layer.local)] == [
+            w.shape[0] for _, w in expert_parameters(theirs.local)
+        ]

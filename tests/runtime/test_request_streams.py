@@ -13,11 +13,14 @@ def test_longest_first_to_the_lightest_stream_with_room():
 
 
 @given(st.lists(st.integers(1, 99), max_size=20), st.integers(1, 9), st.integers(1, 4))
-def test_every_request_is_dealt_once_and_streams_of_what_is_served_together_differ_by_one_request_at_most(tokens, batch, streams):
+def test_every_request_is_dealt_once_and_streams_of_what_is_served_together_differ_by_one_request_at_most(
+    tokens, batch, streams
+):
     streams = min(streams, batch)
     dealt, batches = deal_to_streams(tokens, batch, streams), stream_batches(batch, streams)
-    assert sorted(sum(dealt, [])) == list(range(len(tokens)))
-    assert sum(batches) == batch and max(batches) - min(batches) <= 1
+    assert sorted(request for stream in dealt for request in stream) == list(range(len(tokens)))
+    assert sum(batches) == batch
+    assert max(batches) - min(batches) <= 1
     for first in range(0, len(tokens), batch):
         parts = [[request for request in part if first <= request < first + batch] for part in dealt]
         if len(tokens) - first >= batch:

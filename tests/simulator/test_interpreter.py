@@ -16,6 +16,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.objective import causal, exclusive, paper
 from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
@@ -246,7 +247,7 @@ def test_unknown_time_slices_are_refused():
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
     with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, found 'daily'"):
         compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
-    with pytest.raises(BadInput, match="`time_slice`: is for models that share"):
+    with pytest.raises(BadInput, match="`time_slice`: is for models or micro-batches that share"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
     with pytest.raises(BadInput, match="`time_slice`: expected one of auto, exchange, layer, found 'daily'"):
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
@@ -480,3 +481,17 @@ def test_incast_is_paid_where_senders_meet():
         simulate_plan(make_plan(machines, [p], replace(KEEP, order=o)), [p]).seconds for o in ("all-at-once", "openshop")
     ]
     assert seconds == pytest.approx([16, 8])
+
+
+@given(profiles(2), st.integers(2, 3), st.sampled_from(TIME_SLICES))
+def test_micro_batches_take_as_long_as_as_many_models_with_parts_of_the_traffic(p, parts, time_slice):
+    machines, options = cluster(2.0, 1.0), PlanOptions(time_slice=time_slice, micro_batches=parts)
+    plan = make_plan(machines, [p], options)
+    trace, cut = simulate_plan(plan, [p]), micro_batches(p, parts)
+    assert trace.names_M == (tuple(f"{p.model}/{part}" for part in range(len(cut))) if len(cut) > 1 else (p.model,))
+    if len(cut) == parts:
+        models = replace(plan, models=plan.models * parts, options=replace(plan.options, micro_batches=1))
+        assert trace.seconds == simulate(compile_plan(models), machines, cut).seconds == simulate_plan(plan, cut).seconds
+    program = compile_plan(plan)
+    assert program.plan_model_M == (0,) * parts
+    assert len({id(placement) for placement in program.placements_M}) == 1

@@ -30,15 +30,16 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
     Args:
         plan: the plan.
-        profiles: one profile per model.
+        profiles: one profile per model, or per micro-batch.
 
     Raises:
         BadInput: if the number of profiles is not that of the models; or if a profile is of another model, has another number
             of ranks, has no tokens, or has counts alone although the plan's flat all-to-alls are deduplicated.
     """
-    if len(profiles) != len(plan.models):
+    models = plan.models * len(profiles) if 1 < len(profiles) == plan.options.micro_batches else plan.models
+    if len(profiles) != len(models):
         raise BadInput(f"expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
-    for model, profile in zip(plan.models, profiles, strict=True):
+    for model, profile in zip(models, profiles, strict=True):
         check_profile(plan.cluster, profile)
         profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
         if model.deduplicated and model.hierarchy is None:

@@ -1,10 +1,11 @@
 """Micro-batches of a profile: every rank's tokens of a window, dealt to several parts that each make a step of their own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from aurora.types import Profile, TokenRouting
+from aurora.types import Plan, Profile, TokenRouting
 from aurora.types.arrays import IntArray
 
 
@@ -29,6 +30,22 @@ def micro_batches(profile: Profile, parts: int) -> list[Profile]:
         counts = [_dealt(profile.tokens_TLSE, profile.top_k, part, parts) for part in range(parts)]
         return [replace(profile, tokens_TLSE=part_TLSE, coactivation=None) for part_TLSE in counts if part_TLSE.any()]
     return [_routed(profile, routing) for routing in _dealt_tokens(profile.routing, profile.sources, parts)]
+
+
+def cut_traffic(plan: Plan, profiles: Sequence[Profile]) -> tuple[Plan, Sequence[Profile]]:
+    """Returns a plan, and the traffic of each model of its program.
+
+    Where the plan has micro-batches, the profile is cut into them; traffic that has been cut already, as that of a run, stays
+    as it is. If no rank ever has that many tokens in a window, the plan that is returned has fewer micro-batches.
+
+    Args:
+        plan: the plan.
+        profiles: the traffic, one profile per model of the plan, or one per micro-batch.
+    """
+    if plan.options.micro_batches < 2 or len(profiles) > 1:
+        return plan, profiles
+    cut = micro_batches(profiles[0], plan.options.micro_batches)
+    return plan.with_micro_batches(len(cut)), cut
 
 
 def _dealt(tokens_TLSE: IntArray, top_k: int, part: int, parts: int) -> IntArray:
