@@ -312,6 +312,7 @@ def _show(
         **wrote,
         **summary_json(summary),
         "transport": result.transport,
+        "micro_batches": len(result.trace.names_M) // len(plan.models),
         "models": rates,
         "start_s": result.start_s,
         "trace_from_s": result.trace_from_s,

@@ -136,7 +136,8 @@ def simulate(
     found = summarise(predicted, loaded.cluster)
     show(
         as_json,
-        {"output": target, "between_s": between_s, **summary_json(found)},
+        {"output": target, "between_s": between_s, "micro_batches": len(predicted.names_M) // len(loaded.models)}
+        | summary_json(found),
         summary_table(found, most=None if layers else WORST, between_s=between_s),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",

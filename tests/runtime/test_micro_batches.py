@@ -50,8 +50,8 @@ def test_other_architectures(name, tmp_path):
 
 @pytest.mark.parametrize("interleave", ["off", "processes"])
 def test_micro_batches_one_after_the_other_and_beside_other_processes(mixtral, interleave, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    colocate = {"colocate": f"micro{id(tmp_path)}"} if interleave == "processes" else {}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    colocate = {"colocate": "parts"} if interleave == "processes" else {}
     prompts = prompts_for(mixtral, 8)
     plan = cut(plan_for([mixtral], 2), 2, "layer")
     _, found = differences(plan, [mixtral], [prompts], transport="memory", interleave=interleave, **colocate)
