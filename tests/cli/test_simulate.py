@@ -39,6 +39,38 @@ def test_barriers_and_orders(aurora, plan):
     refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected on or off")
 
 
+def test_micro_batches_in_place_of_the_plans(aurora, plan):
+    """A plan with some, one number and auto; the report shows them, and tables name them."""
+    found = {}
+    for parts in ("1", "2", "auto"):
+        code, out, _ = aurora("simulate", plan, "--micro-batches", parts, "--json")
+        assert code == 0
+        found[parts] = json.loads(out)
+    assert [found[parts]["micro_batches"] for parts in ("1", "2")] == [1, 2]
+    model = load_plan(plan).models[0].model
+    assert {layer["model"] for layer in found["2"]["layers"]} == {f"{model}/0", f"{model}/1"}
+    folder = plan.parent
+    cut = folder / "cut.json"
+    code, out, _ = aurora(
+        "plan", "--cluster", CLUSTER, "--profile", folder / "a.npz", "--micro-batches", "3", "-o", cut, "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["strategies"]["micro_batches"] == "3"
+    assert aurora("simulate", cut)[0] == 0
+    assert aurora("report", cut, folder / "cut.predicted.npz", "--format", "perfetto", "-o", folder / "r.json")[0] == 0
+    assert f'"name":"{model}/2"' in (folder / "r.json").read_text()
+    code, out, _ = aurora("plan", "--cluster", CLUSTER, "--profile", folder / "a.npz", "--micro-batches", "auto", "-o", cut)
+    assert code == 0
+    assert "micro-batches: " in out
+    assert load_plan(cut).options.micro_batches == found["auto"]["micro_batches"]
+    refused(
+        aurora("simulate", plan, "--micro-batches", "5"), "--micro-batches: expected auto or a number from 1 to 4, found '5'"
+    )
+    profiles = "--profile", folder / "a.npz", "--profile", folder / "a.npz"
+    refused(aurora("plan", "--cluster", CLUSTER, *profiles, "--micro-batches", "2", "-o", cut),
+            "--micro-batches: cut the batches of a single model, expected 1, found 2 models")  # fmt: skip
+
+
 def test_sweep_writes_table_and_maps(aurora, shape, tmp_path):
     pytest.importorskip("matplotlib")
     grids = ("bandwidth=1e6:1e9:log2", "skew=0:1:2")

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
+from aurora.reports.chakra import execution_traces
+from aurora.reports.html import page
 from aurora.reports.inputs import ReportInputs, named_traces
+from aurora.reports.numbers import ReportNumbers
+from aurora.reports.perfetto import perfetto
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TraceRecorder
-from tests.reports.conftest import profile
+from tests.reports.conftest import measured, profile
 
 
 def test_traces_of_other_plans(alone):
@@ -48,3 +53,23 @@ def test_names_tell_traces_and_models_apart(alone):
     same = replace(alone.plan, models=alone.plan.models * 2)
     assert ReportInputs(same).models == ("one (0)", "one (1)")
     assert np.array_equal(ReportInputs(same).gpus, ["0", "1", "2", "3"])
+
+
+def test_traces_of_micro_batches(alone):
+    """Beside a trace of whole batches: each has its own names, and tokens are those of all micro-batches."""
+    plan = alone.plan.with_micro_batches(3)
+    trace = simulate_plan(plan, alone.profiles)
+    inputs = ReportInputs(
+        plan, (("a.npz", trace), ("b.npz", measured(trace)), ("whole.npz", alone.traces[0][1])), alone.profiles
+    )
+    assert inputs.traced == inputs.names_in(trace) == ("one/0", "one/1", "one/2")
+    assert inputs.names_in(alone.traces[0][1]) == inputs.models == ("one",)
+    found = ReportNumbers(inputs)
+    assert found.comparison.error == pytest.approx(1 / 1.25 - 1)
+    assert found.serving.tokens == ReportNumbers(alone).serving.tokens
+    assert "one/2" in page(inputs)
+    assert b"one/2" in perfetto(inputs)
+    assert len(list(execution_traces(inputs))) == 12
+    with pytest.raises(BadInput, match="a trace of another plan: expected one and two on 4 ranks, found one/0 and one/1"):
+        ReportInputs(replace(alone.plan, models=(*alone.plan.models, replace(alone.plan.models[0], model="two"))),
+                     (("a", simulate_plan(alone.plan.with_micro_batches(2), alone.profiles)),))  # fmt: skip
