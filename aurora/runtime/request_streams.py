@@ -11,7 +11,7 @@ def stream_batches(batch: int, streams: int) -> list[int]:
 def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[list[int]]:
     """Deals requests to streams that are served side by side, so that what is served together is alike in tokens.
 
-    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has room
+    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has a place
     (see `stream_batches`). So every stream's batches are its parts of the rank's batches.
 
     Args:
@@ -24,11 +24,11 @@ def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[lis
     """
     dealt: list[list[int]] = [[] for _ in range(streams)]
     for first in range(0, len(tokens), batch):
-        room, sums = stream_batches(batch, streams), [0] * streams
+        free, sums = stream_batches(batch, streams), [0] * streams
         together = range(first, min(first + batch, len(tokens)))
         for request in sorted(together, key=lambda each: -tokens[each]):
-            stream = min((each for each in range(streams) if room[each]), key=sums.__getitem__)
+            stream = min((each for each in range(streams) if free[each]), key=sums.__getitem__)
             dealt[stream].append(request)
-            room[stream] -= 1
+            free[stream] -= 1
             sums[stream] += tokens[request]
     return dealt

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from aurora.runtime.request_streams import deal_to_streams, stream_batches
 
 
-def test_longest_first_to_the_lightest_stream_with_room():
+def test_longest_first_to_the_lightest_stream_with_a_place():
     assert deal_to_streams([5, 1, 4, 3], 4, 2) == [[0, 1], [2, 3]]
-    assert deal_to_streams([9, 1, 1, 1], 4, 2) == [[0, 3], [1, 2]]  # the second stream has room for two
+    assert deal_to_streams([9, 1, 1, 1], 4, 2) == [[0, 3], [1, 2]]  # the second stream takes two
     assert deal_to_streams([1, 2, 3, 4, 5], 3, 2) == [[2, 0, 4], [1, 3]]  # three together, then two
 
 
