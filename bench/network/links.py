@@ -29,6 +29,7 @@ from aurora.types import Network
 MIX_bps = (400e6, 320e6, 200e6, 160e6)
 TOKENS = (1, 2, 4, 8, 16, 32, 64)  # of each rank in a decode step
 TOP_K, ROW_BYTES, DRAWS = 4, 4096, 3  # of a model with 2048 numbers a token in bfloat16; matrices for each number of tokens
+BURST_S = 0.0008  # that a port lets pass at once: so short that it holds its rate for small exchanges too, as a NIC does
 METHODS = ("all-at-once", "openshop-best")
 
 
@@ -75,7 +76,7 @@ def decode_table(rates_bps: np.ndarray, repetitions: int) -> list[str]:
     """Exchanges of decode steps against their predictions; an error is |predicted / median of repetitions - 1|."""
     rates_Bps, ranks = rates_bps / 8 * PAYLOAD, len(rates_bps)
     jobs = decode_jobs(ranks)
-    with network(rates_bps.tolist(), DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+    with network(rates_bps.tolist(), DEEP, burst_s=BURST_S) as hosts, tempfile.TemporaryDirectory() as folder:
         found = launch(measure_after_links, ranks, hosts, os.path.join(folder, "meeting"), jobs, rates_Bps, repetitions)
     measured = cluster_of(found[0][1], [RankDevice(host, 0, "cpu", 1) for host in hosts], {})
     networks = {"curves": measured.network, "start-ups and rates": replace(measured, link_curves=()).network}
