@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
+from aurora.advisor.sharing_advice import compare_sharing
+from aurora.advisor.ways import WaysCompared
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_placements import export_placement
@@ -115,6 +117,7 @@ class Recommendation:
         default_s: simulated seconds of a step's MoE layers under the engine's default, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
         candidates: what was compared with the default, best first.
+        sharing: what it would bring to share the GPUs with other models, or to cut steps into micro-batches.
     """
 
     engine: str
@@ -123,6 +126,7 @@ class Recommendation:
     default_s: float
     tokens: float
     candidates: tuple[Candidate, ...]
+    sharing: WaysCompared
 
     @property
     def best(self) -> Candidate | None:
@@ -236,7 +240,8 @@ def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation
         candidates.append(Candidate(name, plan, seconds, gain, low, high))
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
-    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates))
+    sharing = compare_sharing(cluster, profile)
+    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates), sharing)
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:

@@ -118,12 +118,7 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
     make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
-    _write_texts(output)
-    profiles = []
-    for number, name in enumerate(MODELS):
-        progress("profiling", number, len(MODELS))
-        profiles.append(_profile(output, name, len(cluster)))
-    progress("profiling", len(MODELS), len(MODELS))
+    profiles = shipped_profiles(output, len(cluster), progress)
     plans, outcomes = [], []
     for number, way in enumerate(WAYS):
         progress("serving", number, len(WAYS))
@@ -135,6 +130,17 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
     report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), outcome_table(outcomes)])
     write_text(output / "report.txt", report)
     return outcomes
+
+
+def shipped_profiles(folder: Path, ranks: int, progress: Callable[[str, int, int], None]) -> list[Profile]:
+    """Returns profiles of MODELS on held-out text, for so many ranks; leaves profiles, texts and prompts in the folder."""
+    _write_texts(folder)
+    profiles = []
+    for number, name in enumerate(MODELS):
+        progress("profiling", number, len(MODELS))
+        profiles.append(_profile(folder, name, ranks))
+    progress("profiling", len(MODELS), len(MODELS))
+    return profiles
 
 
 def _write_texts(folder: Path) -> None:

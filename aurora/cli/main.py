@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from aurora.cli import (
+    bench,
     demo,
     doctor,
     drift,
@@ -65,6 +66,7 @@ app = typer.Typer(
 )
 for _name, _function in SUBCOMMANDS.items():
     app.command(_name, cls=Subcommand)(_function)
+app.add_typer(bench.app, name="bench")
 app.add_typer(measure.app, name="measure")
 app.add_typer(reproduce.app, name="reproduce")
 

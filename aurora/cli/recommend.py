@@ -42,6 +42,7 @@ def recommend(
     """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing."""
     from aurora import api
     from aurora.advisor.recommend import SERVING_ENGINES, launch
+    from aurora.advisor.sharing_advice import sharing_advice
     from aurora.io import load_cluster, load_profile, save, write_text
 
     if (gpus is None) == (cluster is None):
@@ -79,11 +80,13 @@ def recommend(
                 for candidate in found.candidates
             ],
             "best": found.best and found.best.name,
+            "sharing": {"batch": found.sharing.batch, "gains": found.sharing.gains, "advice": sharing_advice(found.sharing)},
             "output": output if found.best else None,
             "launch": command,
         },
         _table(found),
         *_answer(found, measured=profile is not None),
+        sharing_advice(found.sharing),
         *([f"wrote {output}", f"start the engine with: {command}"] if command else []),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aurora.advisor.sharing_advice import sharing_advice
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.failure_resilient import SURVIVE
@@ -173,7 +174,9 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     network, compute = (sum(one.phases[phase] for phase in phases) / max(one.seconds, 1e-30) for phases in (EXCHANGES, COMPUTE))
     what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
-    if busiest < FULL and not found.of.plan.colocated:
+    if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
+        yield f"{sharing_advice(found.sharing)} Now {what}."
+    elif busiest < FULL and not found.of.plan.colocated:
         most = f"; at most {1 / max(busiest, 1e-3):.1f} times the throughput" if busiest > MOST else ""
         yield f"Share these GPUs with a second model (two --profile), which would fill the rest: {what}{most}."
     elif busiest > MOST:

@@ -6,6 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from aurora.advisor.sharing_advice import compare_sharing
+from aurora.advisor.ways import WaysCompared
 from aurora.planner.placement.profile_costs import SUMMED
 from aurora.planner.workload.drift import Drift, drift
 from aurora.planner.workload.traffic import exchange_bytes
@@ -95,6 +97,13 @@ class ReportNumbers:
         pairs = zip(self.of.profiles, self.of.later, strict=False)
         made_from = [model.profile_digest for model in plan.models]
         return tuple(drift(given, later, plan if made_from == [given.digest] else None) for given, later in pairs)
+
+    @cached_property
+    def sharing(self) -> WaysCompared | None:
+        """What sharing the GPUs, or micro-batches, would bring a plan of one model; None for others, or without profiles."""
+        if self.of.plan.colocated or not self.of.profiles:
+            return None
+        return compare_sharing(self.of.plan.cluster, self.of.profiles[0])
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -147,16 +147,6 @@ def _seconds(cluster: Cluster, profiles: Sequence[Profile], order: str, seed: in
 
 
 def _machines(cluster: Cluster, setting: Setting) -> Cluster:
-    """The cluster with the setting's bandwidth and speed; a fabric's links and the link curves change as the ports do."""
+    """The cluster with the setting's bandwidth and speed."""
     fastest_Bps = max(max(gpu.out_Bps, gpu.in_Bps) for gpu in cluster.gpus)
-    times = 1.0 if setting.bandwidth is None else setting.bandwidth / fastest_Bps
-    gpus = tuple(
-        replace(gpu, out_Bps=gpu.out_Bps * times, in_Bps=gpu.in_Bps * times, speed=gpu.speed * setting.speed)
-        for gpu in cluster.gpus
-    )
-    fabric = cluster.fabric
-    if fabric is not None:
-        links = tuple(replace(link, Bps=link.Bps * times) for link in fabric.links)
-        fabric = replace(fabric, links=links, nic_Bps=None if fabric.nic_Bps is None else fabric.nic_Bps * times)
-    curves = tuple(curve.at_rate(times) for curve in cluster.link_curves)
-    return replace(cluster, gpus=gpus, fabric=fabric, link_curves=curves)
+    return cluster.scaled(1.0 if setting.bandwidth is None else setting.bandwidth / fastest_Bps, setting.speed)

@@ -1,7 +1,8 @@
 """Cluster: the GPUs of a deployment, one a rank, behind a switch that never blocks or a fabric of links."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -128,3 +129,21 @@ class Cluster(Value):
     def equal(self) -> bool:
         """Whether all GPUs are equal in everything that planning looks at."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1
+
+    def scaled(self, bandwidth: float = 1.0, speed: float = 1.0) -> Self:
+        """Returns the cluster with faster or slower ports and GPUs; a fabric's links and link curves change as ports do.
+
+        Args:
+            bandwidth: factor on bytes per second.
+            speed: factor on every GPU's speed.
+        """
+        gpus = tuple(
+            replace(gpu, out_Bps=gpu.out_Bps * bandwidth, in_Bps=gpu.in_Bps * bandwidth, speed=gpu.speed * speed)
+            for gpu in self.gpus
+        )
+        fabric = self.fabric
+        if fabric is not None:
+            links = tuple(replace(link, Bps=link.Bps * bandwidth) for link in fabric.links)
+            fabric = replace(fabric, links=links, nic_Bps=None if fabric.nic_Bps is None else fabric.nic_Bps * bandwidth)
+        curves = tuple(curve.at_rate(bandwidth) for curve in self.link_curves)
+        return replace(self, gpus=gpus, fabric=fabric, link_curves=curves)

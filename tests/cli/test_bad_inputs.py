@@ -53,6 +53,7 @@ FOLDERS = {
     "recommend",
     "demo",
     "train",
+    "bench colocate",
     "reproduce aurora",
     "reproduce bcc",
     "reproduce lazarus",

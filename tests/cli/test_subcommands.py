@@ -156,6 +156,7 @@ LINES = {
     "export": "p.json --format eplb",
     "demo": "-o d",
     "doctor": "",
+    "bench colocate": "--profile a.npz --profile b.npz --cluster demo-4 --batch 8 --bandwidth 1 --skew 1 --steps 2 -o won",
     "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
     "reproduce aurora": "--figure 11a --traffic generated --seeds 1 --no-plots -o figures",
     "reproduce bcc": "--workers 12 --load 4 --iterations 4 --process-iterations 0 --draws 5 --no-plots -o figures",

@@ -1,4 +1,4 @@
-"""Traffic of one step that has given tokens on each rank, drawn from a profile's routing."""
+"""Traffic of steps that have given tokens on each rank, drawn from a profile's routing."""
 
 from dataclasses import replace
 
@@ -29,6 +29,25 @@ def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator,
         return replace(profile, tokens_TLSE=tokens_TLSE, routing=drawn, stage_T=None, coactivation=None)
     tokens_LSE = _drawn_pairs(_shares_LSE(profile), tokens_S, profile.top_k, rng)
     return replace(profile, tokens_TLSE=tokens_LSE[None], routing=None, stage_T=None, coactivation=None)
+
+
+def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.random.Generator, skew: float = 1.0) -> Profile:
+    """Draws a window for each of some steps, whose (token, expert) pairs follow the experts' shares in the profile.
+
+    Args:
+        profile: the recorded routing, all of its windows alike.
+        tokens_S: (S,) int64, tokens of each source rank in a step.
+        steps: how many.
+        rng: for the draws.
+        skew: exponent on the experts' shares: 1 leaves them as they are, 0 makes them equal.
+
+    Returns:
+        The profile with these windows. Sources without recorded tokens draw from those of all sources.
+    """
+    share_LSE = _shares_LSE(profile) ** skew
+    share_LSE /= share_LSE.sum(axis=2, keepdims=True)
+    tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for _ in range(steps)])
+    return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None, coactivation=None)
 
 
 def _shares_LSE(profile: Profile) -> FloatArray:

@@ -1,0 +1,266 @@
+"""Compares ways of using GPUs for one model, or for several, by simulating the same requests in each of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.advisor.experts_apart import apart_plan, splits, tokens_apart
+from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps, steps_in_turn
+from aurora.advisor.ways import (
+    APART,
+    BY_EXCHANGE,
+    BY_LAYER,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    WAYS,
+    WayOutcome,
+    WaysCompared,
+)
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.check.traffic import check_profile
+from aurora.planner.compile import compile_plan
+from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.step_traffic import steps_profile
+from aurora.simulator.interpreter import simulate, simulate_plan
+from aurora.types import Cluster, Plan, Profile
+from aurora.types.arrays import BoolArray, IntArray
+
+MODELS = 3  # at most
+STEPS = 4  # of each model that are simulated
+MICRO = 2  # micro-batches of a step
+IN_FLIGHT = (2, 3)  # micro-batches of a step that are tried where attention and experts are apart
+PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
+TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
+
+
+def compare_ways(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    batch: int,
+    skew: float = 1.0,
+    steps: int = STEPS,
+    seed: int = 0,
+    ways: Sequence[str] = WAYS,
+) -> WaysCompared:
+    """Simulates the same requests in each way of using the GPUs.
+
+    Every way serves `steps` steps of `batch` tokens on each rank, of two models; the requests of a step are the same in all
+    ways. If memory holds one model only, ways are of that one. How ways are counted:
+
+    - one after the other: each model has its own placement, and all GPUs, until its requests are served. All else is compared
+      with this: a gain of 1.5 is the same work in two thirds of the time.
+    - time-sliced: the same, but models change after every step.
+    - micro-batches: the models one after the other, each step in MICRO equal parts that overlap; the faster time slice.
+    - by exchange, by layer: both models at once, in time slices of that length.
+    - three models: three at once, in the faster time slices. It serves a third model's requests too, and is compared with all
+      three one after the other.
+    - attention and experts apart: the models one after the other; some GPUs have all requests and no experts, the others
+      experts alone. Which ones, and how many of IN_FLIGHT micro-batches, is what is fastest in the simulator.
+
+    All models lie in memory in all ways. Placements are planned for other draws of the same traffic.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one, two or three models, with one source rank per GPU. In place of those that are missing stands the first
+            again, with requests of its own.
+        batch: tokens of each rank in a step.
+        skew: exponent on the experts' shares: 1 leaves them as they are in the profiles, 0 makes them equal.
+        steps: steps of each model, two or more.
+        seed: for the draws.
+        ways: which of WAYS are simulated; "one after the other" always is.
+
+    Raises:
+        BadInput: if a number is out of range, there are no profiles or more than three, or one does not fit the cluster.
+        InfeasiblePlan: if the GPUs' memory does not hold a model.
+    """
+    if not 1 <= len(profiles) <= MODELS:
+        raise BadInput(f"`profile`: expected from 1 to {MODELS} models to compare, found {len(profiles)}")
+    if batch < 1 or steps < 2 or skew < 0:
+        raise BadInput(f"`batch`: expected a token, two steps and a skew of zero or more, found {batch}, {steps} and {skew}")
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise BadInput(f"`way`: expected one of {', '.join(WAYS)}, found {unknown[0]!r}")
+    for profile in profiles:
+        check_profile(cluster, profile)
+    case = _Case(cluster, [*profiles, *[profiles[0]] * (MODELS - len(profiles))], batch, skew, steps, seed)
+    outcomes: list[WayOutcome] = []
+    left_out: dict[str, str] = {}
+    for way in WAYS:
+        if way in (IN_SEQUENCE, *ways):
+            try:
+                outcomes.append(case.outcome(way))
+            except InfeasiblePlan as error:
+                left_out[way] = str(error)
+    return WaysCompared(batch, tuple(outcomes), left_out)
+
+
+def part_tokens(tokens_S: IntArray, parts: int) -> list[IntArray]:
+    """Returns the tokens of each rank in each micro-batch, as even as whole numbers allow; without parts that have none.
+
+    Example:
+        >>> [part_S.tolist() for part_S in part_tokens(np.array([5, 4]), 2)]
+        [[3, 2], [2, 2]]
+    """
+    return [part_S for part in range(parts) if (part_S := (tokens_S + parts - 1 - part) // parts).any()]
+
+
+class _Case:
+    """Requests of MODELS models on a cluster, and what each way makes of them."""
+
+    def __init__(self, cluster: Cluster, models: Sequence[Profile], batch: int, skew: float, steps: int, seed: int) -> None:
+        self.cluster, self.models, self.batch, self.skew, self.steps, self.seed = cluster, models, batch, skew, steps, seed
+        self.check_memory(1)
+        self.base = 2 if self._short(2) is None else 1  # models of a way that does not run several at once
+        transfers = 2 * steps * sum(model.layers for model in models) * len(cluster) * max(1, len(cluster) - 1)
+        part = min(1.0, TRANSFERS / transfers)
+        some_M = [np.linspace(0, each.layers - 1, max(1, int(part * each.layers))).astype(np.int64) for each in models]
+        self.all_layers = sum(model.layers for model in models) / sum(map(len, some_M))
+        self.routing_M = [
+            model if len(some) == model.layers else model.at_layers(some) for model, some in zip(models, some_M, strict=True)
+        ]
+        tokens_G = np.full(len(cluster), batch)
+        self.planned_M = [self._drawn(model, np.maximum(tokens_G, PLANNED_TOKENS), "planned") for model in range(MODELS)]
+        self.parts_M = [[self._drawn(model, part_G) for part_G in part_tokens(tokens_G, MICRO)] for model in range(MODELS)]
+        self.requests_M = [
+            replace(parts[0], tokens_TLSE=np.sum([part.tokens_TLSE for part in parts], axis=0)) for parts in self.parts_M
+        ]
+        self._plans: dict[int, Plan] = {}
+        self.plan_M = [make_plan(cluster, [planned]) for planned in self.planned_M]
+        self.alone_M = [
+            served_steps(simulate_plan(*alone)) for alone in zip(self.plan_M, ([each] for each in self.requests_M), strict=True)
+        ]
+
+    def _drawn(self, model: int, tokens_G: IntArray, *use: str) -> Profile:
+        """Steps of a model with these tokens on each rank."""
+        rng = np.random.default_rng([self.seed, model, len(use), *tokens_G.tolist()])
+        return steps_profile(self.routing_M[model], tokens_G, self.steps, rng, self.skew)
+
+    def check_memory(self, models: int) -> None:
+        """Raises InfeasiblePlan unless each GPU holds an equal share of the first models' experts, and all other weights."""
+        if (short := self._short(models)) is not None:
+            raise InfeasiblePlan(short)
+
+    def _short(self, models: int) -> str | None:
+        """What memory is missing for the first models; None if there is enough."""
+        weakest = min(self.cluster.gpus, key=lambda gpu: gpu.memory_bytes)
+        need = sum(
+            each.other_bytes + -(-each.experts // len(self.cluster)) * each.layers * each.expert_bytes
+            for each in self.models[:models]
+        )
+        if need <= weakest.memory_bytes:
+            return None
+        return (
+            f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of {models} models needs {need}"
+        )
+
+    def outcome(self, way: str) -> WayOutcome:
+        """Simulates a way."""
+        served, how = _SIMULATED[way](self)
+        models = len(served.ends_M)
+        work_s = sum(alone.seconds for alone in self.alone_M[:models])
+        tokens = models * self.steps * self.batch * len(self.cluster)
+        times = self.all_layers
+        tpot_s_M = tuple((median_s * times, slow_s * times) for median_s, slow_s in served.tpot_s_M)
+        used = served.compute_s / len(self.cluster) / served.seconds
+        seconds = served.seconds * times
+        return WayOutcome(way, seconds, work_s / served.seconds, tokens / seconds, tpot_s_M, used, how)
+
+    def in_sequence(self) -> tuple[ServedSteps, str]:
+        return one_after_the_other(self.alone_M[: self.base]), ""
+
+    def time_sliced(self) -> tuple[ServedSteps, str]:
+        steps_MT = [
+            [served_steps(simulate_plan(plan, [requests.at_windows([step])])) for step in range(self.steps)]
+            for plan, requests in zip(self.plan_M[: self.base], self.requests_M, strict=False)
+        ]
+        return steps_in_turn(steps_MT), ""
+
+    def micro_batches(self) -> tuple[ServedSteps, str]:
+        either = {
+            time_slice: one_after_the_other(
+                [
+                    overlapped(plan, parts, time_slice)
+                    for plan, parts in zip(self.plan_M[: self.base], self.parts_M, strict=False)
+                ]
+            )
+            for time_slice in ("exchange", "layer")
+        }
+        best = min(either, key=lambda time_slice: either[time_slice].seconds)
+        return either[best], f"{len(self.parts_M[0])} by {best}"
+
+    def two_models(self, time_slice: str) -> tuple[ServedSteps, str]:
+        return self._together(self.plan(2), time_slice), ""
+
+    def three_models(self) -> tuple[ServedSteps, str]:
+        plan = self.plan(MODELS)
+        served, time_slice = _faster(lambda time_slice: self._together(plan, time_slice))
+        return served, f"by {time_slice}"
+
+    def plan(self, models: int) -> Plan:
+        """The plan of the first models at once."""
+        self.check_memory(models)
+        if models not in self._plans:
+            self._plans[models] = make_plan(self.cluster, self.planned_M[:models])
+        return self._plans[models]
+
+    def _together(self, plan: Plan, time_slice: str) -> ServedSteps:
+        """The steps of a plan's models at once."""
+        plan = replace(plan, options=replace(plan.options, time_slice=time_slice))
+        return served_steps(simulate_plan(plan, self.requests_M[: len(plan.models)]))
+
+    def apart(self) -> tuple[ServedSteps, str]:
+        tried: dict[tuple[int, int], ServedSteps] = {}
+        divisions = splits(self.cluster, self.models[: self.base])
+        for number, experts_G in enumerate(divisions):
+            plans = [self._apart_plan(model, experts_G) for model in range(self.base)]
+            for in_flight in IN_FLIGHT:
+                parts = part_tokens(tokens_apart(self.batch * len(self.cluster), experts_G), in_flight)
+                tried[number, in_flight] = one_after_the_other(
+                    [overlapped(plan, [self._drawn(m, part_G) for part_G in parts], "exchange") for m, plan in enumerate(plans)]
+                )
+        best = min(tried, key=lambda each: tried[each].seconds)
+        return tried[best], f"{divisions[best[0]].sum()} GPUs for experts, {best[1]} micro-batches"
+
+    def _apart_plan(self, model: int, experts_G: BoolArray) -> Plan:
+        """A plan of a model with its experts on some GPUs alone."""
+        tokens_G = tokens_apart(max(self.batch, PLANNED_TOKENS) * len(self.cluster), experts_G)
+        return apart_plan(self.cluster, self._drawn(model, tokens_G, "planned"), experts_G, self.seed)
+
+
+def _faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
+    """What `serve` returns with the faster time slice, and that time slice."""
+    either = {time_slice: serve(time_slice) for time_slice in ("exchange", "layer")}
+    best = min(either, key=lambda time_slice: either[time_slice].seconds)
+    return either[best], best
+
+
+def overlapped(plan: Plan, parts: Sequence[Profile], time_slice: str) -> ServedSteps:
+    """Returns the steps of one model's micro-batches, which share its placement and orders and overlap each other.
+
+    Args:
+        plan: a plan of one model.
+        parts: each micro-batch's requests.
+        time_slice: how long a micro-batch holds a port.
+    """
+    one = compile_plan(replace(plan, options=replace(plan.options, time_slice=time_slice)))
+    program = replace(
+        one,
+        names_M=one.names_M * len(parts),
+        placements_M=one.placements_M * len(parts),
+        ops_ML=one.ops_ML * len(parts),
+        deduplicated_M=one.deduplicated_M * len(parts),
+    )
+    return served_steps(simulate(program, plan.cluster, parts), [0] * len(parts))
+
+
+_SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
+    IN_SEQUENCE: _Case.in_sequence,
+    TIME_SLICED: _Case.time_sliced,
+    MICRO_BATCHES: _Case.micro_batches,
+    BY_EXCHANGE: lambda case: case.two_models("exchange"),
+    BY_LAYER: lambda case: case.two_models("layer"),
+    THREE_MODELS: _Case.three_models,
+    APART: _Case.apart,
+}

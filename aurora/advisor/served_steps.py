@@ -1,0 +1,72 @@
+"""When steps of models end, and how long GPUs compute meanwhile: what ways of using GPUs are compared by."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aurora.types import Trace
+from aurora.types.arrays import FloatArray
+from aurora.types.trace import TRACE_PHASES
+
+COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in ("gate", "expert", "aggregate", "head"))
+
+
+@dataclass(frozen=True)
+class ServedSteps:
+    """Steps of one model or of several.
+
+    Attributes:
+        seconds: from the first start to the last end.
+        compute_s: seconds that GPUs compute, summed over the ranks.
+        ends_M: by model, for each of its micro-batches (T,) float64: when its steps end, on the rank that ends last.
+    """
+
+    seconds: float
+    compute_s: float
+    ends_M: tuple[tuple[FloatArray, ...], ...]
+
+    @property
+    def tpot_s_M(self) -> tuple[tuple[float, float], ...]:
+        """By model the median and the 99th percentile of the seconds between the ends of two of its steps."""
+        gaps_M = [np.concatenate([np.diff(ends_T) for ends_T in streams]) for streams in self.ends_M]
+        return tuple((float(np.median(gaps)), float(np.percentile(gaps, 99))) for gaps in gaps_M)
+
+
+def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> ServedSteps:
+    """Returns the steps of a trace.
+
+    Args:
+        trace: predicted or measured.
+        plan_model_M: which model each of the trace's is a micro-batch of; None: each is a model.
+    """
+    began_s, of_M = trace.start_s_X.min(), range(len(trace.names_M)) if plan_model_M is None else plan_model_M
+    streams: dict[int, list[FloatArray]] = {model: [] for model in dict.fromkeys(of_M)}
+    for number, model in enumerate(of_M):
+        own_X = trace.model_X == number
+        ends_T = np.zeros(int(trace.step_X[own_X].max(initial=-1)) + 1)
+        np.maximum.at(ends_T, trace.step_X[own_X], trace.end_s_X[own_X] - began_s)
+        streams[model].append(ends_T)
+    computing_X = np.isin(trace.phase_X, COMPUTE)
+    compute_s = float((trace.end_s_X - trace.start_s_X)[computing_X].sum())
+    return ServedSteps(trace.seconds, compute_s, tuple(map(tuple, streams.values())))
+
+
+def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:
+    """Returns the steps of all models of `parts`, each part beginning when the one before it has ended."""
+    began, ends_M = 0.0, []
+    for part in parts:
+        ends_M += [tuple(ends_T + began for ends_T in streams) for streams in part.ends_M]
+        began += part.seconds
+    return ServedSteps(began, sum(part.compute_s for part in parts), tuple(ends_M))
+
+
+def steps_in_turn(steps_MT: Sequence[Sequence[ServedSteps]]) -> ServedSteps:
+    """Returns the steps of models that take turns, a whole step each, in which a model has all GPUs.
+
+    Args:
+        steps_MT: of each model, its steps, each by itself; equally many.
+    """
+    ends_MT = np.cumsum([step.seconds for turn in zip(*steps_MT, strict=True) for step in turn]).reshape(-1, len(steps_MT)).T
+    compute_s = sum(step.compute_s for steps_T in steps_MT for step in steps_T)
+    return ServedSteps(float(ends_MT.max()), compute_s, tuple((ends_T,) for ends_T in ends_MT))

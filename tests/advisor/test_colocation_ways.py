@@ -1,0 +1,198 @@
+"""Ways of using GPUs: a case that is computed by hand, ties, divisions of GPUs, memory, and bad input."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aurora.advisor.colocation_grid import compare_over_grid
+from aurora.advisor.colocation_ways import compare_ways, part_tokens
+from aurora.advisor.experts_apart import splits, tokens_apart
+from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps, steps_in_turn
+from aurora.advisor.sharing_advice import compare_sharing, sharing_advice
+from aurora.advisor.ways import (
+    APART,
+    BY_EXCHANGE,
+    BY_LAYER,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    WAYS,
+    WayOutcome,
+    WaysCompared,
+    winners,
+)
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.types import Cluster, Curve, Gpu, Profile, TraceRecorder
+
+NOTHING = Curve(np.array([1.0]), np.array([0.0]))
+BATCH = 8
+
+
+def two_gpus(memory_bytes=1000):
+    return Cluster("two", tuple(Gpu(f"g{rank}", "cpu", rank, 8000.0, 8000.0, memory_bytes) for rank in range(2)))
+
+
+def both_experts(seconds_a_pair=0.125):
+    """Every token goes to both experts, one on each GPU: with BATCH tokens a dispatch and a combine take a second each."""
+    compute = Curve(np.array([0.0, 1.0]), np.array([0.0, seconds_a_pair]))
+    curves = {"cpu": {"gate": NOTHING, "expert": compute, "aggregate": NOTHING}}
+    return Profile("m", "", np.full((1, 1, 2, 2), BATCH), 2, 1000, 1000, 100, 10, curves)
+
+
+def test_gains_by_hand():
+    """Alone a step takes 1 + 2 + 1 s. Two models: the exchanges of a round one after the other, one model's experts under the
+    other's exchanges, 6 s in place of 8; three: 8 s in place of 12; two halves of a step: 3 s in place of 4."""
+    found = compare_ways(two_gpus(), [both_experts()], BATCH, steps=3)
+    by_hand = {IN_SEQUENCE: 1.0, TIME_SLICED: 1.0, MICRO_BATCHES: 4 / 3, BY_EXCHANGE: 4 / 3, BY_LAYER: 4 / 3, THREE_MODELS: 1.5}
+    assert {way: gain for way, gain in found.gains.items() if way != APART} == pytest.approx(by_hand)
+    assert found.gains[APART] < 1  # half of the ports and GPUs have nothing to do
+    assert found.winner.way == THREE_MODELS
+    of = {outcome.way: outcome for outcome in found.outcomes}
+    assert of[IN_SEQUENCE].seconds == pytest.approx(2 * 3 * 4)
+    assert of[IN_SEQUENCE].utilisation == pytest.approx(0.5)
+    assert of[IN_SEQUENCE].tokens_per_s == pytest.approx(2 * BATCH / 4)
+    assert of[IN_SEQUENCE].tpot_s_M == (pytest.approx((4, 4)),) * 2
+    assert of[TIME_SLICED].tpot_s_M == (pytest.approx((8, 8)),) * 2
+    assert of[BY_EXCHANGE].tpot_s_M == (pytest.approx((6, 6)),) * 2
+    assert of[MICRO_BATCHES].tpot_s_M == (pytest.approx((3, 3)),) * 2
+    assert len(of[THREE_MODELS].tpot_s_M) == 3
+
+
+def test_nothing_to_gain_where_only_the_gpu_is_busy():
+    found = compare_ways(
+        two_gpus().scaled(1e6), [both_experts()], BATCH, ways=(MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)
+    )
+    assert max(found.gains.values()) < 1.001
+    assert found.winner.way == IN_SEQUENCE
+
+
+def test_the_simplest_of_ways_within_two_percent_wins():
+    assert winners({IN_SEQUENCE: 1.0, BY_LAYER: 1.02}) == [IN_SEQUENCE, BY_LAYER]
+    assert winners({BY_LAYER: 1.03, IN_SEQUENCE: 1.0}) == [BY_LAYER]
+    assert winners({THREE_MODELS: 1.7, BY_LAYER: 1.69, MICRO_BATCHES: 1.4}) == [BY_LAYER, THREE_MODELS]
+
+
+def test_micro_batches_and_ranks_with_requests_have_all_tokens():
+    for tokens in (1, 2, 7):
+        parts = part_tokens(np.full(3, tokens), 3)
+        assert sum(parts).tolist() == [tokens] * 3
+        assert all(part.any() for part in parts)
+        assert max(map(max, parts)) - min(map(min, parts)) <= 1
+    experts_G = np.array([False, True, False])
+    assert tokens_apart(7, experts_G).tolist() == [4, 0, 3]
+
+
+def test_gpus_are_divided_where_memory_holds_it():
+    model = replace(both_experts(), expert_bytes=100, other_bytes=50)
+    four = Cluster("four", tuple(replace(two_gpus().gpus[0], name=f"g{rank}", memory_bytes=100) for rank in range(4)))
+    assert [experts_G.tolist() for experts_G in splits(four, [model])] == [
+        [False, False, True, True],
+        [False, True, True, True],
+    ]
+    mixed = replace(four, gpus=(replace(four.gpus[0], speed=2.0), *four.gpus[1:]))
+    assert len(splits(mixed, [model])) == 4
+    with pytest.raises(InfeasiblePlan, match="memory"):
+        splits(four, [model] * 3)
+
+
+def test_what_memory_does_not_hold_is_left_out():
+    share = 110  # an expert and the rest
+    two = compare_ways(two_gpus(2 * share), [both_experts()], BATCH)
+    assert "three" not in two.gains
+    assert set(two.left_out) == {THREE_MODELS, APART}
+    one = compare_ways(two_gpus(share), [both_experts()], BATCH)
+    assert set(one.gains) == {IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES}
+    assert len(one.winner.tpot_s_M) == 1
+    with pytest.raises(InfeasiblePlan, match="memory"):
+        compare_ways(two_gpus(share - 1), [both_experts()], BATCH)
+
+
+def test_steps_of_a_trace():
+    recorder = TraceRecorder("measured", ("a", "b"), 2)
+    for model, ends in enumerate(([1.0, 2.0, 4.0], [2.0, 3.0, 3.5])):
+        for step, end in enumerate(ends):
+            for rank in range(2):
+                recorder.add(rank, model, step, 0, "expert", end - 0.5 - 0.1 * rank, end - 0.1 * rank)
+    found = served_steps(recorder.trace())
+    assert found.seconds == pytest.approx(3.6)
+    assert found.compute_s == pytest.approx(12 * 0.5)
+    assert [np.diff(each[0]).tolist() for each in found.ends_M] == [pytest.approx([1, 2]), pytest.approx([1, 0.5])]
+    assert found.tpot_s_M == (pytest.approx((1.5, 1.99)), pytest.approx((0.75, 0.995)))
+    halves = served_steps(recorder.trace(), [0, 0])
+    assert [len(streams) for streams in halves.ends_M] == [2]
+    both = one_after_the_other([found, found])
+    assert both.seconds == pytest.approx(7.2)
+    assert both.ends_M[2][0][0] == pytest.approx(3.6 + found.ends_M[0][0][0])
+    turns = steps_in_turn([[ServedSteps(s, s, ((np.array([s]),),)) for s in steps] for steps in ([1.0, 2.0], [3.0, 4.0])])
+    assert [streams[0].tolist() for streams in turns.ends_M] == [[1, 6], [4, 10]]
+
+
+def test_the_grid_has_every_combination_and_skews_differ():
+    skewed = replace(both_experts(), tokens_TLSE=np.array([[[[15, 1]] * 2]]), top_k=1)
+    cells = compare_over_grid(two_gpus(), [skewed], (2, 8), (1.0, 100.0), (0.0, 1.0), ways=(BY_LAYER,))
+    assert [(cell.skew, cell.bandwidth, cell.batch) for cell in cells[:3]] == [(0.0, 1.0, 2), (0.0, 1.0, 8), (0.0, 100.0, 2)]
+    assert len(cells) == 8
+    even, as_profiled = (next(c for c in cells if (c.skew, c.bandwidth, c.batch) == (skew, 100.0, 8)) for skew in (0.0, 1.0))
+    assert as_profiled.compared.outcomes[0].seconds > 1.3 * even.compared.outcomes[0].seconds
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (((0,), (1.0,), (1.0,)), "`batch`: expected different values from 1 to"),
+        (((4, 4), (1.0,), (1.0,)), "`batch`: .* found 4, 4"),
+        (((4,), (0.0,), (1.0,)), "`bandwidth`: "),
+        (((4,), (1.0,), (-1.0,)), "`skew`: "),
+        (((4,), (float("nan"),), (1.0,)), "`bandwidth`: "),
+        (((4,), (1.0,), ()), "`skew`: .* found none"),
+    ],
+)
+def test_bad_grids(values, message):
+    with pytest.raises(BadInput, match=message):
+        compare_over_grid(two_gpus(), [both_experts()], *values)
+
+
+def test_bad_comparisons():
+    with pytest.raises(BadInput, match="from 1 to 3 models to compare, found 4"):
+        compare_ways(two_gpus(), [both_experts()] * 4, BATCH)
+    with pytest.raises(BadInput, match="two steps"):
+        compare_ways(two_gpus(), [both_experts()], BATCH, steps=1)
+    with pytest.raises(BadInput, match="one of one after the other"):
+        compare_ways(two_gpus(), [both_experts()], BATCH, ways=("together",))
+    with pytest.raises(BadInput, match="2 source ranks"):
+        compare_ways(Cluster("one", two_gpus().gpus[:1]), [both_experts()], BATCH)
+
+
+def compared(**gains):
+    """Ways with these gains, by their names with _ for spaces and dashes."""
+    named = {way: gain for way in WAYS for name, gain in gains.items() if way.replace(" ", "_").replace("-", "_") == name}
+    return WaysCompared(64, tuple(WayOutcome(way, 1.0, gain, 1.0, (), 0.5) for way, gain in named.items()), {})
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        (
+            {"micro_batches": 1.01, "by_exchange": 1.0, "by_layer": 1.02, "three_models": 1.03},
+            "Leave the GPUs .* 1.03x with 64",
+        ),
+        ({"micro_batches": 1.4, "by_exchange": 1.3, "by_layer": 1.45}, "Cut each step .* 1.40x .* second model like it 1.45x"),
+        ({"micro_batches": 1.4}, "Cut each step .* memory does not hold a second"),
+        ({"micro_batches": 1.0}, "Leave .* memory does not hold a second"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.6, "three_models": 1.7}, "second model, by layer: 1.60x"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.2}, "second model, by exchange: 1.30x .*; two micro"),
+        ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.4, "three_models": 1.7}, "three models: 1.70x"),
+    ],
+)
+def test_advice_follows_the_gains(gains, said):
+    assert re.search(said, sharing_advice(compared(one_after_the_other=1.0, **gains)))
+
+
+def test_sharing_is_compared_at_the_profiles_own_batch():
+    found = compare_sharing(two_gpus(), both_experts())
+    assert found.batch == BATCH
+    assert APART not in found.gains
+    assert "three models" in sharing_advice(found)
