@@ -63,6 +63,8 @@ def colocate(
         raise BadInput("`measure`: runs the shipped models, expected no `profile`")
     if not 2 <= steps <= 1000:
         raise BadInput(f"`steps`: expected from 2 to 1000, found {steps}")
+    if not 0 <= seed < 1 << 63:
+        raise BadInput(f"`seed`: expected a whole number from zero to 2**63, found {seed}")
     if not 0 < limit_s < float("inf"):
         raise BadInput(f"`limit_s`: expected a number above zero, found {limit_s}")
     from aurora.advisor import colocation_grid as grid
