@@ -86,6 +86,13 @@ def served_on_hosts(
     return serve.serve_rank(rank_info, plan, *args)
 
 
+def served_jobs(
+    rank_info: RankInfo, hosts: Sequence[str], folder: str, jobs: Sequence[tuple[Any, ...]], token_s: float
+) -> list[list[RankResult]]:
+    """Runs one after the other in one process, each with the arguments of `served_on_hosts` from the plan on."""
+    return [served_on_hosts(rank_info, hosts, f"{folder}/{n}", *job, token_s=token_s) for n, job in enumerate(jobs)]
+
+
 def waiting_profile(model: Path, prompts: list[list[int]], new_tokens: int, ranks: int, token_s: float) -> Profile:
     """Of prompts and what a model answers to them, on each rank alike; experts take token_s a row, all else nearly nothing."""
     moe = load_model(model)

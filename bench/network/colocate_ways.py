@@ -29,7 +29,7 @@ from interleave import MODELS, cluster, known_texts, profiles  # noqa: E402
 from machine import machine  # noqa: E402
 from net import PAYLOAD, network, refusal  # noqa: E402
 from protocol import DEEP  # noqa: E402
-from serving import TOKEN_S, served_on_hosts  # noqa: E402
+from serving import TOKEN_S, served_jobs  # noqa: E402
 from tables import Table, today, write  # noqa: E402
 
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps  # noqa: E402
@@ -90,11 +90,6 @@ def prompts(batch: int, skew: str) -> list[list[list[int]]]:
         own = [ids[i * length : (i + 1) * length] for i in range(count)]
         found.append(own if skew == SKEWS[0] else own[:1] * count)
     return found
-
-
-def served_jobs(rank_info, hosts: Sequence[str], folder: str, jobs: Sequence[tuple], token_s: float) -> list[list]:
-    """A rank of all jobs, one after the other, in one process."""
-    return [served_on_hosts(rank_info, hosts, f"{folder}/{n}", *job, token_s=token_s) for n, job in enumerate(jobs)]
 
 
 def perform(hosts: Sequence[str], jobs: Sequence[Job], token_s: float) -> list[RunResult]:
