@@ -87,7 +87,7 @@ def colocate(
             from aurora.cli.measured_ways import measure_cells
 
             measured = measure_cells(machines, profiles, cells, Path(folder), steps, limit_s, progress)
-    found = {
+    found: dict[str, Any] = {
         "models": [each.model for each in profiles],
         "cluster": machines.name,
         "steps": steps,

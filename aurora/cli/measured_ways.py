@@ -83,7 +83,7 @@ def measure_cells(
         raise BadInput("`measure`: holds ports to their rates, but not the links of a fabric")
     paths = [shipped(f"models/{name}") for name in MODELS]
     texts = [load_tokenizer(path).encode((folder / f"{path.name}.txt").read_text()) for path in paths]
-    began_s, found = time.perf_counter(), []
+    began_s, found = time.perf_counter(), list[MeasuredCell]()
     for done, number in enumerate(np.random.default_rng(0).permutation(len(own)).tolist()):
         progress("measuring", done, len(own))
         if found and time.perf_counter() - began_s > limit_s:
