@@ -23,6 +23,7 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.traffic import check_profile
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.step_traffic import steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, Profile
@@ -96,16 +97,6 @@ def compare_ways(
     return WaysCompared(batch, tuple(outcomes), left_out)
 
 
-def part_tokens(tokens_S: IntArray, parts: int) -> list[IntArray]:
-    """Returns the tokens of each rank in each micro-batch, as even as whole numbers allow; without parts that have none.
-
-    Example:
-        >>> [part_S.tolist() for part_S in part_tokens(np.array([5, 4]), 2)]
-        [[3, 2], [2, 2]]
-    """
-    return [part_S for part in range(parts) if (part_S := (tokens_S + parts - 1 - part) // parts).any()]
-
-
 class _Case:
     """Requests of MODELS models on a cluster, and what each way makes of them."""
 
@@ -122,10 +113,7 @@ class _Case:
         ]
         tokens_G = np.full(len(cluster), batch)
         self.planned_M = [self._drawn(model, np.maximum(tokens_G, PLANNED_TOKENS), "planned") for model in range(MODELS)]
-        self.parts_M = [[self._drawn(model, part_G) for part_G in part_tokens(tokens_G, MICRO)] for model in range(MODELS)]
-        self.requests_M = [
-            replace(parts[0], tokens_TLSE=np.sum([part.tokens_TLSE for part in parts], axis=0)) for parts in self.parts_M
-        ]
+        self.requests_M = [self._drawn(model, tokens_G) for model in range(MODELS)]
         self._plans: dict[int, Plan] = {}
         self.plan_M = [make_plan(cluster, [planned]) for planned in self.planned_M]
         self.alone_M = [
@@ -178,17 +166,11 @@ class _Case:
         return steps_in_turn(steps_MT), ""
 
     def micro_batches(self) -> tuple[ServedSteps, str]:
-        either = {
-            time_slice: one_after_the_other(
-                [
-                    overlapped(plan, parts, time_slice)
-                    for plan, parts in zip(self.plan_M[: self.base], self.parts_M, strict=False)
-                ]
-            )
-            for time_slice in ("exchange", "layer")
-        }
-        best = min(either, key=lambda time_slice: either[time_slice].seconds)
-        return either[best], f"{len(self.parts_M[0])} by {best}"
+        pairs = list(zip(self.plan_M[: self.base], self.requests_M, strict=False))
+        served, time_slice = _faster(
+            lambda time_slice: one_after_the_other([overlapped(*pair, MICRO, time_slice) for pair in pairs])
+        )
+        return served, f"{len(served.ends_M[0])} by {time_slice}"
 
     def two_models(self, time_slice: str) -> tuple[ServedSteps, str]:
         return self._together(self.plan(2), time_slice), ""
@@ -215,10 +197,11 @@ class _Case:
         divisions = splits(self.cluster, self.models[: self.base])
         for number, experts_G in enumerate(divisions):
             plans = [self._apart_plan(model, experts_G) for model in range(self.base)]
+            tokens_G = tokens_apart(self.batch * len(self.cluster), experts_G)
+            moved = [self._drawn(model, tokens_G) for model in range(self.base)]
             for in_flight in IN_FLIGHT:
-                parts = part_tokens(tokens_apart(self.batch * len(self.cluster), experts_G), in_flight)
                 tried[number, in_flight] = one_after_the_other(
-                    [overlapped(plan, [self._drawn(m, part_G) for part_G in parts], "exchange") for m, plan in enumerate(plans)]
+                    [overlapped(plan, requests, in_flight, "exchange") for plan, requests in zip(plans, moved, strict=True)]
                 )
         best = min(tried, key=lambda each: tried[each].seconds)
         return tried[best], f"{divisions[best[0]].sum()} GPUs for experts, {best[1]} micro-batches"
@@ -236,23 +219,18 @@ def _faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
     return either[best], best
 
 
-def overlapped(plan: Plan, parts: Sequence[Profile], time_slice: str) -> ServedSteps:
-    """Returns the steps of one model's micro-batches, which share its placement and orders and overlap each other.
+def overlapped(plan: Plan, requests: Profile, parts: int, time_slice: str) -> ServedSteps:
+    """Returns one model's steps in micro-batches that overlap each other; in fewer where no rank has that many tokens.
 
     Args:
-        plan: a plan of one model.
-        parts: each micro-batch's requests.
+        plan: a plan of one model, which need not be one that can be run.
+        requests: the model's traffic, a window for each step.
+        parts: how many micro-batches.
         time_slice: how long a micro-batch holds a port.
     """
-    one = compile_plan(replace(plan, options=replace(plan.options, time_slice=time_slice)))
-    program = replace(
-        one,
-        names_M=one.names_M * len(parts),
-        placements_M=one.placements_M * len(parts),
-        ops_ML=one.ops_ML * len(parts),
-        deduplicated_M=one.deduplicated_M * len(parts),
-    )
-    return served_steps(simulate(program, plan.cluster, parts), [0] * len(parts))
+    cut = micro_batches(requests, parts)
+    program = compile_plan(replace(plan, options=replace(plan.options, time_slice=time_slice, micro_batches=len(cut))))
+    return served_steps(simulate(program, plan.cluster, cut), program.plan_model_M)
 
 
 _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aurora.advisor.colocation_grid import compare_over_grid
-from aurora.advisor.colocation_ways import compare_ways, part_tokens
+from aurora.advisor.colocation_ways import compare_ways
 from aurora.advisor.experts_apart import splits, tokens_apart
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps, steps_in_turn
 from aurora.advisor.sharing_advice import compare_sharing, sharing_advice
@@ -50,6 +50,7 @@ def test_gains_by_hand():
     assert {way: gain for way, gain in found.gains.items() if way != APART} == pytest.approx(by_hand)
     assert found.gains[APART] < 1  # half of the ports and GPUs have nothing to do
     assert found.winner.way == THREE_MODELS
+    assert compare_ways(two_gpus(), [both_experts()], 1, ways=(MICRO_BATCHES,)).gains[MICRO_BATCHES] == pytest.approx(1.0)
     of = {outcome.way: outcome for outcome in found.outcomes}
     assert of[IN_SEQUENCE].seconds == pytest.approx(2 * 3 * 4)
     assert of[IN_SEQUENCE].utilisation == pytest.approx(0.5)
@@ -75,14 +76,8 @@ def test_the_simplest_of_ways_within_two_percent_wins():
     assert winners({THREE_MODELS: 1.7, BY_LAYER: 1.69, MICRO_BATCHES: 1.4}) == [BY_LAYER, THREE_MODELS]
 
 
-def test_micro_batches_and_ranks_with_requests_have_all_tokens():
-    for tokens in (1, 2, 7):
-        parts = part_tokens(np.full(3, tokens), 3)
-        assert sum(parts).tolist() == [tokens] * 3
-        assert all(part.any() for part in parts)
-        assert max(map(max, parts)) - min(map(min, parts)) <= 1
-    experts_G = np.array([False, True, False])
-    assert tokens_apart(7, experts_G).tolist() == [4, 0, 3]
+def test_requests_are_moved_off_the_gpus_of_experts():
+    assert tokens_apart(7, np.array([False, True, False])).tolist() == [4, 0, 3]
 
 
 def test_gpus_are_divided_where_memory_holds_it():
