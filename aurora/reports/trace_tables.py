@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.formatting import DASH, Row, add_worst, percent, right, seconds, size
@@ -27,7 +27,7 @@ def summary_table(
     if bounded:
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
     table = Table(
-        "model",
+        Column("model", overflow="fold"),  # ends with the number of the micro-batch
         *right("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())),
         title=f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}",
         caption=caption,

@@ -165,6 +165,16 @@ def test_windows_are_counted_apart(case):
         assert trace.bytes_X[keep & (trace.step_X == step)].sum() == rows_SGG.sum() * p.row_bytes(True)
 
 
+@given(cases(), st.integers(2, 4))
+def test_micro_batches_carry_the_rows_of_whole_batches(case, parts):
+    """Tokens are not cut, so that those which go once to a server still do."""
+    cluster, p, chunks = case
+    plan = hierarchical(make_plan(cluster, [p], KEEP), chunks)
+    whole, cut = (simulate_plan(each, [p]) for each in (plan, plan.with_micro_batches(parts)))
+    for phase in range(len(TRACE_PHASES)):
+        assert cut.bytes_X[cut.phase_X == phase].sum() == whole.bytes_X[whole.phase_X == phase].sum()
+
+
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_equal_ranks_take_the_sum_of_the_steps(chunks):
     """Where every rank sends as much as the others, all end a step together, and nobody is ahead of the next."""

@@ -37,6 +37,17 @@ def test_a_step_of_the_profiles_own_tokens_takes_what_simulate_says():
     assert prices(np.array([5, 5])) == pytest.approx(aurora.simulate(plan, profile).seconds)
 
 
+def test_steps_of_plans_with_micro_batches_are_cut():
+    """Two halves of five tokens or more overlap; a single token cannot be cut."""
+    profile = one_expert_each()
+    plan = make_plan(cluster(2.0, 2.0), [profile], CONTIGUOUS)
+    whole, halves = (StepPrices(each, profile, 64) for each in (plan, plan.with_micro_batches(2)))
+    assert halves(np.array([5, 5])) == pytest.approx(aurora.simulate(plan.with_micro_batches(2), profile).seconds)
+    assert halves(np.array([64, 64])) < 0.9 * whole(np.array([64, 64]))
+    assert halves(np.array([1, 1])) == whole(np.array([1, 1]))
+    assert halves.transfers == 2 * whole.transfers
+
+
 @pytest.mark.parametrize("tokens", [(1, 1), (7, 7), (64, 1), (5, 50), (33, 31), (17, 2)])
 def test_where_all_costs_are_in_proportion_to_tokens_interpolation_is_exact(tokens, monkeypatch):
     """A token of the busier rank takes 1 s at the gate, half a second each way, 3 s at its expert and 1 s to be aggregated."""
