@@ -35,7 +35,7 @@ from aurora.types import (
     TrainOptions,
     WorkerReport,
 )
-from aurora.types.options import SIMULATED_ORDERS
+from aurora.types.options import GATHERED, SIMULATED_ORDERS
 from aurora.types.run_options import INTERLEAVE
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that `recommend` draws if there is no profile
@@ -682,7 +682,8 @@ def simulate(
         profiles: the traffic, one profile per model, which is cut where the plan has micro-batches; or one per micro-batch.
         barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
             only; "global": all ranks, after every phase.
-        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes.
+        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes; "allgather": none, but
+            an allgather of all tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: "on": models run side by side; "off": one after the other.
         staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
 
@@ -706,7 +707,7 @@ def simulate(
     if interleave == "processes":
         raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
     ordered = _simulated_orders(plan, orders)
-    return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on", staged)
+    return simulate_plan(plan, _each(profiles), barriers, ordered, interleave == "on", staged, orders == GATHERED)
 
 
 def simulate_requests(
@@ -760,7 +761,15 @@ def simulate_requests(
         requests = requests.until(options.duration_s)
     ordered = _simulated_orders(plan, orders)
     return simulated(
-        plan, profile, requests, options, barriers, ordered, staged, progress or (lambda _what, _done, _total: None)
+        plan,
+        profile,
+        requests,
+        options,
+        barriers,
+        ordered,
+        staged,
+        progress or (lambda _what, _done, _total: None),
+        orders == GATHERED,
     )
 
 

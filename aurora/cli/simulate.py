@@ -44,7 +44,8 @@ def simulate(
     orders: Annotated[
         str,
         typer.Option(
-            help="{simulated_order}: the plan's orders, or orders recomputed per batch",
+            help="{simulated_order}: the plan's orders; orders recomputed per batch; or an allgather of all tokens and a "
+            "reduce-scatter instead of all-to-alls, as in vLLM without aurora",
             autocompletion=completed("simulated_order"),
         ),
     ] = "plan",

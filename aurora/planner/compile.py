@@ -1,10 +1,13 @@
 """Compiles a Plan to a Program: the operations of each rank, in order."""
 
+import numpy as np
+
 from aurora.errors import BadInput
-from aurora.types import PRIORITIES, TIME_SLICES, Barrier, Compute, Exchange, Op, Plan, Program, SlicePolicy
+from aurora.planner.alltoall.baselines import all_at_once
+from aurora.types import PRIORITIES, TIME_SLICES, Barrier, Cluster, Compute, Exchange, Op, Order, Plan, Program, SlicePolicy
 
 
-def compile_plan(plan: Plan) -> Program:
+def compile_plan(plan: Plan, gathered: bool = False) -> Program:
     """Compiles a plan to a Program.
 
     Each layer of each model has a gate, an exchange of counts, an ordered dispatch, experts, an ordered combine and an
@@ -12,6 +15,7 @@ def compile_plan(plan: Plan) -> Program:
 
     Args:
         plan: the plan.
+        gathered: whether an allgather and a reduce-scatter stand for its all-to-alls.
 
     Raises:
         BadInput: if `time_slice` is not one of TIME_SLICES.
@@ -21,17 +25,20 @@ def compile_plan(plan: Plan) -> Program:
     if time_slice not in (*TIME_SLICES, "auto"):
         raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
     for model in plan.models:
-        last = len(model.combine_L) - 1
+        orders_L, hierarchy = tuple(zip(model.dispatch_L, model.combine_L, strict=True)), model.hierarchy
+        if gathered:
+            orders_L, hierarchy = ((at_once := _at_once(plan.cluster), at_once.reversed),) * len(orders_L), None
+        last = len(orders_L) - 1
         layers: list[tuple[Op, ...]] = [
             (
                 Compute("gate"),
                 Barrier("counts"),
-                Exchange("dispatch", dispatch, hierarchy=model.hierarchy),
+                Exchange("dispatch", dispatch, hierarchy=hierarchy),
                 Compute("expert"),
-                Exchange("combine", combine, time_slice == "layer" and layer < last, model.hierarchy),
+                Exchange("combine", combine, time_slice == "layer" and layer < last, hierarchy),
                 Compute("aggregate"),
             )
-            for layer, (dispatch, combine) in enumerate(zip(model.dispatch_L, model.combine_L, strict=True))
+            for layer, (dispatch, combine) in enumerate(orders_L)
         ]
         ops_ML.append(tuple(layers))
     parts = max(1, plan.options.micro_batches)
@@ -45,6 +52,7 @@ def compile_plan(plan: Plan) -> Program:
         tuple(policies(plan)[number] for number in plan_model_M),
         plan_model_M,
         plan.options.preemption_s,
+        gathered,
     )
 
 
@@ -56,3 +64,8 @@ def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
         SlicePolicy(weight, interactive, options.preemption_s if any(interactive_M) and not interactive else float("inf"))
         for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
     )
+
+
+def _at_once(cluster: Cluster) -> Order:
+    """The order of all pairs at once, whatever they carry."""
+    return all_at_once(np.zeros((len(cluster), len(cluster)), dtype=np.int64), cluster.network, rng=np.random.default_rng(0))

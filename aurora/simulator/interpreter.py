@@ -12,9 +12,10 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
+from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.serving_gpus import server_split
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows, tokens_on_gpu
+from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
@@ -45,11 +46,13 @@ def simulate_plan(
     ordered: OrderBatch | None = None,
     interleave: bool = True,
     staged: bool = False,
+    gathered: bool = False,
 ) -> Trace:
     """Predicts the Trace of serving the profiles' windows under `plan`, which is checked; else as `simulate`.
 
     Args:
         profiles: the traffic, one profile per model of the plan, cut into its micro-batches here; or one per micro-batch.
+        gathered: whether an allgather and a reduce-scatter stand for its all-to-alls.
 
     Raises:
         BadInput: if a profile is of another model or number of ranks than the plan's, or holds counts alone where the plan
@@ -58,7 +61,7 @@ def simulate_plan(
     check_plan(plan)
     check_traffic(plan, profiles)
     served, traffic = cut_traffic(plan, profiles)
-    return simulate(compile_plan(served), plan.cluster, traffic, barriers, ordered, interleave, staged)
+    return simulate(compile_plan(served, gathered), plan.cluster, traffic, barriers, ordered, interleave, staged)
 
 
 def simulate(
@@ -140,7 +143,8 @@ class _Run:
         self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
         self._steps: dict[tuple[Key, int], _Step] = {}
         self._by_number: dict[int, _Step] = {}
-        self._switch = Switch(self.cluster.network)
+        self._switch = Switch(network := self.cluster.network)
+        self._counts_s = counts_seconds(network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
@@ -184,9 +188,11 @@ class _Run:
                     match op:
                         case Compute(phase):
                             yield from self._compute(rank, model, step, layer, phase)
-                        case Barrier(phase) if self.barriers != "none":
+                        case Barrier(phase) if self.barriers != "none" and not self.program.gathered:
                             began = self.now
                             yield self._barrier(model, step, layer, phase)
+                            if self._counts_s:
+                                yield self._sleep(self._counts_s)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
                         case Exchange():
                             transfers = self._exchange(rank, op, model, step, layer)
@@ -197,10 +203,16 @@ class _Run:
 
     def _exchange(self, rank: int, op: Exchange, model: int, step: int, layer: int) -> Process:
         """The rank's transfers of one all-to-all, step by step, while it has the port."""
-        for number in range(1 if op.hierarchy is None else op.hierarchy.steps):
+        for number in range(self._steps_of(op)):
             yield self._join(rank, op, (model, step, layer, op.phase), number)
         if self.barriers == "global":
             yield self._barrier(model, step, layer, op.phase)
+
+    def _steps_of(self, op: Exchange) -> int:
+        """How many exchanges follow one another in one all-to-all."""
+        if self.program.gathered:
+            return GATHERS if op.phase == "dispatch" else 1
+        return 1 if op.hierarchy is None else op.hierarchy.steps
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
         """One phase of compute on a rank's GPU, with preemption points where the program has them."""
@@ -300,6 +312,8 @@ class _Run:
     def _bytes_SGG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:
         """(S, G, G) int64: the bytes that each GPU sends to each in one all-to-all, in each of its steps."""
         profile, deduplicated = self.profiles[model], self.program.deduplicated_M[model]
+        if self.program.gathered:
+            return gathered_bytes(profile, layer, step, op.phase)
         placed = profile, layer, self._split_MLEG[model][layer]
         rows_SGG = exchange_rows(*placed, deduplicated=deduplicated, hierarchy=op.hierarchy, window=step)
         return exchange_bytes(rows_SGG, profile, op.phase, deduplicated)

@@ -66,9 +66,10 @@ def simulate_requests(
     ordered: OrderBatch | None = None,
     staged: bool = False,
     progress: Progress = untold,
+    gathered: bool = False,
 ) -> RequestSimulation:
     """Simulates requests under a plan of one model; see `aurora.simulate_requests`."""
-    prices = StepPrices(plan, profile, options.max_num_batched_tokens, barriers, ordered, staged, options.seed)
+    prices = StepPrices(plan, profile, options.max_num_batched_tokens, barriers, ordered, staged, gathered, options.seed)
     most = min(CHECKED, max(2, CHECKED_TRANSFERS // prices.transfers))
     steps = _DrawnSteps(most, np.random.default_rng(options.seed))
     served = serve(requests, len(plan.cluster), prices, options, steps.add, progress)

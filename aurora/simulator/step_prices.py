@@ -34,6 +34,7 @@ class StepPrices:
         barriers: as in `aurora.simulate`.
         ordered: as in `aurora.simulator.interpreter.simulate`.
         staged: as in `aurora.simulate`.
+        gathered: as in `aurora.simulator.interpreter.simulate_plan`.
         seed: for the draws. Plans with one seed see the same traffic, unless tokens are deduplicated under one alone.
 
     Raises:
@@ -48,6 +49,7 @@ class StepPrices:
         barriers: str = "gpu",
         ordered: OrderBatch | None = None,
         staged: bool = False,
+        gathered: bool = False,
         seed: int = 0,
     ) -> None:
         if len(plan.models) != 1:
@@ -58,7 +60,7 @@ class StepPrices:
         check_traffic(plan, [profile])
         self._plan, self._cluster, self._profile, self._seed = plan, plan.cluster, profile, seed
         self._layers = max(1, TRANSFERS // max(1, self.transfers // profile.layers))
-        self._simulated = barriers, ordered, True, staged
+        self._simulated, self._gathered = (barriers, ordered, True, staged), gathered
         self._token_level = plan.models[0].deduplicated and profile.routing is not None
         self._levels = grid(most_tokens)
         self._kind_G = _kinds(plan)
@@ -93,7 +95,8 @@ class StepPrices:
         for draw in range(draws):
             drawn = step_profile(profile, tokens_XG[draw % len(tokens_XG)], rng, self._token_level)
             plan, cut = cut_traffic(self._plan, [drawn])
-            program = compile_plan(plan) if len(some) == all_layers else compile_plan(plan).at_layers([some] * len(cut))
+            program = compile_plan(plan, self._gathered)
+            program = program if len(some) == all_layers else program.at_layers([some] * len(cut))
             total_s += simulate(program, self._cluster, cut, *self._simulated).seconds
         return total_s / draws * all_layers / len(some)
 

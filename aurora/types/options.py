@@ -10,7 +10,8 @@ from aurora.types.option_checks import above_zero, at_most, zero_or_more
 from aurora.types.program import PREEMPTION_INTERVAL_S, PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
-SIMULATED_ORDERS = ("plan", "batch")
+GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
+SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
 MICRO_BATCHES = (1, 2, 3, 4)  # into how many a model's batches can be cut

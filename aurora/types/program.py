@@ -117,6 +117,8 @@ class Program(Value):
         policies_M: how each model shares ports and GPUs; empty: all alike.
         plan_model_M: which of the plan's models each is, or is a micro-batch of; empty: one of each.
         preemption_s: seconds of expert compute between two preemption points.
+        gathered: whether an allgather and a reduce-scatter stand for all-to-alls, in a simulation: every rank gets all tokens,
+            and sends every rank its part of the sums of that rank's tokens.
     """
 
     ranks: int
@@ -127,6 +129,7 @@ class Program(Value):
     policies_M: tuple[SlicePolicy, ...] = ()
     plan_model_M: tuple[int, ...] = ()
     preemption_s: float = PREEMPTION_INTERVAL_S
+    gathered: bool = False
 
     def __post_init__(self) -> None:
         if not self.policies_M:

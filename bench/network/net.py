@@ -103,6 +103,17 @@ def servers(
         yield hosts
 
 
+def rate_commands(ranks: int, rate_bps: float, buffer_bytes: int, burst_s: float = BURST_S) -> list[str]:
+    """Commands that hold all ports of `network` to another rate while its hosts go on.
+
+    Connections keep the segments that suit the rate at which they were made: make the network at the lowest of several rates.
+    """
+    burst, commands = _burst(rate_bps, burst_s), []
+    for port in map(_port, range(ranks)):
+        commands += [port.bucket(rate_bps, buffer_bytes, burst), port.other_way.bucket(rate_bps, HOST_QUEUE, burst)]
+    return commands
+
+
 def unplug(rank: int) -> None:
     """Take a host of `network` off the switch. Nothing ends its connections, and nothing answers any more."""
     port = _port(rank)
@@ -191,10 +202,13 @@ class _Cable:
         _run(f"ip -n {self.ns} link add {self.device} type veth peer name {self.other_device} netns {self.other_ns}")
         for end, queue in zip((self, self.other_way), queues, strict=True):
             _run(f"ip -n {end.ns} link set {end.device} gso_max_size {segment_burst * 4 // 5} up")
-            bucket = f"tbf rate {rate_bps:.0f}bit burst {burst} limit {queue}"
-            _run(f"ip netns exec {end.ns} tc qdisc replace dev {end.device} root {bucket}")
+            _run(end.bucket(rate_bps, queue, burst))
         for end in (self, self.other_way):
             end.address_other_end()
+
+    def bucket(self, rate_bps: float, queue: int, burst: int) -> str:
+        """The command that holds what this end sends to a rate."""
+        return f"tc -n {self.ns} qdisc replace dev {self.device} root tbf rate {rate_bps:.0f}bit burst {burst} limit {queue}"
 
     def address_other_end(self) -> None:
         """Let this end send to the device at the other end."""

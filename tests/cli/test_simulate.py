@@ -33,8 +33,9 @@ def test_barriers_and_orders(aurora, plan):
     code, out, _ = aurora("simulate", plan, "--orders", "batch")
     assert code == 0
     assert "wrote" in out
+    assert aurora("simulate", plan, "--orders", "allgather")[0] == 0
     refused(aurora("simulate", plan, "--barriers", "all"), "expected one of gpu, global, none, found 'all'")
-    refused(aurora("simulate", plan, "--orders", "new"), "--orders: expected one of plan, batch, found 'new'")
+    refused(aurora("simulate", plan, "--orders", "new"), "--orders: expected one of plan, batch, allgather, found 'new'")
     assert aurora("simulate", plan, "--interleave", "off")[0] == 0
     refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected on or off")
 

@@ -39,32 +39,42 @@ def main(path: Path) -> None:
         **job.get("llm", {}),
     )
     replica, busy = rank * dp // ranks, [r for r in range(dp) if r not in job.get("idle", [])]
-    params = SamplingParams(temperature=0.0, max_tokens=job["new_tokens"], ignore_eos=True, logprobs=1)
+    params = {"temperature": 0.0, "max_tokens": job["new_tokens"], "ignore_eos": True, "logprobs": 1}
     answers: dict[int, Any] = {}
-    times = []
+    times, passes_s = [], []
     for number, asked in enumerate(job.get("rounds", [range(len(job["prompts"]))] * job.get("repeat", 1))):
         chosen = list(asked)[busy.index(replica) :: len(busy)] if replica in busy else []
         if number and job.get("dies") == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         if "toggle" in job:  # every other time it records
             llm.collective_rpc("aurora", args=("start", job["toggle"]) if number % 2 else ("stop",))
+        if "between" in job:
+            exec(job["between"], {"llm": llm, "number": number, "rank": rank})
+            llm.llm_engine.has_unfinished_requests()  # of no replica: all wait for each other
+        sampled = job.get("sampling", {}).get(str(number))  # else greedy
         began = time.perf_counter()
         for index in chosen:
-            llm.llm_engine.add_request(f"{number}-{index}", TokensPrompt(prompt_token_ids=job["prompts"][index]), params)
+            own = SamplingParams(**params | ({} if sampled is None else {**sampled, "seed": index}))
+            llm.llm_engine.add_request(f"{number}-{index}", TokensPrompt(prompt_token_ids=job["prompts"][index]), own)
         done, first_s = {}, 0.0
+        ends_s: list[float] = []  # of passes that brought tokens
         while llm.llm_engine.has_unfinished_requests():  # of any replica: the others keep it company
             outputs = llm.llm_engine.step()
-            first_s = first_s or (time.perf_counter() - began if outputs else 0.0)
+            ends_s += [time.perf_counter() - began] if outputs else []
+            first_s = first_s or (ends_s[-1] if outputs else 0.0)
             done |= {output.request_id: output for output in outputs if output.finished}
         path.with_name(f"rounds-{rank}").write_text(str(number + 1))
         times.append({"prefill": first_s, "decode": time.perf_counter() - began - first_s})
+        passes_s.append(ends_s)
         for index in chosen:
             answer = done[f"{number}-{index}"].outputs[0]
             logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
             answers[index] = {"tokens": list(answer.token_ids), "logprobs": logprobs}
     exec(job.get("after", ""), {})
     said = [llm.collective_rpc("aurora", args=tuple(args)) for args in job.get("commands", [])]
-    path.with_name(f"answers-{rank}.json").write_text(json.dumps({"answers": answers, "times": times, "said": said}))
+    path.with_name(f"answers-{rank}.json").write_text(
+        json.dumps({"answers": answers, "times": times, "passes_s": passes_s, "said": said})
+    )
 
 
 if __name__ == "__main__":

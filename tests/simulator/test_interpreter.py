@@ -20,7 +20,7 @@ from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import PREEMPTION_INTERVAL_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program
+from aurora.types import PREEMPTION_INTERVAL_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program, TransferCurve
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -76,6 +76,29 @@ def test_one_layer_by_hand():
     assert rows(trace, "expert") == [(0, 3, 8), (1, 3, 8)]
     assert rows(trace, "combine") == [(0, 8, 9), (0, 8, 10), (1, 8, 9), (1, 8, 10)]
     assert trace.seconds == pytest.approx(11)
+
+
+def test_an_allgather_sends_all_tokens_to_all_ranks():
+    """Two ranks at 2 B/s, tokens of 1 B with a weight and an expert number of 4 B each. Rank 0 has 4 tokens, rank 1 has 2.
+
+    Hidden states take 2 s and 1 s, weights and numbers 8 s and 4 s each: a rank goes on when it has sent and received all, so
+    both dispatch until 18 in steps of their own. Experts of 5 s; then rank 0's sums take 2 s, those of rank 1 take 1 s.
+    """
+    p = profile([[[[4, 0], [0, 2]]]], expert=5)
+    trace = simulate_plan(make_plan(cluster(2.0, 2.0), [p], KEEP), [p], gathered=True)
+    for rank in range(2):  # what it sends and what it receives
+        dispatch, combine = ([row for row in rows(trace, phase) if row[0] == rank] for phase in ("dispatch", "combine"))
+        assert [row[1:] for row in dispatch] == [(0, 1), (0, 2), (2, 6), (2, 10), (10, 14), (10, 18)]
+        assert [row[1:] for row in combine] == [(23, 24), (23, 25)]
+    assert rows(trace, "counts") == []  # an engine knows the sizes
+
+
+def test_counts_take_what_a_small_exchange_was_measured_to_take():
+    p, hosts = profile([[[[1, 4], [2, 1]]]]), cluster(2.0, 2.0)
+    plan = make_plan(hosts, [p], KEEP)
+    measured = replace(hosts, link_curves=(TransferCurve(1, [64.0, 640.0], [0.5, 320.0]),))
+    counts = [simulate(compile_plan(plan), each, [p]) for each in (hosts, measured)]
+    assert [[end_s for _, _, end_s in rows(trace, "counts")] for trace in counts] == [[0, 0], [0.5, 0.5]]
 
 
 def test_a_rank_goes_on_when_its_own_transfers_are_done():

@@ -11,6 +11,8 @@ from aurora.errors import BadInput
 from aurora.types import Network, Order, TransferCurve
 from aurora.types.arrays import FloatArray, IntArray, numbers
 
+COUNT_BYTES = 8  # that a rank tells every other of each
+
 
 def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) -> TransferCurve:
     """Makes a curve of measured exchanges.
@@ -67,6 +69,14 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
         else:
             seconds_X[own_X] = _beyond(curves[-2], curves[-1], sent, many)
     return seconds_X
+
+
+def counts_seconds(network: Network) -> float:
+    """Returns the seconds in which ranks tell each other their token counts: 0 unless link curves were measured."""
+    partners = network.gpus - 1
+    if not network.curves or not partners:
+        return 0.0
+    return float(exchange_seconds(network.curves, [COUNT_BYTES * network.gpus * partners], [partners])[0])
 
 
 def _seconds(curve: TransferCurve, bytes_X: FloatArray) -> FloatArray:

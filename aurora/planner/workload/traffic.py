@@ -7,6 +7,8 @@ from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
+GATHERS = 3  # exchanges of an allgather: hidden states, weights and expert numbers, one after the other
+
 
 def layer_traffic(profile: Profile, layer: int, split_EG: FloatArray, deduplicated: bool = False) -> IntArray:
     """Returns (G, G) int64 rows of one layer's flat dispatch over the whole profile; arguments as in `exchange_rows`."""
@@ -59,6 +61,19 @@ def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicate
     if phase == "dispatch":
         return rows_SGG * profile.row_bytes(deduplicated)
     return rows_SGG[::-1].transpose(0, 2, 1) * profile.combine_bytes
+
+
+def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> IntArray:
+    """Returns (S, G, G) int64 bytes of an engine's allgather ("dispatch") or reduce-scatter ("combine"), as vLLM's.
+
+    Every rank sends all of its tokens to every other: hidden states, then weights, then expert numbers, 4 bytes each. On the
+    way back it sends every rank its part of the sums of that rank's tokens.
+    """
+    tokens_S = profile.tokens_TLSE[window, layer].sum(axis=1) // profile.top_k
+    rows_SS = tokens_S[:, None] * (1 - np.eye(len(tokens_S), dtype=np.int64))
+    if phase == "combine":
+        return np.asarray(rows_SS.T * profile.combine_bytes)[None]
+    return np.stack([rows_SS * size for size in (profile.dispatch_bytes, *(4 * profile.top_k,) * (GATHERS - 1))])
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:

@@ -1,0 +1,195 @@
+"""Does the simulator name the fastest of three ways in vLLM? Prefills and decode steps, measured and predicted.
+
+    .venv-vllm/bin/python bench/vllm_settings.py [--quick] [--keep FOLDER]
+
+Needs what `make test-vllm` installs, and root (bench/network/net.py); elsewhere it says why it is skipped. Four hosts, DP4, a
+random Qwen3-MoE; ports are held to one rate after the other while vLLM serves. A setting is a rate, a routing, a phase, and the
+tokens of a rank in it. Routing: prompts of FEW words, which few experts serve, or of all words. Ways: `stock`, vLLM's
+allgather and reduce-scatter; `online`, an order for each batch on vLLM's placement; `plan`, a plan for that routing. Each way
+is one start of vLLM, `plan` one for each routing. Answers are drawn evenly of the same words, so that a decode step is routed
+as prompts are.
+
+Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart (CALIBRATED tokens, other prompts,
+one rate), and so is what the engine does beside its MoE layers; routing is profiled on other prompts; links are measured at
+each rate as `aurora measure links` does. The named way is right if it is within TIE of the fastest measured one, or the fastest
+measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "network"), str(HERE), str(HERE.parent)]  # network first: its hosts.py
+from hosts import find_links  # noqa: E402
+from net import network, rate_commands  # noqa: E402
+from protocol import DEEP, Results, options  # noqa: E402
+from vllm import model, run  # bench/vllm.py  # noqa: E402
+from vllm_predictions import FEW, PROMPT, RANKS, WAYS, Measured, Rounds, Setting, made_plan, predicted_s, routed, save_rounds  # noqa: E402
+
+from aurora.io import save  # noqa: E402
+from aurora.profiler.link_model import RankDevice, cluster_of  # noqa: E402
+from aurora.runtime.distributed.launcher import launch  # noqa: E402
+
+HIDDEN, EXPERTS, LAYERS, TOP_K, WORDS = 512, 16, 4, 2, 256
+RATES_MBIT, PREFILLS, DECODES = (50, 100, 200, 400), (32, 128, 384), (1, 4, 16)  # tokens of a rank
+ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
+REPETITIONS, STEPS = 5, 6  # of a setting; decode steps of a round
+QUICK = (100, 400), (32, 384), (4,)
+CALIBRATED_MBIT, CALIBRATED = 400, {"prefill": (16, 64, 256), "decode": (2, 8)}
+TIE = 1.02
+BETWEEN = """
+import json, os, subprocess
+note = json.loads(os.environ["ROUNDS"])[number]
+if rank == 0:
+    for command in note["commands"]:
+        subprocess.run(command.split(), check=True)
+for words in note["records"]:
+    llm.collective_rpc("aurora", args=tuple(words))
+"""
+
+
+def answer_evenly(folder: Path) -> None:
+    """Makes a model draw all words alike."""
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        made.get_output_embeddings().weight.mul_(1e-3)
+    made.save_pretrained(folder)
+
+
+def rounds_of(setting: Setting, repetitions: int) -> Iterator[tuple[Setting, list[list[int]], dict[str, object]]]:
+    """The setting, prompts of all ranks and what is sampled, of each round that times it."""
+    rng = np.random.default_rng([setting.tokens, len(setting.routing), len(setting.phase)])
+    words = ROUTINGS[setting.routing]
+    for _ in range(repetitions):
+        decode = setting.phase == "decode"
+        shape = (RANKS * setting.tokens, PROMPT) if decode else (RANKS, setting.tokens)
+        sampling: dict[str, object] = {"max_tokens": 1 + STEPS if decode else 1, "temperature": 1.0}
+        yield setting, rng.integers(words, size=shape).tolist(), sampling | {"allowed_token_ids": list(range(words))}
+
+
+def served(
+    folder: Path, name: str, settings: Sequence[Setting], aurora: dict[str, object], names: Sequence[str], repetitions: int
+) -> Rounds:
+    """The rounds of all settings in one start of vLLM."""
+    rounds = [made for setting in settings for made in rounds_of(setting, repetitions)]
+    rounds = [rounds[-1], *rounds]  # one to warm up
+    prompts, indices, notes, sampling = [], [], [], {}
+    last_mbit, last_record = 0, ""
+    for number, (setting, own, sampled) in enumerate(rounds):
+        indices.append(list(range(len(prompts), len(prompts) + len(own))))
+        prompts += own
+        sampling[str(number)] = sampled
+        records, record = [], f"{aurora['record']}/{setting.phase}-{setting.tokens}" if "record" in aurora else ""
+        if number and record != last_record:
+            records = [["stop", last_record]] * bool(last_record) + [["start", record]]
+            last_record = record
+        commands = rate_commands(RANKS, setting.mbit * 1e6, DEEP) if setting.mbit != last_mbit else []
+        notes.append({"commands": commands, "records": records})
+        last_mbit = setting.mbit
+    job = {
+        "model": str(folder / "model"), "prompts": prompts, "rounds": indices, "sampling": sampling, "between": BETWEEN,
+        "environ": {"ROUNDS": json.dumps(notes)}, "additional_config": {"aurora": aurora}, "max_num_seqs": 16,
+        "max_model_len": 512, "max_num_batched_tokens": 512, "commands": [["write"], ["stop", last_record]] * bool(last_record),
+    }  # fmt: skip
+    run(folder / name, names, RANKS, job)
+    ends_R = [json.loads((folder / name / f"answers-{rank}.json").read_text())["passes_s"] for rank in range(RANKS)]
+    return [(setting, np.max(own_R, axis=0).tolist()) for (setting, *_), *own_R in zip(rounds, *ends_R, strict=True)][1:]
+
+
+def measure(folder: Path, quick: bool) -> None:
+    """Measures what the folder lacks, and leaves it there with records, plans and the model."""
+    rates, prefills, decodes = QUICK if quick else (RATES_MBIT, PREFILLS, DECODES)
+    repetitions = 3 if quick else REPETITIONS
+    sizes = [("prefill", tokens) for tokens in prefills] + [("decode", tokens) for tokens in decodes]
+    settings = [Setting(mbit, routing, *size) for mbit in rates for routing in ROUTINGS for size in sizes]
+    apart = [Setting(CALIBRATED_MBIT, "even", phase, tokens) for phase, some in CALIBRATED.items() for tokens in some]
+    if not (folder / "model").exists():
+        model(folder / "model", HIDDEN, EXPERTS, LAYERS, TOP_K)
+        answer_evenly(folder / "model")
+    starts: list[tuple[str, list[Setting], dict[str, object]]] = [
+        ("apart", apart, {"order": "online", "record": str(folder / "records")}),
+        ("stock", settings, {}),
+        ("online", settings, {"order": "online"}),
+    ]
+    for routing in ROUTINGS:
+        own = [setting for setting in settings if setting.routing == routing]
+        starts.append((f"plan-{routing}", own, {"order": "plan", "plan": str(folder / f"plan-{routing}.json")}))
+    for name, some, config in starts:
+        if not (folder / f"rounds-{name}.json").exists():
+            with network([min(rates) * 1e6] * RANKS, DEEP) as names:
+                save_rounds(served(folder, name, some, config, names, repetitions), folder / f"rounds-{name}.json")
+            print(f"served: {name}", flush=True)
+        if name == "apart":
+            for routing, words in ROUTINGS.items():
+                if not (folder / f"plan-{routing}.json").exists():
+                    profile = routed(folder, routing, words)
+                    save(made_plan(profile), folder / f"plan-{routing}.json")
+    for mbit in rates:
+        if not (folder / f"cluster-{mbit}.toml").exists():
+            with network([mbit * 1e6] * RANKS, DEEP) as names, tempfile.TemporaryDirectory() as meeting:
+                links = launch(find_links, RANKS, names, os.path.join(meeting, "store"))[0]
+            found = cluster_of(links, [RankDevice(f"host{rank}", 0, "cpu", 10**10) for rank in range(RANKS)], {})
+            save(found, folder / f"cluster-{mbit}.toml")
+            print(f"links at {mbit} Mbit/s", flush=True)
+
+
+def table(found: Measured) -> list[str]:
+    """A row for each setting, and how often the simulator named the fastest way."""
+    ways = [f"{way}: measured, ms | predicted, ms | error" for way in WAYS]
+    lines = [f"| Mbit/s | routing | phase | tokens of a rank | {' | '.join(ways)} | fastest | named | right |"]
+    lines.append("|---" * (7 + 3 * len(WAYS)) + "|")
+    errors: dict[tuple[str, str], list[float]] = {}
+    rights, strict = [], []
+    for setting, ways_found in groupby(sorted(found.seconds), key=lambda key: key[0]):
+        took = {way: float(np.median(found.seconds[setting, way])) for _, way in ways_found}
+        said = {way: predicted_s(found, setting, way) for way in took}
+        best, named = min(took, key=lambda way: took[way]), min(said, key=lambda way: said[way])
+        strict.append(best == named)
+        rights.append(took[named] <= TIE * took[best] or said[best] <= TIE * said[named])
+        cells = []
+        for way in WAYS:
+            errors.setdefault((way, setting.phase), []).append(said[way] / took[way] - 1)
+            cells += [f"{took[way] * 1e3:.1f}", f"{said[way] * 1e3:.1f}", f"{said[way] / took[way] - 1:+.0%}"]
+        row = [*setting, *cells, best, named, "yes" if rights[-1] else "no"]
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    every = np.abs([error for some in errors.values() for error in some])
+    right = f"The named way is right in {sum(rights)} of {len(rights)} settings ({np.mean(rights):.0%})"
+    off = f"Errors: median {np.median(every):.1%}, 90th percentile {np.quantile(every, 0.9):.1%}."
+    lines += ["", f"{right}; it is the fastest, without ties, in {sum(strict)}. {off}", ""]
+    lines += ["| way | phase | median error | 90th percentile | mean with its sign |", "|---|---|---|---|---|"]
+    for (way, phase), some in sorted(errors.items()):
+        off = np.abs(some)
+        lines.append(f"| {way} | {phase} | {np.median(off):.1%} | {np.quantile(off, 0.9):.1%} | {np.mean(some):+.1%} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="12 settings")
+    parser.add_argument("--keep", type=Path, help="a folder that keeps what is measured; what it has is not measured again")
+    chosen = options(parser)
+    results = Results("vllm-settings", "Predictions of three ways in vLLM", chosen.out)
+    with nullcontext(chosen.keep) if chosen.keep else tempfile.TemporaryDirectory() as place:
+        folder = Path(place).resolve()
+        folder.mkdir(exist_ok=True)
+        measure(folder, chosen.quick)
+        lines = table(Measured.read(folder))
+    about = (
+        f"Ports of {RANKS} hosts are held to a rate; hidden {HIDDEN}, {EXPERTS} experts, top-{TOP_K}, {LAYERS} layers, fp32."
+    )
+    results.add("quick" if chosen.quick else "all settings", *lines, "", about)
+
+
+if __name__ == "__main__":
+    main()
