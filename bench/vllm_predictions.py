@@ -1,7 +1,7 @@
 """Predictions of bench/vllm_settings.py: a prefill or decode step of vLLM, from what was measured apart."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +17,10 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.step_traffic import step_profile
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.profiler.routing_counts import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
-from aurora.types import Cluster, Curve, Exchange, Gpu, Network, Op, Order, Plan, PlanOptions, Profile, ProfileOptions, Program
+from aurora.types import Cluster, Exchange, Gpu, Network, Op, Order, Plan, PlanOptions, Profile, ProfileOptions, Program
 from aurora.types.arrays import IntArray
 
 RANKS, FEW = 4, 12
@@ -28,7 +28,8 @@ PLANNED, PLANNED_TOKENS = 24, 64  # prompts of each rank that are profiled, and 
 DRAWS = 6  # of a step's traffic
 PROMPT = 8  # tokens of a prompt whose decode steps are timed
 SMALL_BYTES = 8192  # as aurora_vllm.layer_alltoall.SMALL_BYTES, which needs vLLM
-WAYS = ("stock", "online", "plan")
+CALLS = {"stock": GATHERS + 1, "online": 3, "plan": 3}  # collective calls of a layer: counts, dispatch, combine
+WAYS = tuple(CALLS)
 HOSTS = Cluster("hosts", tuple(Gpu(f"host{rank}", "cpu", rank, 12.5e6, 12.5e6, 10**10) for rank in range(RANKS)))
 
 
@@ -71,30 +72,35 @@ def made_plan(profile: Profile) -> Plan:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a pass takes beside its MoE layers: scheduler, sampling, head, agreement of ranks; a line over tokens of a rank."""
+class Recorded:
+    """Passes of the run apart that one record is of.
 
-    fixed_s: float
-    token_s: float
+    Attributes:
+        passes: tokens of a rank in a pass, and how many such passes there were.
+        pass_s: mean seconds of a pass.
+        layers_s: those that a rank's record has, mean over ranks: all phases of MoE layers but the first layer's gate.
+    """
+
+    passes: Mapping[int, int]
+    pass_s: float
+    layers_s: float
+
+    def mean(self, seconds_of: Callable[[int], float]) -> float:
+        """The mean over passes of something that depends on their tokens."""
+        return sum(many * seconds_of(tokens) for tokens, many in self.passes.items()) / sum(self.passes.values())
 
     @classmethod
-    def of(cls, folder: Path, curves: Mapping[str, Curve]) -> "Beside":
-        """From passes that were recorded, less what their layers took, and less a gate: the first layer's is not recorded."""
-        rows = []
-        rounds = sorted(load_rounds(folder / "rounds-apart.json"))
+    def read(cls, folder: Path) -> "dict[Setting, Recorded]":
+        found, rounds = {}, sorted(load_rounds(folder / "rounds-apart.json"))
         for setting, some in groupby(rounds, key=lambda each: each[0]):
             ends = [own for _, own in some]
-            passes = sum(map(len, ends))
-            first = setting.tokens * (PROMPT if setting.phase == "decode" else 1)
-            tokens = (first * len(ends) + setting.tokens * (passes - len(ends))) / passes
+            passes = {setting.tokens: sum(map(len, ends))}
+            if setting.phase == "decode":
+                passes = {setting.tokens * PROMPT: len(ends), setting.tokens: passes[setting.tokens] - len(ends)}
             files = (folder / "records" / f"{setting.phase}-{setting.tokens}").glob("rank-*.npz")
             layers_s = np.mean([(each.seconds_LP.sum(axis=1) / each.passes_L).sum() for each in map(load_record, files)])
-            rows.append((tokens, sum(own[-1] for own in ends) / passes - layers_s - float(curves["gate"](tokens))))
-        token_s, fixed_s = np.polyfit(*np.array(rows).T, 1)
-        return cls(float(fixed_s), float(token_s)) if token_s > 0 else cls(float(np.mean(rows, axis=0)[1]), 0.0)
-
-    def __call__(self, tokens: int) -> float:
-        return self.fixed_s + self.token_s * tokens
+            found[setting] = cls(passes, sum(own[-1] for own in ends) / sum(passes.values()), float(layers_s))
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,17 +109,17 @@ class Measured:
 
     Attributes:
         seconds: of each prefill or decode step, by setting and way.
+        recorded: of the run apart, by setting.
         clusters: the measured links, by rate.
         profiles: by routing.
         plans: by routing.
-        beside: what a pass takes beside its MoE layers.
     """
 
     seconds: Mapping[tuple[Setting, str], Sequence[float]]
+    recorded: Mapping[Setting, Recorded]
     clusters: Mapping[int, Cluster]
     profiles: Mapping[str, Profile]
     plans: Mapping[str, Plan]
-    beside: Beside
 
     @classmethod
     def read(cls, folder: Path) -> "Measured":
@@ -123,26 +129,63 @@ class Measured:
             for setting, ends in load_rounds(path) if way in WAYS else ():
                 own = np.diff(ends).tolist() if setting.phase == "decode" else ends[:1]
                 seconds.setdefault((setting, way), []).extend(own)
-        settings = {setting for setting, _ in seconds}
-        clusters = {mbit: load_cluster(folder / f"cluster-{mbit}.toml") for mbit in {each.mbit for each in settings}}
-        routings = {each.routing for each in settings}
-        profiles = {routing: load_profile(folder / f"profile-{routing}.npz") for routing in routings}
-        plans = {routing: load_plan(folder / f"plan-{routing}.json") for routing in routings}
-        curves = next(iter(profiles.values())).curves["cpu"]
-        return cls(seconds, clusters, profiles, plans, Beside.of(folder, curves))
+        rates, routings = ({getattr(setting, name) for setting, _ in seconds} for name in ("mbit", "routing"))
+        return cls(
+            seconds,
+            Recorded.read(folder),
+            {mbit: load_cluster(folder / f"cluster-{mbit}.toml") for mbit in rates},
+            {routing: load_profile(folder / f"profile-{routing}.npz") for routing in routings},
+            {routing: load_plan(folder / f"plan-{routing}.json") for routing in routings},
+        )
 
 
-def predicted_s(found: Measured, setting: Setting, way: str) -> float:
-    """Predicted seconds of a pass: its layers, the mean over draws of the traffic, and what the engine does beside them."""
-    profile, cluster = found.profiles[setting.routing], found.clusters[setting.mbit]
-    plan = found.plans[setting.routing] if way == "plan" else engine_default(HOSTS, profile)
-    program, draws_s = replace(compile_plan(plan), deduplicated_M=(True,)), []
-    rng = np.random.default_rng([setting.tokens, len(setting.routing)])
-    for _ in range(DRAWS):
-        drawn = step_profile(profile, np.full(RANKS, setting.tokens), rng, True)
-        served = replace(program, gathered_M=(True,)) if way == "stock" else ordered(program, drawn, way)
-        draws_s.append(simulate(served, cluster, [drawn]).seconds)
-    return float(np.mean(draws_s)) + found.beside(setting.tokens)
+class Predictions:
+    """Seconds of passes: MoE layers as the simulator has them, and what it leaves out.
+
+    That is known from the run apart. `beside_s`, a line over tokens, is what a pass takes beside its MoE layers: scheduler,
+    sampling, head, agreement of ranks. `call_s` is what a collective call takes longer in the engine than when links are
+    measured: what the plugin computes for it, and that ranks share cores and come at different times. It is that of decode
+    steps of `online`, and the same for all calls of all ways.
+    """
+
+    def __init__(self, found: Measured) -> None:
+        self._found, calls_s, rows = found, [], []
+        for setting, recorded in found.recorded.items():
+            curve = found.profiles[setting.routing].curves["cpu"]["gate"]
+            gate_s = recorded.mean(lambda tokens, curve=curve: float(curve(tokens)))
+            simulated_s = recorded.mean(lambda tokens, own=setting: self.layers_s(own._replace(tokens=tokens), "online"))
+            if setting.phase == "decode":
+                layers = found.profiles[setting.routing].layers
+                calls_s.append((recorded.layers_s + gate_s - simulated_s) / (CALLS["online"] * layers))
+            rows.append((recorded.mean(float), recorded.pass_s - recorded.layers_s - gate_s))
+        self.call_s = max(0.0, float(np.mean(calls_s)))
+        self.beside_s = np.polyfit(*np.array(rows).T, 1)
+
+    def __call__(self, setting: Setting, way: str) -> float:
+        """Predicted seconds of a pass."""
+        calls = CALLS[way] * self._found.profiles[setting.routing].layers
+        return self.layers_s(setting, way) + calls * self.call_s + float(np.polyval(self.beside_s, setting.tokens))
+
+    def layers_s(self, setting: Setting, way: str) -> float:
+        """Simulated seconds of the MoE layers, the mean over draws of the traffic."""
+        found, seconds = self._found, []
+        profile = found.profiles[setting.routing]
+        plan = found.plans[setting.routing] if way == "plan" else engine_default(HOSTS, profile)
+        program = replace(compile_plan(plan, gathered=way == "stock"), deduplicated_M=(True,))
+        rng = np.random.default_rng([setting.tokens, len(setting.routing)])
+        for _ in range(DRAWS):
+            drawn = step_profile(profile, np.full(RANKS, setting.tokens), rng, True)
+            served = program if way == "stock" else ordered(program, drawn, way)
+            seconds.append(simulate(served, found.clusters[setting.mbit], [drawn]).seconds)
+        return float(np.mean(seconds))
+
+    def said(self) -> str:
+        """What the run apart says, in a sentence."""
+        token_s, fixed_s = self.beside_s
+        return (
+            f"From the run apart: {fixed_s * 1e3:.2f} ms and {token_s * 1e3:.4f} ms a token beside MoE layers; "
+            f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links."
+        )
 
 
 def ordered(program: Program, drawn: Profile, way: str) -> Program:

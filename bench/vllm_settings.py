@@ -9,9 +9,9 @@ allgather and reduce-scatter; `online`, an order for each batch on vLLM's placem
 is one start of vLLM, `plan` one for each routing. Answers are drawn evenly of the same words, so that a decode step is routed
 as prompts are.
 
-Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart (CALIBRATED tokens, other prompts,
-one rate), and so is what the engine does beside its MoE layers; routing is profiled on other prompts; links are measured at
-each rate as `aurora measure links` does. The named way is right if it is within TIE of the fastest measured one, or the fastest
+Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart of `online` (CALIBRATED tokens, other
+prompts, one rate), and so is what the simulator leaves out (vllm_predictions.py: Predictions); routing is profiled on other
+prompts; links are measured at each rate as `aurora measure links` does. The named way is right if it is within TIE of the fastest measured one, or the fastest
 measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
 """
 
@@ -35,7 +35,7 @@ from hosts import find_links  # noqa: E402
 from net import network, rate_commands  # noqa: E402
 from protocol import DEEP, Results, options  # noqa: E402
 from vllm import model, run  # bench/vllm.py  # noqa: E402
-from vllm_predictions import FEW, PROMPT, RANKS, WAYS, Measured, Rounds, Setting, made_plan, predicted_s, routed, save_rounds  # noqa: E402
+from vllm_predictions import FEW, PROMPT, RANKS, WAYS, Measured, Predictions, Rounds, Setting, made_plan, routed, save_rounds  # noqa: E402
 
 from aurora.io import save  # noqa: E402
 from aurora.profiler.link_model import RankDevice, cluster_of  # noqa: E402
@@ -149,11 +149,12 @@ def table(found: Measured) -> list[str]:
     ways = [f"{way}: measured, ms | predicted, ms | error" for way in WAYS]
     lines = [f"| Mbit/s | routing | phase | tokens of a rank | {' | '.join(ways)} | fastest | named | right |"]
     lines.append("|---" * (7 + 3 * len(WAYS)) + "|")
+    predicted_s = Predictions(found)
     errors: dict[tuple[str, str], list[float]] = {}
     rights, strict = [], []
     for setting, ways_found in groupby(sorted(found.seconds), key=lambda key: key[0]):
         took = {way: float(np.median(found.seconds[setting, way])) for _, way in ways_found}
-        said = {way: predicted_s(found, setting, way) for way in took}
+        said = {way: predicted_s(setting, way) for way in took}
         best, named = min(took, key=lambda way: took[way]), min(said, key=lambda way: said[way])
         strict.append(best == named)
         rights.append(took[named] <= TIE * took[best] or said[best] <= TIE * said[named])
@@ -167,6 +168,7 @@ def table(found: Measured) -> list[str]:
     right = f"The named way is right in {sum(rights)} of {len(rights)} settings ({np.mean(rights):.0%})"
     off = f"Errors: median {np.median(every):.1%}, 90th percentile {np.quantile(every, 0.9):.1%}."
     lines += ["", f"{right}; it is the fastest, without ties, in {sum(strict)}. {off}", ""]
+    lines += [predicted_s.said(), ""]
     lines += ["| way | phase | median error | 90th percentile | mean with its sign |", "|---|---|---|---|---|"]
     for (way, phase), some in sorted(errors.items()):
         off = np.abs(some)
