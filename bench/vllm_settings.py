@@ -9,10 +9,10 @@ allgather and reduce-scatter; `online`, an order for each batch on vLLM's placem
 is one start of vLLM, `plan` one for each routing. Answers are drawn evenly of the same words, so that a decode step is routed
 as prompts are.
 
-Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart of `online` (CALIBRATED tokens, other
-prompts, one rate), and so is what the simulator leaves out (vllm_predictions.py: Predictions); routing is profiled on other
-prompts; links are measured at each rate as `aurora measure links` does. The named way is right if it is within TIE of the fastest measured one, or the fastest
-measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
+Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart of `online` (CALIBRATED tokens,
+other prompts, one rate), and so is what the simulator leaves out (vllm_predictions.py: Predictions); routing is profiled on
+other prompts; links are measured at each rate as `aurora measure links` does. The named way is right if it is within TIE of the
+fastest measured one, or the fastest measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
 """
 
 import argparse
