@@ -167,7 +167,7 @@ class _Case:
 
     def micro_batches(self) -> tuple[ServedSteps, str]:
         pairs = list(zip(self.plan_M[: self.base], self.requests_M, strict=False))
-        served, time_slice = _faster(
+        served, time_slice = faster(
             lambda time_slice: one_after_the_other([overlapped(*pair, MICRO, time_slice) for pair in pairs])
         )
         return served, f"{len(served.ends_M[0])} by {time_slice}"
@@ -177,7 +177,7 @@ class _Case:
 
     def three_models(self) -> tuple[ServedSteps, str]:
         plan = self.plan(MODELS)
-        served, time_slice = _faster(lambda time_slice: self._together(plan, time_slice))
+        served, time_slice = faster(lambda time_slice: self._together(plan, time_slice))
         return served, f"by {time_slice}"
 
     def plan(self, models: int) -> Plan:
@@ -212,8 +212,8 @@ class _Case:
         return apart_plan(self.cluster, self._drawn(model, tokens_G, "planned"), experts_G, self.seed)
 
 
-def _faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
-    """What `serve` returns with the faster time slice, and that time slice."""
+def faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
+    """Returns what `serve` returns with the faster time slice, and that time slice."""
     either = {time_slice: serve(time_slice) for time_slice in ("exchange", "layer")}
     best = min(either, key=lambda time_slice: either[time_slice].seconds)
     return either[best], best

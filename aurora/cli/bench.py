@@ -72,7 +72,12 @@ def colocate(
     from aurora.io import load_cluster, load_profile
     from aurora.reports.who_wins import LEGEND, map_tables, summary_table
 
+    skews = tuple(skew or grid.SKEWS)
+    if measure and 1.0 not in skews:
+        raise BadInput("`skew`: expected 1 among them with `measure`, as the models that are run route as they do")
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile or []]
+    if measure and machines.fabric is not None:
+        raise BadInput(f"{cluster}: `measure` holds ports to their rates, but not the links of a fabric")
     if not profiles:
         need("torch", "transformers")
     measured: list[MeasuredCell] = []
@@ -81,7 +86,7 @@ def colocate(
             from aurora.cli.demo import shipped_profiles
 
             profiles = shipped_profiles(Path(folder), len(machines), progress)
-        values = (batch or grid.BATCHES, bandwidth or grid.BANDWIDTHS, skew or grid.SKEWS)
+        values = (batch or grid.BATCHES, bandwidth or grid.BANDWIDTHS, skews)
         cells = grid.compare_over_grid(machines, profiles, *values, steps, seed, progress=progress)
         if measure:
             from aurora.cli.measured_ways import measure_cells
@@ -107,12 +112,12 @@ def _measured_table(measured: "Sequence[MeasuredCell]") -> "Table":
     """Gains as measured beside those that were simulated."""
     from rich.table import Table
 
-    from aurora.reports.formatting import percent, right
+    from aurora.reports.formatting import DASH, percent, right
 
-    ways = list(measured[0].gains)[1:]
+    ways = list(max((cell.gains for cell in measured), key=len))[1:]
     table = Table(*right("bandwidth", "batch"), *right(*ways), "fastest", "named", *right("loss"), title="measured (simulated)")
     for cell in measured:
-        gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" for way in ways)
+        gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else DASH for way in ways)
         right_or = "right" if cell.right else "wrong"
         table.add_row(f"x {cell.bandwidth:g}", str(cell.batch), *gains, cell.winner, right_or, percent(cell.loss))
     return table

@@ -8,21 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from aurora.advisor.colocation_grid import GridCell
-from aurora.advisor.served_steps import served_steps
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, winners
+from aurora.advisor.colocation_ways import MICRO
+from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
+from aurora.advisor.simulated_choice import with_micro_batches
+from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, winners
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped
 from aurora.models.loading import load_tokenizer
 from aurora.planner.make_plan import make_plan
+from aurora.planner.workload.step_traffic import steps_profile
 from aurora.runtime.run import run
-from aurora.types import Cluster, Profile, RunOptions
+from aurora.types import Cluster, Plan, Profile, RunOptions
 
-MEASURED = {  # by way, how its models interleave, and their time slice
-    IN_SEQUENCE: ("off", "exchange"),
-    BY_EXCHANGE: ("on", "exchange"),
-    BY_LAYER: ("on", "layer"),
-}
+TOGETHER = {BY_EXCHANGE: "exchange", BY_LAYER: "layer"}  # time slices of ways of two models at once
+TRANSPORT = "shaped"
+MOST_TOKENS = 512  # of a prompt
 REQUESTS = 2  # of a rank in a step, if it has two tokens or more
 
 
@@ -65,22 +66,15 @@ def measure_cells(
     """Runs cells with the profiles' own skew, in random sequence, until no time is left; the first in any case.
 
     Args:
-        cluster: the machines; each GPU is a process, its port held to its rate.
+        cluster: the machines, without a fabric; each GPU is a process, its port held to its rate.
         profiles: of MODELS.
-        cells: the grid.
+        cells: the grid, with cells of skew 1.
         folder: where the texts of the models are.
         steps: steps of each model.
         limit_s: no cell begins after so many seconds.
         progress: called with (what is being done, cells done, cells in all).
-
-    Raises:
-        BadInput: if no cell has the profiles' own skew, or the cluster has a fabric, whose links are not held to their rates.
     """
     own = [cell for cell in cells if cell.skew == 1.0]
-    if not own:
-        raise BadInput("`skew`: expected 1 among them with `measure`, as the models route as they do")
-    if cluster.fabric is not None:
-        raise BadInput("`measure`: holds ports to their rates, but not the links of a fabric")
     paths = [shipped(f"models/{name}") for name in MODELS]
     texts = [load_tokenizer(path).encode((folder / f"{path.name}.txt").read_text()) for path in paths]
     began_s, found = time.perf_counter(), list[MeasuredCell]()
@@ -101,17 +95,25 @@ def _measured(
     steps: int,
 ) -> MeasuredCell:
     """One cell, each way once."""
-    plan = make_plan(cluster.scaled(cell.bandwidth), profiles)
-    of_step = min(REQUESTS, cell.batch)
+    ports, of_step = cluster.scaled(cell.bandwidth), min(cell.batch, max(REQUESTS, -(-cell.batch // MOST_TOKENS)))
     length, number = cell.batch // of_step, len(cluster) * of_step * steps
     prompts_M = [[[ids[(i * length + at) % len(ids)] for at in range(length)] for i in range(number)] for ids in texts]
-    served = {}
-    for way, (interleave, time_slice) in MEASURED.items():
-        options = RunOptions(1, of_step, "shaped", interleave=interleave)
-        result = run(replace(plan, options=replace(plan.options, time_slice=time_slice)), paths, prompts_M, options)
+    options = RunOptions(1, of_step, TRANSPORT)
+
+    def serve(plan: Plan, *models: int) -> ServedSteps:
+        result = run(plan, [paths[model] for model in models], [prompts_M[model] for model in models], options)
         if result is None:
             raise BadInput("bench colocate: starts its own ranks; run it without torchrun's environment variables")
-        served[way] = served_steps(result.trace)
+        return served_steps(result.trace, [0] * plan.options.micro_batches if plan.options.micro_batches > 1 else None)
+
+    plan_M, joint = [make_plan(ports, [profile]) for profile in profiles], make_plan(ports, profiles)
+    served = {IN_SEQUENCE: one_after_the_other([serve(plan, model) for model, plan in enumerate(plan_M)])}
+    if of_step > 1:
+        drawn_M = [steps_profile(each, np.full(len(cluster), cell.batch), steps, np.random.default_rng(0)) for each in profiles]
+        cut_M = [with_micro_batches(plan, [drawn], MICRO) for plan, drawn in zip(plan_M, drawn_M, strict=True)]
+        served[MICRO_BATCHES] = one_after_the_other([serve(plan, model) for model, plan in enumerate(cut_M)])
+    for way, time_slice in TOGETHER.items():
+        served[way] = serve(replace(joint, options=replace(joint.options, time_slice=time_slice)), 0, 1)
     seconds = {way: each.seconds for way, each in served.items()}
     gains = {way: seconds[IN_SEQUENCE] / each for way, each in seconds.items()}
     predicted = {way: gain for way, gain in cell.compared.gains.items() if way in gains}
