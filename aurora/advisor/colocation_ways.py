@@ -33,6 +33,7 @@ MODELS = 3  # at most
 STEPS = 4  # of each model that are simulated
 MICRO = 2  # micro-batches of a step
 IN_FLIGHT = (2, 3)  # micro-batches of a step that are tried where attention and experts are apart
+TRIED_STEPS = 2  # simulated to choose among those
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
 TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
 
@@ -193,18 +194,16 @@ class _Case:
         return served_steps(simulate_plan(plan, self.requests_M[: len(plan.models)]))
 
     def apart(self) -> tuple[ServedSteps, str]:
-        tried: dict[tuple[int, int], ServedSteps] = {}
-        divisions = splits(self.cluster, self.models[: self.base])
-        for number, experts_G in enumerate(divisions):
-            plans = [self._apart_plan(model, experts_G) for model in range(self.base)]
+        tried: list[tuple[float, str, int, list[tuple[Plan, Profile]]]] = []
+        for experts_G in splits(self.cluster, self.models[: self.base]):
             tokens_G = tokens_apart(self.batch * len(self.cluster), experts_G)
-            moved = [self._drawn(model, tokens_G) for model in range(self.base)]
+            pairs = [(self._apart_plan(model, experts_G), self._drawn(model, tokens_G)) for model in range(self.base)]
             for in_flight in IN_FLIGHT:
-                tried[number, in_flight] = one_after_the_other(
-                    [overlapped(plan, requests, in_flight, "exchange") for plan, requests in zip(plans, moved, strict=True)]
-                )
-        best = min(tried, key=lambda each: tried[each].seconds)
-        return tried[best], f"{divisions[best[0]].sum()} GPUs for experts, {best[1]} micro-batches"
+                first = [overlapped(plan, each.first_windows(TRIED_STEPS), in_flight, "exchange") for plan, each in pairs]
+                told = f"{experts_G.sum()} GPUs for experts, {len(first[0].ends_M[0])} micro-batches"
+                tried.append((sum(each.seconds for each in first), told, in_flight, pairs))
+        _, told, in_flight, pairs = min(tried, key=lambda each: each[0])
+        return one_after_the_other([overlapped(*pair, in_flight, "exchange") for pair in pairs]), told
 
     def _apart_plan(self, model: int, experts_G: BoolArray) -> Plan:
         """A plan of a model with its experts on some GPUs alone."""

@@ -114,7 +114,7 @@ def _measured_table(measured: "Sequence[MeasuredCell]") -> "Table":
 
     from aurora.reports.formatting import DASH, percent, right
 
-    ways = list(max((cell.gains for cell in measured), key=len))[1:]
+    ways = list(dict.fromkeys(way for cell in measured for way in cell.gains))[1:]
     table = Table(*right("bandwidth", "batch"), *right(*ways), "fastest", "named", *right("loss"), title="measured (simulated)")
     for cell in measured:
         gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else DASH for way in ways)
