@@ -67,7 +67,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
 
     By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
     throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
-    same windows, or layers of large plans, half as many as TRANSFERS allow. Plans of several models are not cut.
+    same windows, or layers of large plans, half as many as TRANSFERS allow; each exchange of token counts, which takes no time
+    in simulations, counts as a start-up. Plans of several models are not cut.
 
     Args:
         plan: the plan.
@@ -83,10 +84,12 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
     if plan.colocated:
         return one
+    counts_s = float(plan.cluster.network.startup_s_G.max())
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
-        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1]), each) for each in plans), key=itemgetter(0)) for plans in plans_N
+        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1], counts_s), each) for each in plans), key=itemgetter(0))
+        for plans in plans_N
     ]
     best_s, best = min(timed_N, key=itemgetter(0))
     chosen = best if best_s * MICRO_BATCHES_PAY <= timed_N[0][0] else one
@@ -150,16 +153,23 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
     return _seconds(plan, profiles, max(1, plan.options.micro_batches))
 
 
-def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
-    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
+def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int, counts_s: float = 0.0) -> float:
+    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated.
+
+    Args:
+        counts_s: seconds that are added for each exchange of token counts.
+    """
     if first := _first_windows(plan.cluster, profiles, parts):
-        return simulate_plan(plan, first).seconds
-    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
-    some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
-    windows = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
-    served, cut = cut_traffic(plan, windows)
-    program = compile_plan(served)
-    return simulate(program.at_layers([some_M[model] for model in program.plan_model_M]), plan.cluster, cut).seconds
+        took_s = simulate_plan(plan, first).seconds
+    else:
+        layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
+        some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
+        first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
+        served, cut = cut_traffic(plan, first)
+        program = compile_plan(served)
+        some_layers = program.at_layers([some_M[model] for model in program.plan_model_M])
+        took_s = simulate(some_layers, plan.cluster, cut).seconds
+    return took_s + counts_s * max(1, plan.options.micro_batches) * sum(each.windows * each.layers for each in first)
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:

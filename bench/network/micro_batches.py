@@ -5,9 +5,10 @@
 Root only (namespaces, token buckets); elsewhere it says why it is skipped. One model is served by one plan in 1 to 4
 micro-batches, with time slices by exchange and by layer; all ways answer the same requests, and alternate. Two cores carry four
 ranks, so experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. In the settings
-named `CPU` nothing waits: experts compute on the two cores, for which micro-batches cannot make time. Ports have the rate at
+named `cpu` nothing waits: experts compute on the two cores, for which micro-batches cannot make time. Ports have the rate at
 which the simulator takes twice as long as without a network, for prompts. `auto` is what `--micro-batches auto` chooses by a
-profile of other texts with the setting's batch. Predictions have the run's own routing and the network as measured before it.
+profile of other texts with the setting's batch, on the network as measured. Predictions have the run's own routing and the
+network as measured before it.
 Results: bench/results/micro-batches-DATE.md, a section for each setting.
 """
 
@@ -79,7 +80,7 @@ def profile_for(setting: Setting, folder: Path) -> Profile:
     """Of other texts than are served, with compute times as the setting has them."""
     text = known_texts()[0][: 2 * RANKS * setting.batch * setting.prompt]
     (folder / "text").write_bytes(text)
-    how = ProfileOptions(RANKS, setting.prompt, setting.batch, setting.new_tokens, share=2)
+    how = ProfileOptions(RANKS, setting.prompt, setting.batch, setting.new_tokens, share=RANKS)
     found = profile_model(shipped(f"models/{MODEL}"), [folder / "text"], how)
     if not setting.waits:
         return found
@@ -119,9 +120,12 @@ def served(plan: Plan, known: Profile, setting: Setting, hosts: Sequence[str], m
 
 def table(setting: Setting, rate_Bps: float, known: Profile, repetitions: int) -> list[str]:
     plan = make_plan(cluster(RANKS, rate_Bps * PAYLOAD), [known])
-    auto = with_micro_batches(plan, [known])
-    runs: dict[Way, list[tuple[RunResult, float]]] = {way: [] for way in setting.ways}
     with network([rate_Bps * 8] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+        first, _ = served(plan, known, setting, hosts, f"{folder}/first")
+        assert first.conditions is not None
+        auto = with_micro_batches(replace(plan, cluster=first.conditions.cluster), [known])
+        chosen: Way = WHOLE if auto.options.micro_batches == 1 else (auto.options.micro_batches, auto.options.time_slice)
+        runs: dict[Way, list[tuple[RunResult, float]]] = {way: [] for way in dict.fromkeys((*setting.ways, chosen))}
         for number, way in by_turns(runs, repetitions):
             runs[way].append(served(cut(plan, way), known, setting, hosts, f"{folder}/{way}{number}"))
     lines = [
@@ -146,12 +150,10 @@ def table(setting: Setting, rate_Bps: float, known: Profile, repetitions: int) -
         lines.append(f"| {' | '.join(cells)} |")
     tokens_W = [found[0][0].answers_M[0].tokens for found in runs.values()]
     differ = sum(any(tokens[index] != tokens_W[0][index] for tokens in tokens_W) for index in tokens_W[0])
-    chosen: Way = WHOLE if auto.options.micro_batches == 1 else (auto.options.micro_batches, auto.options.time_slice)
-    measured = f"measured {gain[chosen]:.2f}" if chosen in gain else "not measured"
     return [
         *lines,
         "",
-        f"Ports of {rate_Bps * 8 / 1e6:.3g} Mbit/s. Auto: {auto.notes[-1]}; {measured}. "
+        f"Ports of {rate_Bps * 8 / 1e6:.3g} Mbit/s. Auto, {auto.notes[-1]}; its throughput is {gain[chosen]:.2f}. "
         f"Answers that differ between ways: {differ} of {len(tokens_W[0])}. {repetitions} repetitions.",
     ]
 

@@ -87,6 +87,8 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
     monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer
     assert with_micro_batches(plan, [shared]).options.micro_batches > 1
+    starts = replace(plan, cluster=cluster(1.0, 1.0, startup_s=100.0))  # of which micro-batches have more
+    assert with_micro_batches(starts, [shared]).options.micro_batches == 1
     alone = profile([[[[40]]]])
     one = with_micro_batches(make_plan(cluster(1.0), [alone]), [alone])
     assert one.options.micro_batches == 1
