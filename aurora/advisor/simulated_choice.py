@@ -10,6 +10,7 @@ from aurora.errors import BadInput
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
+from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
 from aurora.planner.plan_seconds import seconds_between
@@ -68,7 +69,7 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
     By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
     throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
     same windows, or layers of large plans, half as many as TRANSFERS allow; each exchange of token counts, which takes no time
-    in simulations, counts as a start-up. Plans of several models are not cut.
+    in simulations without link curves, counts as a start-up. Plans of several models are not cut.
 
     Args:
         plan: the plan.
@@ -84,7 +85,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
     if plan.colocated:
         return one
-    counts_s = float(plan.cluster.network.startup_s_G.max())
+    network = plan.cluster.network
+    counts_s = 0.0 if counts_seconds(network) else float(network.startup_s_G.max())
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
