@@ -27,12 +27,12 @@ def cut(plan, parts, time_slice="exchange"):
 
 
 @pytest.mark.parametrize(
-    ("parts", "time_slice", "transport", "order"),
-    [(2, "layer", "gloo", "plan"), (3, "exchange", "shaped", "plan"), (4, "layer", "memory", "auto")],
+    ("parts", "time_slice", "ranks", "transport", "order"),
+    [(2, "layer", 4, "gloo", "plan"), (3, "exchange", 2, "shaped", "plan"), (4, "layer", 2, "memory", "auto")],
 )
-def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, transport, order):
-    """Prompts of quite different lengths, a round of batches and a rest, on four ranks."""
-    plan, prompts = cut(plan_for([mixtral], 4), parts, time_slice), prompts_for(mixtral, 18)
+def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, ranks, transport, order):
+    """Prompts of quite different lengths, a round of batches and a rest."""
+    plan, prompts = cut(plan_for([mixtral], ranks), parts, time_slice), prompts_for(mixtral, 4 * ranks + 2)
     result, found = differences(plan, [mixtral], [prompts], transport=transport, order=order, batch=4)
     assert found == []
     assert result.trace.names_M == tuple(f"mixtral-topics/{part}" for part in range(parts))
