@@ -857,7 +857,6 @@ def run(
 
     Raises:
         BadInput: if plan, models, prompts and ranks do not fit each other.
-        InfeasiblePlan: if the plan is for more than two models.
         RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is.
 
     Example:

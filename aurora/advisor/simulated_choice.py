@@ -17,8 +17,9 @@ from aurora.planner.plan_seconds import seconds_between
 from aurora.planner.resolve_options import flat_reason
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
+from aurora.types import Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import MICRO_BATCHES
+from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
@@ -182,7 +183,7 @@ def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) ->
 
 def _by_time_slice(plan: Plan) -> list[Plan]:
     """The plan with each time slice."""
-    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in TIME_SLICES]
+    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in AUTO_TIME_SLICES]
 
 
 def _micro_batches_of(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from aurora.cli.common import INSTEAD, check_model, check_output, micro_batch_count, need, profiles_of
@@ -118,11 +119,9 @@ def run(
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_prompts
-    from aurora.planner.check.engines import check_run
     from aurora.planner.resolve_options import with_priorities
 
     loaded = with_priorities(load_plan(plan), priorities or ())
-    check_run(loaded)
     if micro_batches is not None:
         loaded = _with_micro_batches(loaded, plan, profile, micro_batch_count(micro_batches))
     _check_counts(loaded, plan, model, prompts, ranks)
@@ -293,6 +292,7 @@ def _show(
 ) -> None:
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
+    from aurora.reports.request_tables import percentiles
     from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
     from aurora.reports.trace_times import summarise
 
@@ -305,6 +305,7 @@ def _show(
             "finished": len(answers.finished),
             "tokens_per_s": result.tokens_per_second(index),
             "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
+            "tpot_s": percentiles(np.array(answers.gaps_s)),
         }
         for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
     ]
@@ -380,6 +381,9 @@ def _served(result: RunResult, index: int, name: str) -> str:
     requests, unfinished = len(answers.tokens), len(answers.tokens) - len(answers.finished)
     fast, with_start = (result.tokens_per_second(index, counted) for counted in (False, True))
     parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
+    if answers.gaps_s:
+        p50, p99 = np.percentile(answers.gaps_s, (50, 99)) * 1000
+        parts += f", a token each {p50:.1f} ms (p50), {p99:.1f} ms (p99),"
     return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
 
 

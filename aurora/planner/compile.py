@@ -24,7 +24,9 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
     time_slice = plan.options.time_slice
     if time_slice not in (*TIME_SLICES, "auto"):
         raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
-    for model in plan.models:
+    policies_M = policies(plan)
+    for model, policy in zip(plan.models, policies_M, strict=True):
+        held = () if policy.joins else ("layer", "step")
         orders_L, hierarchy = tuple(zip(model.dispatch_L, model.combine_L, strict=True)), model.hierarchy
         if gathered:
             orders_L, hierarchy = ((at_once := _at_once(plan.cluster), at_once.reversed),) * len(orders_L), None
@@ -33,9 +35,9 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
             (
                 Compute("gate"),
                 Barrier("counts"),
-                Exchange("dispatch", dispatch, hierarchy=hierarchy),
+                Exchange("dispatch", dispatch, time_slice == "step", hierarchy),
                 Compute("expert"),
-                Exchange("combine", combine, time_slice == "layer" and layer < last, hierarchy),
+                Exchange("combine", combine, time_slice in held and layer < last, hierarchy),
                 Compute("aggregate"),
             )
             for layer, (dispatch, combine) in enumerate(orders_L)
@@ -49,7 +51,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
         tuple(plan.models[number].placement for number in plan_model_M),
         tuple(ops_ML[number] for number in plan_model_M),
         tuple(plan.models[number].deduplicated for number in plan_model_M),
-        tuple(policies(plan)[number] for number in plan_model_M),
+        tuple(policies_M[number] for number in plan_model_M),
         plan_model_M,
         plan.options.preemption_s,
         gathered,

@@ -1,1 +1,1 @@
-"""Performs Programs over transports: ordered dispatch and combine, two models interleaved."""
+"""Performs Programs over transports: ordered dispatch and combine, models interleaved."""

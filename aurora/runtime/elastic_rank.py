@@ -254,7 +254,7 @@ def _serve_epoch(
         ]
         channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
         for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
-            worker.perform(work.program, context)
+            worker.perform(work.program, context, work.cluster.network)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
         rules = options, min_replicas, began_s, work.cost_MG, tell
         controls += controlled(workers, work.program, work.cluster, *rules)

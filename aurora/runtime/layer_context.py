@@ -7,13 +7,14 @@ from contextlib import contextmanager
 import torch
 
 from aurora.errors import BadInput, RankFailed
+from aurora.planner.slice_sequence import piece, slices_of
 from aurora.runtime.dispatch_layout import ExchangeStep
-from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.distributed.transport import Observe, Transport
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.watched_exchanges import WatchedExchanges
-from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Order, Program
+from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Order, Program
 from aurora.types.arrays import IntArray
 
 
@@ -31,6 +32,7 @@ class LayerContext:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
         tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
         program: the program in force; None: the model is alone.
+        network: the ports that exchanges are cut for into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
         busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
     """
@@ -47,6 +49,7 @@ class LayerContext:
         self.mask: torch.Tensor | None = None
         self.tokens_LE: torch.Tensor | None = None
         self.program: Program | None = None
+        self.network: Network | None = None
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
         self._arbiter = arbiter
@@ -74,6 +77,8 @@ class LayerContext:
         Raises:
             RankFailed: if a peer is lost.
         """
+        if self._joins:
+            self.join_sequence(1)
         with self._arbiter.exchange(), self._waiting("between steps"):
             start_s = time.perf_counter()
             self.transport.exchange(order, sends, recvs, self.recorder.observer("moves", 0))
@@ -99,6 +104,24 @@ class LayerContext:
         """Begins a forward pass; `mask` (N,) says which of its tokens need experts, None: all."""
         self.recorder.step += 1
         self.mask = mask
+        if self.program is not None and self.program.time_slice == "step":
+            with self._arbiter.exchange(hold_port=True):
+                pass  # the port is this model's through its next exchange
+
+    def join_sequence(self, slices: int | None = None) -> None:
+        """Puts the model into the sequence of time slices, see `PortArbiter.join`. A collective call."""
+
+        def gather(number: float) -> list[float]:
+            found: list[float] = self.transport.gather(torch.tensor([number], dtype=torch.float64)).flatten().tolist()
+            return found
+
+        with self._waiting("joining the time slices"):
+            self._arbiter.join(gather, self.transport.rank == 0, slices)
+
+    @property
+    def _joins(self) -> bool:
+        """Whether the model is in the sequence of time slices only while it exchanges."""
+        return self.program is not None and self.program.policies_M[self.model].joins
 
     @property
     def preemptible(self) -> bool:
@@ -167,6 +190,10 @@ class LayerContext:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
         observe = self.recorder.observer(op.phase, layer)
+        if self._joins:
+            with self._waiting(f"layer {layer}, {op.phase}"):
+                yield self._in_slices(op, rows_SRR * row_bytes, observe)
+            return
         with self._arbiter.exchange(op.hold_port), self._waiting(f"layer {layer}, {op.phase}"):
             if self._watched is None:
                 yield lambda sends, recvs: self.transport.exchange(op.order, sends, recvs, observe)
@@ -174,6 +201,22 @@ class LayerContext:
                 bytes_RR = rows_SRR.sum(axis=0) * row_bytes
                 with self._watched.exchanging(op.order, op.phase, self.transport.rank, bytes_RR) as order:
                     yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
+
+    def _in_slices(self, op: Exchange, bytes_SRR: IntArray, observe: Observe) -> ExchangeStep:
+        """Joins the sequence of time slices. Returns what performs each exchange of an all-to-all in slices of its own."""
+        assert self.program is not None
+        slice_s, pieces = self.program.policies_M[self.model].slice_s, 1
+        if len(bytes_SRR) == 1 and self.network is not None:
+            pieces = slices_of(bytes_SRR[0], self.network, slice_s)
+        self.join_sequence(len(bytes_SRR) * pieces)
+
+        def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
+            for number in range(pieces):
+                some = [[each[piece(len(each), number, pieces)] for each in tensors] for tensors in (sends, recvs)]
+                with self._arbiter.exchange():
+                    self.transport.exchange(op.order, *some, observe)
+
+        return exchange
 
     def finish_exchanges(self) -> None:
         """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""

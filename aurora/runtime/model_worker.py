@@ -17,7 +17,7 @@ from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.result import Answers, Token
-from aurora.types import Placement, Program, RunOptions
+from aurora.types import Network, Placement, Program, RunOptions
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,21 @@ class ModelWorker:
         self._model, self._options, self._on_tokens = model, options, on_tokens or self.answers.add
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
+        self._token_s: float | None = None  # when the batch's latest tokens came
         for layer, distributed in zip(model.layers, self.layers, strict=True):
             setattr(layer.block, layer.name, distributed)
 
-    def perform(self, program: Program, context: LayerContext) -> None:
+    def perform(self, program: Program, context: LayerContext, network: Network | None = None) -> None:
         """Performs this model's part of a program from now on.
 
         Args:
             program: the program; each layer must hold the experts that it gives this rank, or all experts.
             context: the LayerContext of all of the model's layers on this rank.
+            network: see `LayerContext`.
         """
         self.context = context
         self.between_steps: Callable[[bool], bool] = context.any_active
-        index, context.program = context.model, program
+        index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
             layer.perform(
@@ -121,10 +123,18 @@ class ModelWorker:
                 self._idle_step()
                 continue
             self._on_tokens(self._step(self._batch))
+            self._note_gap()
             if self._batch.done:
-                self._batch, self._current = None, []
+                self._batch, self._current, self._token_s = None, [], None
         self.answers.seconds += time.perf_counter() - began
         self.context.leave()
+
+    def _note_gap(self) -> None:
+        """Keeps the seconds since the batch's previous tokens came."""
+        now = time.perf_counter()
+        if self._token_s is not None:
+            self.answers.gaps_s.append(now - self._token_s)
+        self._token_s = now
 
     def rewind(self) -> None:
         """Prepares for the next `serve` after a step that failed.
@@ -133,6 +143,7 @@ class ModelWorker:
         """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
+        self._token_s = None
         self.waiting.clear()
 
     def _new_batch(self, requests: Sequence[Request]) -> GreedyBatch:

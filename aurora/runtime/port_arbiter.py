@@ -14,6 +14,8 @@ from aurora.errors import RankFailed
 from aurora.planner.slice_sequence import MOST_OVERTAKEN, SliceSequence
 from aurora.types import SlicePolicy
 
+GatherNumber = Callable[[float], Sequence[float]]
+
 
 class PortArbiter(Protocol):
     """One model's access to the GPU and the port of its rank. Used by one thread at a time.
@@ -44,7 +46,16 @@ class PortArbiter(Protocol):
         """Context manager that grants this model the port; with `hold_port` through its next exchange, which must follow."""
 
     def leave(self) -> None:
-        """Ends this model's exchanges; its time slices are skipped from now on."""
+        """Ends this model's exchanges; its time slices are skipped until it joins again."""
+
+    def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
+        """Puts this model, which has left, into the sequence of time slices. A collective call of the model's ranks.
+
+        Args:
+            gather: gathers a number of every rank, by rank.
+            first: whether this is rank 0, which draws when the model's slices begin; see `aurora.planner.slice_sequence`.
+            slices: after how many slices the model leaves by itself; None: when `leave` is called.
+        """
 
     def abort(self, error: BaseException) -> None:
         """Stops arbitration for this run's models because this model failed with `error`; waiting models get RankFailed."""
@@ -97,13 +108,14 @@ class _RankState:
         self.computing = False
         self.tickets = 0
         self.waiting: list[_Work] = []
+        self.stopped = 0  # models that join the sequence now: no slice begins meanwhile
         self.models, self.slices = len(policies_M), SliceSequence(policies_M)
         self.failure: BaseException | None = None
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         self.changed.wait_for(lambda: self.failure is not None or condition())
         if self.failure is not None:
-            raise RankFailed(f"stopped, because the other model on this rank failed: {self.failure}")
+            raise RankFailed(f"stopped, because another model on this rank failed: {self.failure}")
 
 
 class _ThreadPortArbiter:
@@ -165,6 +177,24 @@ class _ThreadPortArbiter:
     def leave(self) -> None:
         self._change_slices(self._rank.slices.leave)
 
+    def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
+        if self.exclusive:
+            return
+        rank, base = self._rank, 0.0
+        gather(0.0)  # all are ready
+        with rank.changed:
+            rank.stopped += 1
+        gather(0.0)  # the ports of all have stopped
+        with rank.changed:
+            if first:
+                rank.slices.join(self._model, base := rank.slices.draw(), slices)
+        base = gather(base)[0]
+        with rank.changed:
+            if not first:
+                rank.slices.join(self._model, base, slices)
+            rank.stopped -= 1
+            rank.changed.notify_all()
+
     def abort(self, error: BaseException) -> None:
         with self._rank.changed:
             self._rank.failure = self._rank.failure or error
@@ -176,4 +206,4 @@ class _ThreadPortArbiter:
             self._rank.changed.notify_all()
 
     def _has_next_slice(self) -> bool:
-        return self._rank.slices.has_next(self._model)
+        return not self._rank.stopped and self._rank.slices.has_next(self._model)

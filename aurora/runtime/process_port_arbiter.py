@@ -245,6 +245,9 @@ class ProcessPortArbiter:
                 os.unlink(self._path(self.slot, WAKEUPS))
         self._release()
 
+    def join(self, gather: Callable[[float], Any], first: bool, slices: int | None = None) -> None:
+        """Does nothing: a model takes part whenever it draws a ticket."""
+
     def abort(self, error: BaseException) -> None:
         """Releases the GPU and the port after this model failed with `error`; its further waits raise."""
         self._failure = self._failure or error

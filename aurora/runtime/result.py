@@ -1,5 +1,6 @@
 """Results of a run: each rank's, and the merged one."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, T
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
 
+MOST_GAPS = 100_000  # of a model on a rank
 MOST_EVENTS = 200_000  # that a rank keeps for the trace, the latest ones, so that its memory does not grow for ever
 Routing = tuple[NDArray[Any], IntArray]  # experts_ULK of a rank's U tokens, and in which step each was routed
 
@@ -45,6 +47,8 @@ class Answers:
         finished: numbers of the requests whose answers are complete.
         resumed: number of tokens that an earlier run produced.
         seconds: serving time.
+        gaps_s: seconds between two steps that each brought the next tokens of one batch, the latest MOST_GAPS of each rank;
+            empty if the run survives lost ranks.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -52,6 +56,7 @@ class Answers:
     finished: set[int] = field(default_factory=set)
     resumed: int = 0
     seconds: float = 0.0
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_GAPS))
 
     def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
         """Takes over what an earlier run has produced of an answer."""
@@ -232,6 +237,7 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
         merged.logits |= answers.logits
         merged.finished |= answers.finished
         merged.seconds = max(merged.seconds, answers.seconds)
+        merged.gaps_s = deque([*merged.gaps_s, *answers.gaps_s])
     return merged
 
 

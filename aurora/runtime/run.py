@@ -16,7 +16,6 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io.journals import JournalFile
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.check.engines import check_run
 from aurora.planner.check.plans import check_plan
 from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.launcher import launch, launch_threads
@@ -68,7 +67,6 @@ def run(
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
-    check_run(plan)
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)

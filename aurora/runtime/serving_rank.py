@@ -155,8 +155,9 @@ def serve_rank(
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
+        ports = plan.cluster.network if options.interleave == "on" else None
         for worker, context in zip(workers, contexts, strict=True):
-            worker.perform(program, context)
+            worker.perform(program, context, ports)
         controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
         if controls and not memories:
             log_decisions()

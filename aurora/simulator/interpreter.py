@@ -2,7 +2,7 @@
 
 import heapq
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds
+from aurora.planner.slice_sequence import slices_of
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.serving_gpus import server_split
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes, tokens_on_gpu
@@ -127,6 +128,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._preempts = self.interleave and self.barriers != "global"
+        self._joins_M = [self._preempts and policy.joins for policy in self.program.policies_M]
         self.now = 0.0
         self.record = TraceRecorder("predicted", self.program.names_M, self.program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
@@ -183,6 +185,8 @@ class _Run:
         if not self.interleave:
             yield self._rank_locks[rank].acquire
         for step in range(self.profiles[model].windows):
+            if self.program.time_slice == "step":
+                yield self._arbiters[rank][model].hold_port()
             for layer, ops in enumerate(self.program.ops_ML[model]):
                 for op in ops:
                     match op:
@@ -195,18 +199,40 @@ class _Run:
                                 yield self._sleep(self._counts_s)
                             self.record.add(rank, model, step, layer, phase, began, self.now)
                         case Exchange():
-                            transfers = self._exchange(rank, op, model, step, layer)
-                            yield from self._arbiters[rank][model].exchange(transfers, op.hold_port)
+                            yield from self._exchange(rank, op, (model, step, layer, op.phase))
         self._arbiters[rank][model].leave()
         if not self.interleave:
             self._rank_locks[rank].release()
 
-    def _exchange(self, rank: int, op: Exchange, model: int, step: int, layer: int) -> Process:
-        """The rank's transfers of one all-to-all, step by step, while it has the port."""
-        for number in range(self._steps_of(op)):
-            yield self._join(rank, op, (model, step, layer, op.phase), number)
+    def _exchange(self, rank: int, op: Exchange, key: Key) -> Process:
+        """The rank's part of one all-to-all: in one time slice, or in slices that the model joins the sequence for."""
+        model, arbiter = key[0], self._arbiters[rank][key[0]]
+        if not self._joins_M[model]:
+            yield from arbiter.exchange(self._transfers(rank, op, key, range(self._steps_of(op))), op.hold_port)
+            return
+        yield self._join_sequence(op, key)
+        for number in range(len(self._sizes_of(op, key)[1])):
+            yield from arbiter.exchange(self._transfers(rank, op, key, (number,)))
+
+    def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
+        """The rank's transfers of some steps of an all-to-all, one after the other, while it has the port."""
+        for number in numbers:
+            yield self._join(rank, op, key, number)
         if self.barriers == "global":
-            yield self._barrier(model, step, layer, op.phase)
+            yield self._barrier(*key)
+
+    def _join_sequence(self, op: Exchange, key: Key) -> Wait:
+        """Waits until all ranks are at this all-to-all; then the model joins the sequence of slices on each of them."""
+
+        def joined(resume: Resume) -> None:
+            arbiters = [of_rank[key[0]] for of_rank in self._arbiters]
+            counted = self.barriers != "none" and not self.program.gathered
+            base = max(arbiter.draw() for arbiter in (arbiters[:1] if counted else arbiters))
+            for arbiter in arbiters:
+                arbiter.join(base, len(self._sizes_of(op, key)[1]))
+            resume()
+
+        return self._barrier(*key[:3], f"slices of {key[3]}", last=joined)
 
     def _steps_of(self, op: Exchange) -> int:
         """How many exchanges follow one another in one all-to-all."""
@@ -256,14 +282,16 @@ class _Run:
 
         return wait
 
-    def _barrier(self, *key: *Key) -> Wait:
-        """Waits until all ranks of the model have reached this barrier."""
+    def _barrier(self, *key: *Key, last: Callable[[Resume], None] = lambda resume: resume()) -> Wait:
+        """Waits until all ranks of the model have reached this barrier; `last` then resumes the first of them."""
 
         def wait(resume: Resume) -> None:
             arrived = self._at_barrier.setdefault(key, [])
             arrived.append(resume)
             if len(arrived) == self.program.ranks:
-                for resume_rank in self._at_barrier.pop(key):
+                first, *others = self._at_barrier.pop(key)
+                last(first)
+                for resume_rank in others:
                     resume_rank()
 
         return wait
@@ -283,14 +311,21 @@ class _Run:
 
     def _open(self, op: Exchange, key: Key, number: int) -> None:
         """Begins a step of an all-to-all. Its bytes are counted for all steps at once."""
-        if number == 0:
-            bytes_SGG = self._bytes_SGG(op, *key[:3])
-            self._sizes[key] = self._order(op, bytes_SGG), bytes_SGG
-        order, bytes_SGG = self._sizes[key]
-        if number == len(bytes_SGG) - 1:
-            del self._sizes[key]
+        order, bytes_SGG = self._sizes_of(op, key)
         step = _Step(key, number, self._switch.open(order, bytes_SGG[number], self.staged))
         self._steps[key, number] = self._by_number[step.at_switch] = step
+
+    def _sizes_of(self, op: Exchange, key: Key) -> tuple[Order, IntArray]:
+        """The order of an all-to-all, and the bytes of each of its steps; those of a flat one that is cut, of each piece."""
+        if key not in self._sizes:
+            bytes_SGG = self._bytes_SGG(op, *key[:3])
+            order = self._order(op, bytes_SGG)
+            if self._joins_M[key[0]] and len(bytes_SGG) == 1:
+                pieces = slices_of(bytes_SGG[0], self.cluster.network, self.program.policies_M[key[0]].slice_s)
+                ends_KGG = bytes_SGG * np.arange(pieces + 1)[:, None, None] // pieces
+                bytes_SGG = np.diff(ends_KGG, axis=0)
+            self._sizes[key] = order, bytes_SGG
+        return self._sizes[key]
 
     def _order(self, op: Exchange, bytes_SGG: IntArray) -> Order:
         """The order of an all-to-all with these bytes; a hierarchical combine is a dispatch backwards."""
@@ -307,6 +342,8 @@ class _Run:
             carried = self._switch.close(step.at_switch)
             self.record.transfers(*step.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X)
             del self._steps[step.key, step.number], self._by_number[step.at_switch]
+            if step.number == len(self._sizes[step.key][1]) - 1:
+                del self._sizes[step.key]
         step.waiting.pop(rank)()
 
     def _bytes_SGG(self, op: Exchange, model: int, step: int, layer: int) -> IntArray:

@@ -88,6 +88,16 @@ class _Port:
         self._waiting[model] = resume
         self._wake()
 
+    @property
+    def slices(self) -> SliceSequence:
+        """Whose slice is next."""
+        return self._slices
+
+    def join(self, model: int, base: float, slices: int | None) -> None:
+        """Puts a model into the sequence; see `SliceSequence.join`."""
+        self._slices.join(model, base, slices)
+        self._wake()
+
     def finish(self, model: int) -> None:
         """Ends a time slice of the model."""
         self._slices.finish(model)
@@ -128,10 +138,22 @@ class SimulatedPortArbiter:
 
     def exchange(self, transfers: Process, hold_port: bool = False) -> Process:
         """Runs `transfers` with the port. With `hold_port`, the grant extends through the model's next exchange."""
-        yield lambda resume: self._port.acquire(self._model, resume)
+        yield self.hold_port()
         yield from transfers
         if not hold_port:
             self._port.finish(self._model)
+
+    def hold_port(self) -> Wait:
+        """Waits for the port and keeps it through the model's next exchange."""
+        return lambda resume: self._port.acquire(self._model, resume)
+
+    def draw(self) -> float:
+        """Returns a virtual time for a model to join at; see `SliceSequence.draw`."""
+        return self._port.slices.draw()
+
+    def join(self, base: float, slices: int | None = None) -> None:
+        """Puts this model into the sequence of slices."""
+        self._port.join(self._model, base, slices)
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""

@@ -129,7 +129,7 @@ class PlanOptions:
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
         coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
         min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
-        time_slice: how long a port belongs to one of the models, "exchange" or "layer"; "auto": the faster in the simulator.
+        time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
         all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
         priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
         weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 for each.

@@ -15,7 +15,8 @@ from aurora.types.schedule import Order
 from aurora.types.value import Value
 
 BARRIERS = ("gpu", "global", "none")  # which ranks a phase waits for in a simulation; see `aurora.simulate`
-TIME_SLICES = ("exchange", "layer")  # how long a model holds a port: one all-to-all, or a combine and the next dispatch
+TIME_SLICES = ("exchange", "layer", "step")  # a model holds a port for one all-to-all, a combine and the next dispatch, a pass
+AUTO_TIME_SLICES = TIME_SLICES[:2]  # that are chosen from
 PREEMPTION_INTERVAL_S = 0.02  # of expert compute between two preemption points, with time slices by layer
 PRIORITIES = ("interactive", "batch")  # of a model beside others
 
@@ -77,12 +78,18 @@ class SlicePolicy:
     Args:
         weight: time slices of a port that the model has for each one of a model of weight 1.
         interactive: its compute goes before that of models that are not, which yield to it at preemption points.
-        slice_s: seconds of a port that one time slice takes at most; an exchange that takes longer is cut into several.
+        slice_s: seconds of a port that one time slice takes at most: a flat exchange that takes longer is cut into several.
+            Infinity: every exchange is one slice.
     """
 
     weight: int = 1
     interactive: bool = False
     slice_s: float = float("inf")
+
+    @property
+    def joins(self) -> bool:
+        """Whether the model is in the sequence of slices only while it exchanges, so that nobody waits for it else."""
+        return self.slice_s < float("inf")
 
 
 def has_next_slice(next_M: Sequence[float], model: int) -> bool:
@@ -154,10 +161,12 @@ class Program(Value):
 
         With "layer" a slice goes from a layer's combine through the next layer's dispatch, so that one model's experts compute
         while the other combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before
-        expert compute that waits, and at its preemption points.
+        expert compute that waits, and at its preemption points. With "step" a model takes the port before it computes, and
+        holds it through the forward pass.
         """
-        held = any(isinstance(op, Exchange) and op.hold_port for layers in self.ops_ML for ops in layers for op in ops)
-        return "layer" if held else "exchange"
+        exchanges = (op for layers in self.ops_ML for ops in layers for op in ops if isinstance(op, Exchange))
+        held = {op.phase for op in exchanges if op.hold_port}
+        return "step" if "dispatch" in held else "layer" if held else "exchange"
 
     def compute_level(self, model: int, phase: str) -> int:
         """Returns how urgent a model's phase is: 2 of an interactive model, 1 by layer but for experts, else 0."""

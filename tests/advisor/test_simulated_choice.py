@@ -17,8 +17,9 @@ from aurora.advisor.simulated_choice import (
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TIME_SLICES, Curve, PlanOptions
+from aurora.types import Curve, PlanOptions
 from aurora.types.options import MICRO_BATCHES
+from aurora.types.program import AUTO_TIME_SLICES
 from tests.conftest import cluster
 from tests.simulator.test_interpreter import profile
 from tests.strategies import clusters, profiles
@@ -42,7 +43,7 @@ def test_no_candidate_is_simulated_shorter(case):
 @given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))))
 def test_turns_are_those_that_are_simulated_faster(case):
     machines, *sources = case
-    plans = [make_plan(machines, sources, PlanOptions(time_slice=time_slice)) for time_slice in TIME_SLICES]
+    plans = [make_plan(machines, sources, PlanOptions(time_slice=time_slice)) for time_slice in AUTO_TIME_SLICES]
     chosen = with_time_slice(plans[0], sources)
     assert simulate_plan(chosen, sources).seconds == min(simulate_plan(plan, sources).seconds for plan in plans)
 
@@ -82,7 +83,7 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     best = chosen.options.micro_batches
     assert best > 1
     assert in_s[best] == min(in_s.values())
-    assert chosen.options.time_slice in TIME_SLICES
+    assert chosen.options.time_slice in AUTO_TIME_SLICES
     (note,) = chosen.notes
     assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
     monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer

@@ -62,7 +62,7 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
     for form in ("html", "svg", "perfetto"):
         assert aurora("report", out, tmp_path / "plan.predicted.npz", "--format", form, "-o", tmp_path / form)[0] == 0
     refused(
-        aurora("run", out, "--model", tmp_path, "--prompts", third), "run: serves one model or two by a plan, this one is for 3"
+        aurora("run", out, "--model", tmp_path, "--prompts", third), f"{out}: has 3 models, expected as many --model, found 1"
     )
     refused(aurora("plan", "--cluster", MIXED, *three, "--engine", "vllm", "-o", out), "vllm: serves one model by a plan")
     refused(

@@ -76,7 +76,7 @@ def test_whoever_waits_learns_that_the_other_failed():
     thread.start()
     arbiters[0].abort(ValueError("broken pipe"))
     thread.join(timeout=300)
-    assert caught == ["stopped, because the other model on this rank failed: broken pipe"]
+    assert caught == ["stopped, because another model on this rank failed: broken pipe"]
     with pytest.raises(RankFailed):
         arbiters[0].start_compute()
 
@@ -178,6 +178,85 @@ def test_work_yields_only_to_more_urgent_work():
             assert arbiters[0].yield_to_priority(lambda: seen.append("yielded"))
             thread.join(timeout=300)
     assert seen == [1, "yielded", 2]
+
+
+def joined(arbiter, barrier, told, rank, exchanges, seed, ended):
+    """One rank of a batch model: it joins the sequence for each all-to-all, which takes several slices."""
+    drawn = random.Random(seed)
+
+    def gather(number):
+        told[rank] = number
+        barrier.wait(20)
+        found = list(told)
+        barrier.wait(20)
+        return found
+
+    for number in range(exchanges):
+        if drawn.random() < 0.3:
+            time.sleep(drawn.random() * 1e-3)
+        slices = number % 4 + 1  # the same on all ranks
+        arbiter.join(gather, rank == 0, slices)
+        for _ in range(slices):
+            with arbiter.exchange():
+                barrier.wait(20)
+    arbiter.leave()
+    ended.append(exchanges)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_models_that_join_for_each_exchange_wait_in_no_circle(ranks):
+    """One or two models that are in the sequence all the time and end at any time, beside one to three that join it."""
+    drawn = random.Random(ranks)
+    for _ in range(12):
+        present, joining = drawn.randrange(1, 3), drawn.randrange(1, 4)
+        policies = [SlicePolicy(drawn.randrange(1, 4), True)] * present + [
+            SlicePolicy(drawn.randrange(1, 3), slice_s=1)
+        ] * joining
+        arbiters_G = [thread_port_arbiters(policies) for _ in range(ranks)]
+        counts, ended, jobs = [drawn.randrange(12) for _ in policies], [], []
+        for model, exchanges in enumerate(counts):
+            barrier, told = threading.Barrier(ranks), [0.0] * ranks
+            for rank in range(ranks):
+                arbiter, seed = arbiters_G[rank][model], drawn.random()
+                if model < present:
+                    jobs.append((gathering, arbiter, barrier, exchanges, seed, ended))
+                else:
+                    jobs.append((joined, arbiter, barrier, told, rank, exchanges, seed, ended))
+        in_threads(*jobs)
+        assert sorted(ended) == sorted(counts * ranks)
+
+
+def gathering(arbiter, barrier, layers, seed, ended):
+    """One rank of a model as a MoE layer has it: counts are gathered from all before two all-to-alls.
+
+    A rank that has sent and received all its own goes on before the others have; here the second ends without them.
+    """
+    drawn = random.Random(seed)
+    for _ in range(layers):
+        barrier.wait(20)
+        if drawn.random() < 0.3:
+            time.sleep(drawn.random() * 1e-3)
+        with arbiter.exchange():
+            barrier.wait(20)
+        with arbiter.exchange():
+            pass
+    arbiter.leave()
+    ended.append(layers)
+
+
+def test_a_batch_model_has_a_slice_for_each_of_the_interactive_models():
+    arbiters, seen = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)]), []
+    arbiters[1].join(lambda number: [number], True, 5)
+
+    def serve(model, exchanges):
+        for _ in range(exchanges):
+            with arbiters[model].exchange():
+                seen.append(model)
+        arbiters[model].leave()
+
+    in_threads((serve, 0, 10), (serve, 1, 5))
+    ahead = 2  # slices that another rank may have had before it learns of the batch model
+    assert seen == [0] * ahead + [0, 1] * 5 + [0] * 3
 
 
 class Event:

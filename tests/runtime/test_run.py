@@ -216,6 +216,19 @@ def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, 
         assert (starts[1:] >= ends[:-1] - 1e-6).all()
 
 
+@pytest.mark.parametrize("time_slice", ["layer", "step"])
+def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_slice):
+    """One of them twice. By layer two are batch models, whose exchanges are cut into many slices of their own."""
+    paths = [mixtral, qwen, mixtral]
+    plan = plan_for(paths, 2)
+    priorities = ("interactive", "batch", "batch") if time_slice == "layer" else ()
+    options = replace(plan.options, time_slice=time_slice, priorities=priorities, weights=(2, 1, 1), preemption_s=1e-5)
+    prompts = [prompts_for(path, count, seed=seed) for seed, (path, count) in enumerate(zip(paths, (5, 2, 1), strict=True))]
+    result, found = differences(replace(plan, options=options), paths, prompts, transport="memory", batch=2)
+    assert found == []
+    assert all(answers.gaps_s and min(answers.gaps_s) > 0 for answers in result.answers_M)
+
+
 def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 3), prompts_for(qwen, 5, seed=1)]
     result, found = differences(plan_for(paths, 2), paths, prompts, interleave="off", transport="memory")

@@ -20,7 +20,18 @@ from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.serving_gpus import split_by_share
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import PREEMPTION_INTERVAL_S, TIME_SLICES, TRACE_PHASES, Curve, PlanOptions, Profile, Program, TransferCurve
+from aurora.types import (
+    BARRIERS,
+    PREEMPTION_INTERVAL_S,
+    PRIORITIES,
+    TIME_SLICES,
+    TRACE_PHASES,
+    Curve,
+    PlanOptions,
+    Profile,
+    Program,
+    TransferCurve,
+)
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -268,11 +279,11 @@ def test_one_model_takes_as_long_whatever_the_time_slices():
 def test_unknown_time_slices_are_refused():
     p = profile([[[[0, 4], [4, 0]]]])
     plan = make_plan(cluster(1.0, 1.0), [p], KEEP)
-    with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, found 'daily'"):
+    with pytest.raises(BadInput, match="expected time_slice as one of exchange, layer, step, found 'daily'"):
         compile_plan(replace(plan, options=replace(plan.options, time_slice="daily")))
     with pytest.raises(BadInput, match="`time_slice`: is for models or micro-batches that share"):
         make_plan(cluster(1.0, 1.0), [p], replace(KEEP, time_slice="layer"))
-    with pytest.raises(BadInput, match="`time_slice`: expected one of auto, exchange, layer, found 'daily'"):
+    with pytest.raises(BadInput, match="`time_slice`: expected one of auto, exchange, layer, step, found 'daily'"):
         make_plan(cluster(1.0, 1.0), [p, p], replace(KEEP, time_slice="daily"))
 
 
@@ -518,3 +529,52 @@ def test_micro_batches_take_as_long_as_as_many_models_with_parts_of_the_traffic(
     program = compile_plan(plan)
     assert program.plan_model_M == (0,) * parts
     assert len({id(placement) for placement in program.placements_M}) == 1
+
+
+def test_a_batch_models_exchange_is_cut_beside_an_interactive_model_by_hand():
+    """Two ranks; a is interactive: gate 1, dispatch 1, experts 2, combine 1. b sends 8 each way, in slices of 2: four pieces.
+
+    a: gate 0..1, dispatch 1..2, experts 2..4 and combine 4..5 or later, when a slice of b is over; alone it takes 5. b joins at 0,
+    behind the two slices of a that other ranks may have had: when a has ended, at 5. Its dispatch is 5..13, its combine 13..21.
+    """
+    a = profile([[[[0, 1], [1, 0]]]], gate=1, expert=2, name="a")
+    b = profile([[[[0, 8], [8, 0]]]], name="b")
+    options = replace(KEEP, priorities=("interactive", "batch"), preemption_s=2.0)
+    plan = make_plan(cluster(1.0, 1.0), [a, b], options)
+    trace = simulate_plan(plan, [a, b])
+    assert [end for rank, _, end in rows(trace, "combine", 0) if rank == 0] == pytest.approx([5, 5])
+    of_b = [(start, end) for rank, start, end in rows(trace, "dispatch", 1) if rank == 0]
+    assert sorted({end - start for start, end in of_b}) == pytest.approx([2.0])
+    assert trace.seconds == pytest.approx(21)
+
+
+@given(st.lists(profiles(3), min_size=2, max_size=4), st.data())
+def test_models_of_all_policies_end_and_send_all_their_tokens(found, data):
+    found = [replace(each, model=str(number)) for number, each in enumerate(found)]
+    plan = make_plan(cluster(1.0, 1.0, 1.0), found, KEEP)
+    kinds = st.sampled_from(PRIORITIES)
+    options = replace(
+        plan.options,
+        time_slice=data.draw(st.sampled_from(TIME_SLICES[:2])),
+        priorities=tuple(data.draw(kinds) for _ in found),
+        weights=tuple(data.draw(st.integers(1, 3)) for _ in found),
+        preemption_s=data.draw(st.sampled_from([0.3, 2.0, 50.0])),
+    )
+    for barriers in BARRIERS:
+        plain = simulate_plan(plan, found, barriers)
+        trace = simulate_plan(replace(plan, options=options), found, barriers)
+        for model in range(len(found)):
+            of_model, before = trace.model_X == model, plain.model_X == model
+            assert trace.bytes_X[of_model].sum() == plain.bytes_X[before].sum()
+
+
+def test_a_model_has_the_port_for_a_whole_forward_pass():
+    """Time slices by step: what computes and what sends of one model is over before the other's begins."""
+    window = [[[0, 4], [4, 0]]] * 2
+    a, b = (profile([window] * 2, gate=1, expert=8, name=n) for n in "ab")
+    plan = make_plan(cluster(1.0, 1.0), [a, b], replace(KEEP, time_slice="step"))
+    trace = simulate_plan(plan, [a, b])
+    single = make_plan(cluster(1.0, 1.0), [a], KEEP)
+    assert trace.seconds == pytest.approx(2 * simulate_plan(single, [a]).seconds)
+    begins = [trace.start_s_X[(trace.model_X == model) & (trace.step_X == 0)].min() for model in (0, 1)]
+    assert begins[1] == pytest.approx(trace.end_s_X[(trace.model_X == 0) & (trace.step_X == 0)].max())

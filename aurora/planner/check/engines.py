@@ -18,16 +18,6 @@ def check_engine(plan: Plan, engine: str) -> None:
     ENGINES[engine](plan)
 
 
-def check_run(plan: Plan) -> None:
-    """Checks that `aurora.run` can serve with the plan: it has one model or two.
-
-    Raises:
-        InfeasiblePlan: if it has more.
-    """
-    if len(plan.models) > 2:
-        raise InfeasiblePlan(f"run: serves one model or two by a plan, this one is for {len(plan.models)}; simulate it")
-
-
 def check_vllm(plan: Plan) -> None:
     """Checks that vLLM can serve with the plan: it has one model.
 
