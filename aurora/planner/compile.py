@@ -58,12 +58,19 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
     )
 
 
+SLICE_INTERVALS = 5  # preemption intervals in a batch model's time slice, which the interactive model's experts hide in part
+
+
 def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
     """Returns how each of the plan's models shares ports and GPUs, by its `priorities` and `weights`."""
     options, models = plan.options, len(plan.models)
     interactive_M = [name == PRIORITIES[0] for name in options.priorities] or [False] * models
     return tuple(
-        SlicePolicy(weight, interactive, options.preemption_s if any(interactive_M) and not interactive else float("inf"))
+        SlicePolicy(
+            weight,
+            interactive,
+            SLICE_INTERVALS * options.preemption_s if any(interactive_M) and not interactive else float("inf"),
+        )
         for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
     )
 

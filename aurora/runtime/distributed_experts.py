@@ -17,6 +17,7 @@ from aurora.types import Barrier, Compute, Exchange, Op, Placement
 from aurora.types.program import hierarchy_of
 
 MIN_CHUNK_ROWS = 64  # between two preemption points
+LEAST_CHUNK_ROWS = 4  # the same of a batch model beside an interactive one
 
 
 class DistributedExperts(nn.Module):
@@ -39,7 +40,7 @@ class DistributedExperts(nn.Module):
         self.num_experts = int(experts.num_experts if self._reader is None else self._reader.count)
         self.local = experts
         self.held = tuple(range(int(experts.num_experts)))
-        self._chunk_rows = MIN_CHUNK_ROWS
+        self._chunk_rows = self._least_rows = MIN_CHUNK_ROWS
         self._timed_chunk: tuple[int, Any, Any] | None = None  # rows, start and end mark of a chunk whose time is not known
 
     def perform(
@@ -61,6 +62,7 @@ class DistributedExperts(nn.Module):
         self.ops, self._layer, self._context = ops, layer, context
         self._rank = context.transport.rank
         self._deduplicate = deduplicate
+        self._chunk_rows = self._least_rows = LEAST_CHUNK_ROWS if context.joins else MIN_CHUNK_ROWS
         self._hierarchy = hierarchy_of(ops)
         slots_G = placement.slots_LG[layer]
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
@@ -181,7 +183,7 @@ class DistributedExperts(nn.Module):
             rows, start, end = self._timed_chunk
             took_s = self._context.recorder.elapsed_s(start, end)
             if took_s is not None:
-                self._chunk_rows = max(MIN_CHUNK_ROWS, int(rows * self._context.preemption_s / max(took_s, 1e-9)))
+                self._chunk_rows = max(self._least_rows, int(rows * self._context.preemption_s / max(took_s, 1e-9)))
                 self._timed_chunk = None
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:

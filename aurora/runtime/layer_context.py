@@ -77,7 +77,7 @@ class LayerContext:
         Raises:
             RankFailed: if a peer is lost.
         """
-        if self._joins:
+        if self.joins:
             self.join_sequence(1)
         with self._arbiter.exchange(), self._waiting("between steps"):
             start_s = time.perf_counter()
@@ -119,7 +119,7 @@ class LayerContext:
             self._arbiter.join(gather, self.transport.rank == 0, slices)
 
     @property
-    def _joins(self) -> bool:
+    def joins(self) -> bool:
         """Whether the model is in the sequence of time slices only while it exchanges."""
         return self.program is not None and self.program.policies_M[self.model].joins
 
@@ -190,7 +190,7 @@ class LayerContext:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
         observe = self.recorder.observer(op.phase, layer)
-        if self._joins:
+        if self.joins:
             with self._waiting(f"layer {layer}, {op.phase}"):
                 yield self._in_slices(op, rows_SRR * row_bytes, observe)
             return

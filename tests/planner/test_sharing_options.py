@@ -6,7 +6,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.io.plans import load_plan, save_plan
-from aurora.planner.compile import compile_plan
+from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.resolve_options import with_priorities
 from aurora.types import PlanOptions, SlicePolicy
@@ -26,7 +26,7 @@ def test_a_plan_keeps_priorities_and_weights(pair, tmp_path):
     loaded = load_plan(tmp_path / "plan.json")
     assert loaded == plan
     program = compile_plan(loaded)
-    assert program.policies_M == (SlicePolicy(3, True), SlicePolicy(1, False, 0.004))
+    assert program.policies_M == (SlicePolicy(3, True), SlicePolicy(1, False, SLICE_INTERVALS * 0.004))
     assert program.plan_model_M == (0, 1)
     assert [program.compute_level(0, "expert"), program.compute_level(1, "gate")] == [2, 0]
     assert [program.preemptive(model) for model in (0, 1)] == [False, True]

@@ -11,7 +11,7 @@ import aurora
 from aurora.advisor.simulated_choice import with_time_slice
 from aurora.errors import BadInput
 from aurora.planner.alltoall.schedule import batch_order
-from aurora.planner.compile import compile_plan
+from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.objective import causal, exclusive, paper
@@ -539,7 +539,7 @@ def test_a_batch_models_exchange_is_cut_beside_an_interactive_model_by_hand():
     """
     a = profile([[[[0, 1], [1, 0]]]], gate=1, expert=2, name="a")
     b = profile([[[[0, 8], [8, 0]]]], name="b")
-    options = replace(KEEP, priorities=("interactive", "batch"), preemption_s=2.0)
+    options = replace(KEEP, priorities=("interactive", "batch"), preemption_s=2.0 / SLICE_INTERVALS)
     plan = make_plan(cluster(1.0, 1.0), [a, b], options)
     trace = simulate_plan(plan, [a, b])
     assert [end for rank, _, end in rows(trace, "combine", 0) if rank == 0] == pytest.approx([5, 5])
