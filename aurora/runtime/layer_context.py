@@ -212,9 +212,9 @@ class LayerContext:
 
         def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
             for number in range(pieces):
-                some = [[each[piece(len(each), number, pieces)] for each in tensors] for tensors in (sends, recvs)]
+                out, into = ([each[piece(len(each), number, pieces)] for each in tensors] for tensors in (sends, recvs))
                 with self._arbiter.exchange():
-                    self.transport.exchange(op.order, *some, observe)
+                    self.transport.exchange(op.order, out, into, observe)
 
         return exchange
 

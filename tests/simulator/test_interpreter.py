@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aurora
@@ -548,6 +548,7 @@ def test_a_batch_models_exchange_is_cut_beside_an_interactive_model_by_hand():
     assert trace.seconds == pytest.approx(21)
 
 
+@settings(max_examples=30)
 @given(st.lists(profiles(3), min_size=2, max_size=4), st.data())
 def test_models_of_all_policies_end_and_send_all_their_tokens(found, data):
     found = [replace(each, model=str(number)) for number, each in enumerate(found)]
