@@ -11,7 +11,7 @@ import numpy as np
 
 from aurora.advisor.recommend import engine_default
 from aurora.io import load_cluster, load_plan, load_profile, save
-from aurora.io.engine_records import load_record, load_records
+from aurora.io.engine_records import TIMED, load_record, load_records
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
@@ -20,7 +20,21 @@ from aurora.planner.workload.step_traffic import step_profile
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.profiler.routing_counts import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
-from aurora.types import Cluster, Exchange, Gpu, Network, Op, Order, Plan, PlanOptions, Profile, ProfileOptions, Program
+from aurora.types import (
+    PHASES,
+    TRACE_PHASES,
+    Cluster,
+    Exchange,
+    Gpu,
+    Network,
+    Op,
+    Order,
+    Plan,
+    PlanOptions,
+    Profile,
+    ProfileOptions,
+    Program,
+)
 from aurora.types.arrays import IntArray
 
 RANKS, FEW = 4, 12
@@ -30,7 +44,7 @@ PROMPT = 8  # tokens of a prompt whose decode steps are timed
 SMALL_BYTES = 8192  # as aurora_vllm.layer_alltoall.SMALL_BYTES, which needs vLLM
 CALLS = {"stock": GATHERS + 1, "online": 3, "plan": 3}  # collective calls of a layer: counts, dispatch, combine
 WAYS = tuple(CALLS)
-HOSTS = Cluster("hosts", tuple(Gpu(f"host{rank}", "cpu", rank, 12.5e6, 12.5e6, 10**10) for rank in range(RANKS)))
+HOSTS = Cluster("hosts", tuple(Gpu(f"host{rank}", "cpu", rank, 5e7, 5e7, 10**10) for rank in range(RANKS)))  # of plans
 
 
 class Setting(NamedTuple):
@@ -67,7 +81,7 @@ def routed(folder: Path, routing: str, words: int) -> Profile:
 
 
 def made_plan(profile: Profile) -> Plan:
-    """A plan for the routing, on hosts of 100 Mbit/s."""
+    """A plan for the routing, on hosts of 400 Mbit/s: a plugin that knows slower ports sends smaller pieces."""
     return make_plan(HOSTS, [profile], PlanOptions(coactivation=True))
 
 
@@ -78,12 +92,14 @@ class Recorded:
     Attributes:
         passes: tokens of a rank in a pass, and how many such passes there were.
         pass_s: mean seconds of a pass.
-        layers_s: those that a rank's record has, mean over ranks: all phases of MoE layers but the first layer's gate.
+        compute_s: seconds of gates, experts and aggregations in it, mean over ranks; the first layer's gate is not recorded.
+        exchange_s: those of dispatches, which begin with the exchange of counts, and combines.
     """
 
     passes: Mapping[int, int]
     pass_s: float
-    layers_s: float
+    compute_s: float
+    exchange_s: float
 
     def mean(self, seconds_of: Callable[[int], float]) -> float:
         """The mean over passes of something that depends on their tokens."""
@@ -98,8 +114,12 @@ class Recorded:
             if setting.phase == "decode":
                 passes = {setting.tokens * PROMPT: len(ends), setting.tokens: passes[setting.tokens] - len(ends)}
             files = (folder / "records" / f"{setting.phase}-{setting.tokens}").glob("rank-*.npz")
-            layers_s = np.mean([(each.seconds_LP.sum(axis=1) / each.passes_L).sum() for each in map(load_record, files)])
-            found[setting] = cls(passes, sum(own[-1] for own in ends) / sum(passes.values()), float(layers_s))
+            seconds_P = np.mean(
+                [(each.seconds_LP / each.passes_L[:, None]).sum(axis=0) for each in map(load_record, files)], axis=0
+            )
+            compute_s = float(sum(seconds_P[TIMED.index(phase)] for phase in PHASES))
+            pass_s = sum(own[-1] for own in ends) / sum(passes.values())
+            found[setting] = cls(passes, pass_s, compute_s, float(seconds_P.sum()) - compute_s)
         return found
 
 
@@ -149,25 +169,31 @@ class Predictions:
     """
 
     def __init__(self, found: Measured) -> None:
-        self._found, calls_s, rows = found, [], []
+        self._found, calls_s, rows, self._lines = found, [], [], []
         for setting, recorded in found.recorded.items():
-            curve = found.profiles[setting.routing].curves["cpu"]["gate"]
-            gate_s = recorded.mean(lambda tokens, curve=curve: float(curve(tokens)))
-            simulated_s = recorded.mean(lambda tokens, own=setting: self.layers_s(own._replace(tokens=tokens), "online"))
+            profile = found.profiles[setting.routing]
+            gate_s = recorded.mean(lambda tokens, curve=profile.curves["cpu"]["gate"]: float(curve(tokens)))
+            compute_s, exchange_s = (
+                recorded.mean(lambda tokens, own=setting, part=part: self.layers_s(own._replace(tokens=tokens), "online")[part])
+                for part in range(2)
+            )
             if setting.phase == "decode":
-                layers = found.profiles[setting.routing].layers
-                calls_s.append((recorded.layers_s + gate_s - simulated_s) / (CALLS["online"] * layers))
-            rows.append((recorded.mean(float), recorded.pass_s - recorded.layers_s - gate_s))
+                calls_s.append((recorded.exchange_s - exchange_s) / (CALLS["online"] * profile.layers))
+            beside_s = recorded.pass_s - recorded.compute_s - recorded.exchange_s - gate_s
+            rows.append((recorded.mean(float), beside_s))
+            seconds = (recorded.pass_s, recorded.compute_s + gate_s, compute_s, recorded.exchange_s, exchange_s, beside_s)
+            cells = [setting.phase, setting.tokens, *(f"{each * 1e3:.1f}" for each in seconds)]
+            self._lines.append(f"| {' | '.join(map(str, cells))} |")
         self.call_s = max(0.0, float(np.mean(calls_s)))
         self.beside_s = np.polyfit(*np.array(rows).T, 1)
 
     def __call__(self, setting: Setting, way: str) -> float:
         """Predicted seconds of a pass."""
         calls = CALLS[way] * self._found.profiles[setting.routing].layers
-        return self.layers_s(setting, way) + calls * self.call_s + float(np.polyval(self.beside_s, setting.tokens))
+        return sum(self.layers_s(setting, way)) + calls * self.call_s + float(np.polyval(self.beside_s, setting.tokens))
 
-    def layers_s(self, setting: Setting, way: str) -> float:
-        """Simulated seconds of the MoE layers, the mean over draws of the traffic."""
+    def layers_s(self, setting: Setting, way: str) -> tuple[float, float]:
+        """Simulated seconds of the MoE layers, the mean over draws of the traffic: of a rank's compute, and of all else."""
         found, seconds = self._found, []
         profile = found.profiles[setting.routing]
         plan = found.plans[setting.routing] if way == "plan" else engine_default(HOSTS, profile)
@@ -176,16 +202,25 @@ class Predictions:
         for _ in range(DRAWS):
             drawn = step_profile(profile, np.full(RANKS, setting.tokens), rng, True)
             served = program if way == "stock" else ordered(program, drawn, way)
-            seconds.append(simulate(served, found.clusters[setting.mbit], [drawn]).seconds)
-        return float(np.mean(seconds))
+            trace = simulate(served, found.clusters[setting.mbit], [drawn])
+            computes_X = np.isin(trace.phase_X, [TRACE_PHASES.index(phase) for phase in PHASES])
+            compute_s = float((trace.end_s_X - trace.start_s_X)[computes_X].sum()) / RANKS
+            seconds.append((compute_s, trace.seconds - compute_s))
+        compute_s, exchange_s = np.mean(seconds, axis=0).tolist()
+        return compute_s, exchange_s
 
-    def said(self) -> str:
-        """What the run apart says, in a sentence."""
+    def lines(self) -> list[str]:
+        """What the run apart says."""
         token_s, fixed_s = self.beside_s
-        return (
+        head = "compute recorded, ms | simulated, ms | exchanges recorded, ms | simulated, ms | beside MoE layers, ms"
+        return [
             f"From the run apart: {fixed_s * 1e3:.2f} ms and {token_s * 1e3:.4f} ms a token beside MoE layers; "
-            f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links."
-        )
+            f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links. A decode record has its prefills, too.",
+            "",
+            f"| phase | tokens of a rank | pass, ms | {head} |",
+            "|---" * 8 + "|",
+            *self._lines,
+        ]
 
 
 def ordered(program: Program, drawn: Profile, way: str) -> Program:

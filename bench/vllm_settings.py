@@ -45,7 +45,7 @@ HIDDEN, EXPERTS, LAYERS, TOP_K, WORDS = 512, 16, 4, 2, 256
 RATES_MBIT, PREFILLS, DECODES = (50, 100, 200, 400), (32, 128, 384), (1, 4, 16)  # tokens of a rank
 ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
 REPETITIONS, STEPS = 5, 6  # of a setting; decode steps of a round
-QUICK = (100, 400), (32, 384), (4,)
+ALL, QUICK = (RATES_MBIT, tuple(ROUTINGS), PREFILLS, DECODES), ((400,), ("skewed",), (32, 384), (4,))
 CALIBRATED_MBIT, CALIBRATED = 400, {"prefill": (16, 64, 256), "decode": (2, 8)}
 TIE = 1.02
 BETWEEN = """
@@ -109,11 +109,11 @@ def served(
 
 def measure(folder: Path, quick: bool) -> None:
     """Measures what the folder lacks, and leaves it there with records, plans and the model."""
-    rates, prefills, decodes = QUICK if quick else (RATES_MBIT, PREFILLS, DECODES)
+    rates, routings, prefills, decodes = QUICK if quick else ALL
     repetitions = 3 if quick else REPETITIONS
     sizes = [("prefill", tokens) for tokens in prefills] + [("decode", tokens) for tokens in decodes]
-    settings = [Setting(mbit, routing, *size) for mbit in rates for routing in ROUTINGS for size in sizes]
-    apart = [Setting(CALIBRATED_MBIT, "even", phase, tokens) for phase, some in CALIBRATED.items() for tokens in some]
+    settings = [Setting(mbit, routing, *size) for mbit in rates for routing in routings for size in sizes]
+    apart = [Setting(CALIBRATED_MBIT, "skewed", phase, tokens) for phase, some in CALIBRATED.items() for tokens in some]
     if not (folder / "model").exists():
         model(folder / "model", HIDDEN, EXPERTS, LAYERS, TOP_K)
         answer_evenly(folder / "model")
@@ -122,7 +122,7 @@ def measure(folder: Path, quick: bool) -> None:
         ("stock", settings, {}),
         ("online", settings, {"order": "online"}),
     ]
-    for routing in ROUTINGS:
+    for routing in routings:
         own = [setting for setting in settings if setting.routing == routing]
         starts.append((f"plan-{routing}", own, {"order": "plan", "plan": str(folder / f"plan-{routing}.json")}))
     for name, some, config in starts:
@@ -131,9 +131,9 @@ def measure(folder: Path, quick: bool) -> None:
                 save_rounds(served(folder, name, some, config, names, repetitions), folder / f"rounds-{name}.json")
             print(f"served: {name}", flush=True)
         if name == "apart":
-            for routing, words in ROUTINGS.items():
+            for routing in routings:
                 if not (folder / f"plan-{routing}.json").exists():
-                    profile = routed(folder, routing, words)
+                    profile = routed(folder, routing, ROUTINGS[routing])
                     save(made_plan(profile), folder / f"plan-{routing}.json")
     for mbit in rates:
         if not (folder / f"cluster-{mbit}.toml").exists():
@@ -168,17 +168,16 @@ def table(found: Measured) -> list[str]:
     right = f"The named way is right in {sum(rights)} of {len(rights)} settings ({np.mean(rights):.0%})"
     off = f"Errors: median {np.median(every):.1%}, 90th percentile {np.quantile(every, 0.9):.1%}."
     lines += ["", f"{right}; it is the fastest, without ties, in {sum(strict)}. {off}", ""]
-    lines += [predicted_s.said(), ""]
     lines += ["| way | phase | median error | 90th percentile | mean with its sign |", "|---|---|---|---|---|"]
     for (way, phase), some in sorted(errors.items()):
         off = np.abs(some)
         lines.append(f"| {way} | {phase} | {np.median(off):.1%} | {np.quantile(off, 0.9):.1%} | {np.mean(some):+.1%} |")
-    return lines
+    return [*lines, "", *predicted_s.lines()]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="12 settings")
+    parser.add_argument("--quick", action="store_true", help="three settings at one rate")
     parser.add_argument("--keep", type=Path, help="a folder that keeps what is measured; what it has is not measured again")
     chosen = options(parser)
     results = Results("vllm-settings", "Predictions of three ways in vLLM", chosen.out)
