@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.advisor.experts_apart import apart_plan, splits, tokens_apart
-from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps, steps_in_turn
+from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
 from aurora.advisor.ways import (
     APART,
     BY_EXCHANGE,
@@ -54,7 +54,7 @@ def compare_ways(
 
     - one after the other: each model has its own placement, and all GPUs, until its requests are served. All else is compared
       with this: a gain of 1.5 is the same work in two thirds of the time.
-    - time-sliced: the same, but models change after every step.
+    - time-sliced: both models, in time slices of a whole step: one model at a time has GPU and port.
     - micro-batches: the models one after the other, each step in MICRO equal parts that overlap; the faster time slice.
     - by exchange, by layer: both models at once, in time slices of that length.
     - three models: three at once, in the faster time slices. It serves a third model's requests too, and is compared with all
@@ -159,13 +159,6 @@ class _Case:
     def in_sequence(self) -> tuple[ServedSteps, str]:
         return one_after_the_other(self.alone_M[: self.base]), ""
 
-    def time_sliced(self) -> tuple[ServedSteps, str]:
-        steps_MT = [
-            [served_steps(simulate_plan(plan, [requests.at_windows([step])])) for step in range(self.steps)]
-            for plan, requests in zip(self.plan_M[: self.base], self.requests_M, strict=False)
-        ]
-        return steps_in_turn(steps_MT), ""
-
     def micro_batches(self) -> tuple[ServedSteps, str]:
         pairs = list(zip(self.plan_M[: self.base], self.requests_M, strict=False))
         served, time_slice = faster(
@@ -234,7 +227,7 @@ def overlapped(plan: Plan, requests: Profile, parts: int, time_slice: str) -> Se
 
 _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
     IN_SEQUENCE: _Case.in_sequence,
-    TIME_SLICED: _Case.time_sliced,
+    TIME_SLICED: lambda case: case.two_models("step"),
     MICRO_BATCHES: _Case.micro_batches,
     BY_EXCHANGE: lambda case: case.two_models("exchange"),
     BY_LAYER: lambda case: case.two_models("layer"),

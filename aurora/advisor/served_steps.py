@@ -59,14 +59,3 @@ def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:
         ends_M += [tuple(ends_T + began for ends_T in streams) for streams in part.ends_M]
         began += part.seconds
     return ServedSteps(began, sum(part.compute_s for part in parts), tuple(ends_M))
-
-
-def steps_in_turn(steps_MT: Sequence[Sequence[ServedSteps]]) -> ServedSteps:
-    """Returns the steps of models that take turns, a whole step each, in which a model has all GPUs.
-
-    Args:
-        steps_MT: of each model, its steps, each by itself; equally many.
-    """
-    ends_MT = np.cumsum([step.seconds for turn in zip(*steps_MT, strict=True) for step in turn]).reshape(-1, len(steps_MT)).T
-    compute_s = sum(step.compute_s for steps_T in steps_MT for step in steps_T)
-    return ServedSteps(float(ends_MT.max()), compute_s, tuple((ends_T,) for ends_T in ends_MT))

@@ -11,7 +11,7 @@ from aurora.advisor.colocation_grid import GridCell
 from aurora.advisor.colocation_ways import MICRO
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
 from aurora.advisor.simulated_choice import with_micro_batches
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, winners
+from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, TIME_SLICED, winners
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped
@@ -21,7 +21,7 @@ from aurora.planner.workload.step_traffic import steps_profile
 from aurora.runtime.run import run
 from aurora.types import Cluster, Plan, Profile, RunOptions
 
-TOGETHER = {BY_EXCHANGE: "exchange", BY_LAYER: "layer"}  # time slices of ways of two models at once
+TOGETHER = {TIME_SLICED: "step", BY_EXCHANGE: "exchange", BY_LAYER: "layer"}  # time slices of ways of two models at once
 TRANSPORT = "shaped"
 MOST_TOKENS = 512  # of a prompt
 REQUESTS = 2  # of a rank in a step, if it has two tokens or more

@@ -40,7 +40,7 @@ from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.runtime.result import RunResult, merge_results  # noqa: E402
 from aurora.simulator.interpreter import simulate_plan  # noqa: E402
-from aurora.types import TIME_SLICES, Cluster, Curve, Plan, Profile, RunOptions  # noqa: E402
+from aurora.types import Cluster, Curve, Plan, Profile, RunOptions  # noqa: E402
 
 RANKS, REQUESTS, PARTS = 4, 2, 2  # prompts of a rank in a step, and its micro-batches
 OF = (0, 1, 0)  # which of MODELS each model is
@@ -51,8 +51,7 @@ STEPS = {4: 8, 32: 6, 128: 3}
 Served = dict[str, ServedSteps]
 
 
-MANY = "step" in TIME_SLICES  # whether the runtime has time slices of a step, and serves three models
-TOGETHER = {**({TIME_SLICED: ((0, 1), "step")} if MANY else {}), BY_EXCHANGE: ((0, 1), "exchange"), BY_LAYER: ((0, 1), "layer")}
+TOGETHER = {TIME_SLICED: ((0, 1), "step"), BY_EXCHANGE: ((0, 1), "exchange"), BY_LAYER: ((0, 1), "layer")}
 
 
 @dataclass
@@ -159,7 +158,7 @@ def ways_of(cell: Cell) -> list[Job]:
     return [
         *(Job(cell, way, models, sliced(cell.two, of)) for way, (models, of) in TOGETHER.items()),
         *(Job(cell, MICRO_BATCHES, (m,), sliced(cell.plan_M[m].with_micro_batches(PARTS), micro)) for m in range(2)),
-        *([Job(cell, THREE_MODELS, (0, 1, 2), sliced(cell.three, three))] if MANY else []),
+        Job(cell, THREE_MODELS, (0, 1, 2), sliced(cell.three, three)),
     ]
 
 
@@ -185,7 +184,6 @@ def simulate_ways(cell: Cell) -> None:
 def row(table: Table, cell: Cell) -> tuple[bool, float]:
     """Adds a cell's row. Returns whether the way that the simulator names is as fast as the fastest, and what it loses."""
     gains, says = cell.gains(), cell.gains(simulated=True)
-    says = {way: gain for way, gain in says.items() if way in gains}
     named, fastest = winners(says)[0], winners(gains)
     loss = max(gains.values()) / gains[named] - 1
     load_LE = cell.traffic_M[0].load_LE

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.planner.make_plan import make_plan
@@ -54,6 +54,7 @@ def test_replicas_that_no_memory_holds_are_not_advised():
     assert not [s for s in advice(ReportNumbers(inputs)) if "slots-per-gpu" in s or "replicate" in s]
 
 
+@settings(max_examples=20)  # each simulates several ways of sharing
 @given(profiles(sources=2), st.sampled_from(["contiguous", "random", "swap-search"]), st.booleans())
 def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn, place, replicas):
     """What is said to have no more to give is not advised, and no other plan beats a bound that is told."""
