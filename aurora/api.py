@@ -837,6 +837,7 @@ def run(
     profiles: Sequence[Profile] = (),
     journal: str | Path | None = None,
     resume: bool = False,
+    arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
     """Serve prompts under a plan on real processes, one per rank, and measure what happens.
 
@@ -851,6 +852,8 @@ def run(
         journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
         resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
             another one.
+        arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all are
+            there. A model without requests takes no time of GPUs and ports; not with `options.survive` or `options.adapt`.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
@@ -885,11 +888,13 @@ def run(
         return None
     cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
     if options.survive:
+        if arrivals:
+            raise BadInput("`arrivals`: expected a run without `survive`, whose prompts are all there when it begins")
         loads_MLE = [each.load_LE.astype(float) for each in profiles] or None
         return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume, cost_MG=cost_MG)
     if journal is not None:
         raise BadInput("`journal`: expected a run with `survive`")
-    return served(plan, models, prompts, options, cost_MG)
+    return served(plan, models, prompts, options, cost_MG, arrivals)
 
 
 def train(

@@ -42,7 +42,9 @@ def run(
     ],
     prompts: Annotated[
         list[Path] | None,
-        typer.Option(help="one prompt per line, or .jsonl with a prompt field; one file, or one per model; not with --join"),
+        typer.Option(
+            help="prompts by line, or .jsonl with prompt and, if it comes later, at_s; one file, or one per model; not with --join"
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
     trace: Annotated[Path | None, typer.Option(help="the measured trace to write (npz); default: beside the plan")] = None,
@@ -118,7 +120,7 @@ def run(
         raise BadInput("`prompts`: expected a file, found none")
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
-    from aurora.io.prompts import load_prompts
+    from aurora.io.prompts import load_arriving, load_prompts
     from aurora.planner.resolve_options import with_priorities
 
     loaded = with_priorities(load_plan(plan), priorities or ())
@@ -160,9 +162,13 @@ def run(
     tokenizers = [load_tokenizer(path) for path in model]
     files = prompts * len(model) if len(prompts) == 1 else prompts
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
+    arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
+    arrivals = arrivals if any(map(any, arrivals)) else []
     try:
         with sampled(sample_utilisation) as busy, _terminable():
-            result = api.run(loaded, model, requests, options, profiles=profiles, journal=journal, resume=resume)
+            result = api.run(
+                loaded, model, requests, options, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
+            )
     except KeyboardInterrupt:
         if output is None or journal is None or not journal.exists():
             raise

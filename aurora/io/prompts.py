@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from aurora.errors import BadInput
 from aurora.io.files import read_text
 from aurora.io.npz import load_npy
+from aurora.types.option_checks import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 
@@ -23,26 +24,35 @@ def load_prompts(path: str | Path) -> list[str]:
     """Read prompts, one per line; blank lines are skipped.
 
     Args:
-        path: a text file, or a .jsonl file whose lines are objects with a `prompt` field.
+        path: a text file, or a .jsonl file whose lines are objects with a `prompt` field, and `at_s` if it arrives later.
 
     Raises:
         BadInput: if there is no prompt, or a line is not such an object.
     """
+    return [prompt for prompt, _ in load_arriving(path)]
+
+
+def load_arriving(path: str | Path) -> list[tuple[str, float]]:
+    """Read prompts as `load_prompts`, each with when it arrives: seconds from the beginning of serving, 0 without `at_s`."""
     path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if not numbered:
         raise BadInput(f"{path}: expected a prompt on each line, found none")
-    return [_prompt_field(path, *row) if path.suffix == ".jsonl" else row[1] for row in numbered]
+    return [_prompt_row(path, *row) if path.suffix == ".jsonl" else (row[1], 0.0) for row in numbered]
 
 
-def _prompt_field(path: Path, number: int, line: str) -> str:
+def _prompt_row(path: Path, number: int, line: str) -> tuple[str, float]:
     try:
-        found = json.loads(line)["prompt"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(line)
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, str) or not found:
-        raise BadInput(f'{path}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
-    return found
+    match found:
+        case {"prompt": str(prompt)} if prompt:
+            at_s = found.get("at_s", 0)
+            if type(at_s) not in (int, float) or not 0 <= at_s <= LONGEST_S:
+                raise BadInput(f"{path}, line {number}: expected at_s from 0 to {LONGEST_S:g} seconds, found {at_s!r}")
+            return prompt, float(at_s)
+    raise BadInput(f'{path}, line {number}: expected {{"prompt": "text"}}, found {line[:60]!r}')
 
 
 def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDArray[Any]:

@@ -118,6 +118,25 @@ class LayerContext:
         with self._waiting("joining the time slices"):
             self._arbiter.join(gather, self.transport.rank == 0, slices)
 
+    def sleep_until(self, when_s: float) -> bool:
+        """Sleeps until a request arrives at any rank of the model, out of the sequence of time slices. A collective call.
+
+        Args:
+            when_s: when the next request arrives at this rank, by time.perf_counter; infinity: none will.
+
+        Returns:
+            Whether a request arrives at any rank.
+        """
+        left_s = when_s - time.perf_counter()  # ranks of several hosts have clocks of their own
+        next_s = float(self.gather_between_steps(torch.tensor([left_s], dtype=torch.float64)).min())
+        if next_s == float("inf"):
+            return False
+        self._arbiter.pause()
+        time.sleep(max(0.0, min(next_s, when_s - time.perf_counter())))
+        if not self.joins:
+            self.join_sequence()
+        return True
+
     @property
     def joins(self) -> bool:
         """Whether the model is in the sequence of time slices only while it exchanges."""

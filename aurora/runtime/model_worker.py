@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,11 +28,13 @@ class Request:
         index: number of the prompt.
         prompt: token ids of the prompt.
         produced: tokens of the answer so far.
+        at_s: when it arrives, by time.perf_counter.
     """
 
     index: int
     prompt: list[int]
     produced: tuple[int, ...] = ()
+    at_s: float = 0.0
 
 
 class ModelWorker:
@@ -46,7 +48,8 @@ class ModelWorker:
         on_tokens: called with the new tokens of each step; None: they are kept in `answers`.
 
     Attributes:
-        waiting: requests to be served.
+        waiting: requests to be served, in the sequence in which they arrive.
+        arriving: whether requests of any rank arrive while the run serves; the same on all ranks.
         between_steps: called before each step with whether this rank has requests; returns whether any rank has. A collective
             call, which `perform` sets.
         answers: the answers so far.
@@ -60,6 +63,7 @@ class ModelWorker:
     ) -> None:
         self.answers = Answers()
         self.waiting: deque[Request] = deque()
+        self.arriving = False
         self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
         self._model, self._options, self._on_tokens = model, options, on_tokens or self.answers.add
@@ -101,6 +105,17 @@ class ModelWorker:
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.share(theirs)
 
+    def arrive(self, began_s: float, at_s: Sequence[float]) -> None:
+        """Lets the waiting requests arrive while the run serves. All ranks call it.
+
+        Args:
+            began_s: when the run began, by time.perf_counter.
+            at_s: by number of the request, seconds from then.
+        """
+        self.arriving = True
+        arriving = (replace(request, at_s=began_s + at_s[request.index]) for request in self.waiting)
+        self.waiting = deque(sorted(arriving, key=lambda request: request.at_s))
+
     @property
     def serving(self) -> list[int]:
         """Numbers of the requests that are being decoded."""
@@ -114,10 +129,12 @@ class ModelWorker:
         """
         began = time.perf_counter()
         while True:
-            if self._batch is None and self.waiting:
-                self._current = [self.waiting.popleft() for _ in range(min(self._options.batch, len(self.waiting)))]
+            if self._batch is None and (arrived := self._arrived()):
+                self._current = [self.waiting.popleft() for _ in range(arrived)]
                 self._batch = self._new_batch(self._current)
             if not self.between_steps(self._batch is not None):
+                if self.arriving and self.context.sleep_until(self.waiting[0].at_s if self.waiting else float("inf")):
+                    continue
                 break
             if self._batch is None:
                 self._idle_step()
@@ -145,6 +162,14 @@ class ModelWorker:
             self._batch, self._current = None, []
         self._token_s = None
         self.waiting.clear()
+
+    def _arrived(self) -> int:
+        """How many requests the next batch has: those that have arrived, at most as many as a rank decodes together."""
+        most = min(self._options.batch, len(self.waiting))
+        if not self.arriving:
+            return most
+        now = time.perf_counter()
+        return sum(self.waiting[number].at_s <= now for number in range(most))
 
     def _new_batch(self, requests: Sequence[Request]) -> GreedyBatch:
         tokenizer = self._model.tokenizer

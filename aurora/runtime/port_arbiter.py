@@ -46,7 +46,10 @@ class PortArbiter(Protocol):
         """Context manager that grants this model the port; with `hold_port` through its next exchange, which must follow."""
 
     def leave(self) -> None:
-        """Ends this model's exchanges; its time slices are skipped until it joins again."""
+        """Ends this model's exchanges; its time slices are skipped from now on."""
+
+    def pause(self) -> None:
+        """Takes this model out of the sequence of time slices until it joins again, as it has nothing to do."""
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
         """Puts this model, which has left, into the sequence of time slices. A collective call of the model's ranks.
@@ -175,6 +178,9 @@ class _ThreadPortArbiter:
             self._change_slices(self._rank.slices.finish)
 
     def leave(self) -> None:
+        self._change_slices(self._rank.slices.leave)
+
+    def pause(self) -> None:
         self._change_slices(self._rank.slices.leave)
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:

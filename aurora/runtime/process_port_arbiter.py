@@ -245,6 +245,9 @@ class ProcessPortArbiter:
                 os.unlink(self._path(self.slot, WAKEUPS))
         self._release()
 
+    def pause(self) -> None:
+        """Does nothing: a model without work draws no ticket."""
+
     def join(self, gather: Callable[[float], Any], first: bool, slices: int | None = None) -> None:
         """Does nothing: a model takes part whenever it draws a ticket."""
 

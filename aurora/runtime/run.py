@@ -29,6 +29,7 @@ from aurora.runtime.result import RankResult, RunResult, measured_trace, merge_r
 from aurora.runtime.serving_rank import serve_rank
 from aurora.types import Plan, RunOptions
 from aurora.types.arrays import FloatArray
+from aurora.types.option_checks import LONGEST_S
 
 LOGIT_TOLERANCE = 1e-4  # of float32
 ROUNDINGS = 16  # of a logit in a narrower dtype, each up to the dtype's precision of the largest logit
@@ -40,6 +41,7 @@ def run(
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions = RunOptions(),
     cost_MG: FloatArray | None = None,
+    arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
     """Serves prompts under a plan; see `aurora.run`, and for `cost_MG` `controlled`.
 
@@ -48,17 +50,18 @@ def run(
     """
     asked_s = time.perf_counter()
     _check(plan, models, prompts, options)
+    _check_arrivals(prompts, options, arrivals)
     if options.survive:
         return run_elastic(plan, models, prompts, options, cost_MG=cost_MG)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks = len(plan.cluster)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
-        results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, timeout_s=options.timeout_s)
+        results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, arrivals, timeout_s=options.timeout_s)
     elif (rank_info := rank_info_from_environment(options.timeout_s)) is None:
-        results_R = launch(serve_rank, ranks, *args, (), cost_MG, timeout_s=options.timeout_s, port=options.port)
+        results_R = launch(serve_rank, ranks, *args, (), cost_MG, arrivals, timeout_s=options.timeout_s, port=options.port)
     elif rank_info.ranks == ranks:
-        results_R = [serve_rank(rank_info, *args, cost_MG=cost_MG)]
+        results_R = [serve_rank(rank_info, *args, cost_MG=cost_MG, arrivals_M=arrivals)]
     else:
         raise BadInput(f"run: the plan is for {ranks} ranks, WORLD_SIZE is {rank_info.ranks}")
     if not (results := [result for of_rank in results_R for result in of_rank]):
@@ -95,6 +98,18 @@ def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunO
     most = -(-len(prompts) // len(plan.cluster))
     if options.predictable and most < parts:
         raise BadInput(f"`compare`: expected {parts} prompts on a rank, one for each micro-batch, found {most}")
+
+
+def _check_arrivals(prompts: Sequence[Sequence[list[int]]], options: RunOptions, arrivals: Sequence[Sequence[float]]) -> None:
+    """Raises BadInput unless every prompt has a time of arrival, or none has."""
+    if not arrivals:
+        return
+    if options.adapt is not None:
+        raise BadInput("`arrivals`: expected a run without `adapt`, whose prompts are all there when it begins")
+    if list(map(len, arrivals)) != list(map(len, prompts)):
+        raise BadInput(f"`arrivals`: expected a time for each prompt, found {list(map(len, arrivals))}")
+    if wrong := [at_s for each in arrivals for at_s in each if not 0 <= at_s <= LONGEST_S]:
+        raise BadInput(f"`arrivals`: expected from 0 to {LONGEST_S:g} seconds, found {wrong[0]}")
 
 
 def run_elastic(

@@ -87,6 +87,7 @@ def serve_rank(
     options: RunOptions,
     memories: Sequence[Memory] = (),
     cost_MG: FloatArray | None = None,
+    arrivals_M: Sequence[Sequence[float]] = (),
 ) -> list[RankResult]:
     """Serves the prompts dealt to one rank; arguments as in `aurora.run`.
 
@@ -94,6 +95,7 @@ def serve_rank(
         rank_info: this rank and its peers.
         memories: one Memory per model if ranks are threads of a process; else empty.
         cost_MG: as of `controlled`.
+        arrivals_M: for each model, when each prompt arrives, in seconds from the beginning of serving; empty: all are there.
 
     Returns:
         A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
@@ -158,6 +160,9 @@ def serve_rank(
         ports = plan.cluster.network if options.interleave == "on" else None
         for worker, context in zip(workers, contexts, strict=True):
             worker.perform(program, context, ports)
+        for workers_P, at_s in zip(workers_MP, arrivals_M, strict=False):
+            for worker in workers_P:
+                worker.arrive(began_s, at_s)
         controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
         if controls and not memories:
             log_decisions()

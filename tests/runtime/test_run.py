@@ -32,6 +32,7 @@ from aurora.runtime.timers import HostTimer
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     TRACE_PHASES,
+    ControlOptions,
     Curve,
     Cut,
     Fabric,
@@ -227,6 +228,37 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
     result, found = differences(replace(plan, options=options), paths, prompts, transport="memory", batch=2)
     assert found == []
     assert all(answers.gaps_s and min(answers.gaps_s) > 0 for answers in result.answers_M)
+
+
+@pytest.mark.parametrize("priorities", [(), ("interactive", "batch", "interactive")])
+def test_models_leave_and_join_while_others_serve(mixtral, qwen, priorities):
+    """Requests arrive in between; some at one rank only. A model makes no steps while it has none, and the answers stay."""
+    paths = [mixtral, qwen, mixtral]
+    plan = plan_for(paths, 2)
+    plan = replace(plan, options=replace(plan.options, priorities=priorities, preemption_s=1e-4))
+    prompts = [prompts_for(path, count, seed=seed) for seed, (path, count) in enumerate(zip(paths, (6, 3, 2), strict=True))]
+    arrivals = [[0.0, 0.3, 0.05, 0.1, 0.6, 0.6], [0.2, 0.2, 0.7], [0.0, 0.4]]
+    chosen = RunOptions(max_new_tokens=4, batch=2, timeout_s=120, keep_logits=True, transport="memory")
+    result = aurora.run(plan, paths, prompts, chosen, arrivals=arrivals)
+    assert verify(result, paths, prompts, chosen) == []
+    trace = result.trace
+    for model, at_s in enumerate(arrivals):
+        assert trace.start_s_X[trace.model_X == model].min() >= min(at_s)
+        steps = int(trace.step_X[trace.model_X == model].max()) + 1
+        assert steps <= 4 * len(at_s)
+
+
+def test_arrivals_that_do_not_fit_are_refused(mixtral):
+    plan, prompts = plan_for([mixtral], 2), [prompts_for(mixtral, 2)]
+    options = RunOptions(max_new_tokens=1, transport="memory")
+    with pytest.raises(BadInput, match=r"`arrivals`: expected a time for each prompt, found \[1\]"):
+        aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0]])
+    with pytest.raises(BadInput, match="`arrivals`: expected from 0 to 1e\\+06 seconds, found -1"):
+        aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0, -1.0]])
+    with pytest.raises(BadInput, match="`arrivals`: expected a run without `survive`"):
+        aurora.run(plan, [mixtral], prompts, RunOptions(survive=True), arrivals=[[0.0, 1.0]])
+    with pytest.raises(BadInput, match="`arrivals`: expected a run without `adapt`"):
+        aurora.run(plan, [mixtral], prompts, replace(options, adapt=ControlOptions()), arrivals=[[0.0, 1.0]])
 
 
 def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
