@@ -43,7 +43,7 @@ def run(
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
-            help="prompts by line, or .jsonl with prompt and, if it comes later, at_s; one file, or one per model; not with --join"
+            help="prompts by line, or .jsonl with prompt and, if later, at_s; one file, or one per model; not with --join"
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
