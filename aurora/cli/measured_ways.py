@@ -10,8 +10,8 @@ import numpy as np
 from aurora.advisor.colocation_grid import GridCell
 from aurora.advisor.colocation_ways import MICRO
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
-from aurora.advisor.simulated_choice import with_micro_batches
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, TIME_SLICED, winners
+from aurora.advisor.simulated_choice import with_micro_batches, with_time_slice
+from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, winners
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped
@@ -24,6 +24,7 @@ from aurora.types import Cluster, Plan, Profile, RunOptions
 TOGETHER = {TIME_SLICED: "step", BY_EXCHANGE: "exchange", BY_LAYER: "layer"}  # time slices of ways of two models at once
 TRANSPORT = "shaped"
 MOST_TOKENS = 512  # of a prompt
+OF = (0, 1, 0)  # which of MODELS each model is
 REQUESTS = 2  # of a rank in a step, if it has two tokens or more
 
 
@@ -39,7 +40,7 @@ class MeasuredCell:
         tpot_s_M: by way, for each model (p50, p99) of the seconds between two of its steps.
         winner: the simplest way within 2 % of the fastest, as measured.
         right: whether the way that the simulator names is among those that are as fast as the fastest.
-        loss: by how much longer the way that the simulator names takes than the fastest.
+        loss: by how much longer the way that the simulator names takes than the fastest, for the same work.
     """
 
     skew: float
@@ -97,28 +98,35 @@ def _measured(
     """One cell, each way once."""
     ports, of_step = cluster.scaled(cell.bandwidth), min(cell.batch, max(REQUESTS, -(-cell.batch // MOST_TOKENS)))
     length, number = cell.batch // of_step, len(cluster) * of_step * steps
-    prompts_M = [[[ids[(i * length + at) % len(ids)] for at in range(length)] for i in range(number)] for ids in texts]
+    prompts_M = [  # the third model's lie behind the first's
+        [[texts[of][(at + token) % len(texts[of])] for token in range(length)] for at in range(begin, begin + size, length)]
+        for of, begin, size in zip(OF, (0, 0, length * number), [length * number] * 3, strict=True)
+    ]
     options = RunOptions(1, of_step, TRANSPORT)
 
     def serve(plan: Plan, *models: int) -> ServedSteps:
-        result = run(plan, [paths[model] for model in models], [prompts_M[model] for model in models], options)
+        result = run(plan, [paths[OF[model]] for model in models], [prompts_M[model] for model in models], options)
         if result is None:
             raise BadInput("bench colocate: starts its own ranks; run it without torchrun's environment variables")
         return served_steps(result.trace, [0] * plan.options.micro_batches if plan.options.micro_batches > 1 else None)
 
-    plan_M, joint = [make_plan(ports, [profile]) for profile in profiles], make_plan(ports, profiles)
-    served = {IN_SEQUENCE: one_after_the_other([serve(plan, model) for model, plan in enumerate(plan_M)])}
+    given = [profiles[of] for of in OF]
+    plan_M = [make_plan(ports, [profile]) for profile in given]
+    two, three = make_plan(ports, given[:2]), make_plan(ports, given)
+    drawn_M = [steps_profile(each, np.full(len(cluster), cell.batch), steps, np.random.default_rng(0)) for each in given]
+    alone_M = [serve(plan, model) for model, plan in enumerate(plan_M)]
+    served = {IN_SEQUENCE: one_after_the_other(alone_M[:2])}
     if of_step > 1:
-        drawn_M = [steps_profile(each, np.full(len(cluster), cell.batch), steps, np.random.default_rng(0)) for each in profiles]
-        cut_M = [with_micro_batches(plan, [drawn], MICRO) for plan, drawn in zip(plan_M, drawn_M, strict=True)]
+        cut_M = [with_micro_batches(plan, [drawn], MICRO) for plan, drawn in zip(plan_M[:2], drawn_M, strict=False)]
         served[MICRO_BATCHES] = one_after_the_other([serve(plan, model) for model, plan in enumerate(cut_M)])
     for way, time_slice in TOGETHER.items():
-        served[way] = serve(replace(joint, options=replace(joint.options, time_slice=time_slice)), 0, 1)
+        served[way] = serve(replace(two, options=replace(two.options, time_slice=time_slice)), 0, 1)
+    served[THREE_MODELS] = serve(with_time_slice(three, drawn_M), 0, 1, 2)
     seconds = {way: each.seconds for way, each in served.items()}
-    gains = {way: seconds[IN_SEQUENCE] / each for way, each in seconds.items()}
+    gains = {way: sum(alone.seconds for alone in alone_M[: len(each.ends_M)]) / each.seconds for way, each in served.items()}
     predicted = {way: gain for way, gain in cell.compared.gains.items() if way in gains}
     named, fastest = winners(predicted)[0], winners(gains)
-    loss = seconds[named] / min(seconds.values()) - 1
+    loss = max(gains.values()) / gains[named] - 1
     tpot_s_M = {way: each.tpot_s_M for way, each in served.items()}
     return MeasuredCell(
         cell.skew, cell.bandwidth, cell.batch, seconds, gains, predicted, tpot_s_M, fastest[0], named in fastest, loss

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, TIME_SLICED, WAYS
+from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.cli import demo, measured_ways
 from aurora.io import save
 from aurora.planner.workload.synthetic import synthetic_profile
@@ -50,11 +50,11 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch):
     (cell,) = json.loads(out)["measured"]
     assert (cell["batch"], cell["bandwidth"], cell["skew"]) == (4, 1, 1)
     assert set(cell["gains"]) == set(cell["predicted"]) == {
-        IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER,
+        IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS,
     }  # fmt: skip
     assert cell["gains"][IN_SEQUENCE] == 1
     assert all(seconds > 0 for seconds in cell["seconds"].values())
-    assert all(len(tpot_s_M) == 2 for tpot_s_M in cell["tpot_s_M"].values())
+    assert all(len(tpot_s_M) == 2 + (way == THREE_MODELS) for way, tpot_s_M in cell["tpot_s_M"].items())
     assert cell["winner"] in cell["gains"]
     assert cell["right"] or cell["loss"] > 0
 
