@@ -70,7 +70,7 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
     By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
     throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
     same windows, or layers of large plans, half as many as TRANSFERS allow; each exchange of token counts, which takes no time
-    in simulations without link curves, counts as a start-up. Plans of several models are not cut.
+    in simulations without link curves, counts as the start-ups of an allgather by doubling. Plans of several models are not cut.
 
     Args:
         plan: the plan.
@@ -87,7 +87,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
     if plan.colocated:
         return one
     network = plan.cluster.network
-    counts_s = 0.0 if counts_seconds(network) else float(network.startup_s_G.max())
+    doublings = (len(plan.cluster) - 1).bit_length()
+    counts_s = 0.0 if counts_seconds(network) else doublings * float(network.startup_s_G.max())
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
