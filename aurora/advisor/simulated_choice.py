@@ -70,7 +70,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
     By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
     throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
     same windows, or layers of large plans, half as many as TRANSFERS allow; each exchange of token counts, which takes no time
-    in simulations without link curves, counts as the start-ups of an allgather by doubling. Plans of several models are not cut.
+    in simulations without link curves, counts as the start-ups of an allgather by doubling. Plans of several models are not
+    cut.
 
     Args:
         plan: the plan.
