@@ -30,6 +30,7 @@ from aurora.types import (
     Plan,
     Profile,
     Program,
+    SlicePolicy,
     Trace,
     TraceRecorder,
 )
@@ -134,6 +135,8 @@ class _Run:
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
         models, ranks, policies_M = len(self.profiles), range(self.program.ranks), self.program.policies_M
+        if not self._preempts:  # where all ranks wait for all, no model goes before another
+            policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
         self._arbiters = [
             simulated_port_arbiters(policies_M)
             if self.interleave

@@ -548,25 +548,23 @@ def test_a_batch_models_exchange_is_cut_beside_an_interactive_model_by_hand():
     assert trace.seconds == pytest.approx(21)
 
 
-@settings(max_examples=30)
-@given(st.lists(profiles(3), min_size=2, max_size=4), st.data())
+@settings(max_examples=15)
+@given(st.lists(profiles(3), min_size=2, max_size=3), st.data())
 def test_models_of_all_policies_end_and_send_all_their_tokens(found, data):
     found = [replace(each, model=str(number)) for number, each in enumerate(found)]
     plan = make_plan(cluster(1.0, 1.0, 1.0), found, KEEP)
-    kinds = st.sampled_from(PRIORITIES)
+    plain = simulate_plan(plan, found)
     options = replace(
         plan.options,
         time_slice=data.draw(st.sampled_from(TIME_SLICES[:2])),
-        priorities=tuple(data.draw(kinds) for _ in found),
+        priorities=tuple(data.draw(st.sampled_from(PRIORITIES)) for _ in found),
         weights=tuple(data.draw(st.integers(1, 3)) for _ in found),
-        preemption_s=data.draw(st.sampled_from([0.3, 2.0, 50.0])),
+        preemption_s=(plain.seconds or 1.0) / data.draw(st.sampled_from([3, 20])),
     )
-    for barriers in BARRIERS:
-        plain = simulate_plan(plan, found, barriers)
-        trace = simulate_plan(replace(plan, options=options), found, barriers)
-        for model in range(len(found)):
-            of_model, before = trace.model_X == model, plain.model_X == model
-            assert trace.bytes_X[of_model].sum() == plain.bytes_X[before].sum()
+    trace = simulate_plan(replace(plan, options=options), found, data.draw(st.sampled_from(BARRIERS)))
+    for model in range(len(found)):
+        of_model, before = trace.model_X == model, plain.model_X == model
+        assert trace.bytes_X[of_model].sum() == plain.bytes_X[before].sum()
 
 
 def test_a_model_has_the_port_for_a_whole_forward_pass():
