@@ -41,6 +41,7 @@ from aurora.io import save  # noqa: E402
 from aurora.profiler.link_model import RankDevice, cluster_of  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 
+sys.path.insert(0, str(HERE / "network"))  # bench/vllm.py has put another hosts.py before the one that launched ranks import
 HIDDEN, EXPERTS, LAYERS, TOP_K, WORDS = 512, 16, 4, 2, 256
 RATES_MBIT, PREFILLS, DECODES = (50, 100, 200, 400), (32, 128, 384), (1, 4, 16)  # tokens of a rank
 ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
