@@ -1,12 +1,11 @@
-"""Two models that share GPUs: what taking turns costs and what it gains. `python bench/interleave.py [--repetitions 3]`
+"""Two models that share GPUs: what taking turns gains. `python bench/interleave.py [--repetitions 3]`
 
-Writes bench/results/interleave-DATE.md. Cost: one model alone on two ranks over gloo, with turns among threads, with turns
-among processes, and with none; runs alternate, and a ratio is of two runs of one round. Gain: two models on four hosts (network
-namespaces behind a router, bench/network; root only), one after the other and together, on the same plan. Two cores carry four
-ranks, so experts' compute is a stand-in: it is done, and then waited for until TOKEN_S a row are over, as a GPU's time takes no
-time of the host's; all else (attention, routing, permutation, TCP) is real. Turns at the ports go by exchange and by layer, of
-which `aurora plan` takes what the simulator finds faster. Utilisation and seconds stand beside the simulator's, which is given
-the routing of the run and the network as measured before it.
+Writes bench/results/interleave-DATE.md. Two models on four hosts (network namespaces behind a router, bench/network; root),
+one after the other and together, on the same plan. Two cores carry four ranks, so experts' compute is a stand-in: it is done,
+and then waited for until TOKEN_S a row are over, as a GPU's time takes no time of the host's; all else (attention, routing,
+permutation, TCP) is real. Turns at the ports go by exchange and by layer, of which `aurora plan` takes what the simulator finds
+faster. Utilisation and seconds stand beside the simulator's, which is given the routing of the run and the network as measured
+before it. `bench/arbitration.py` measures what it costs.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "network")]
 from net import PAYLOAD, network, refusal  # noqa: E402
 from protocol import DEEP, by_turns  # noqa: E402
-from serving import TOKEN_S, NoArbiter, served_alone, served_on_hosts  # noqa: E402
+from serving import TOKEN_S, served_on_hosts  # noqa: E402
 
 from aurora.advisor.simulated_choice import with_time_slice  # noqa: E402
 from aurora.io import shipped  # noqa: E402
@@ -37,9 +35,8 @@ from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.reports.compare import Comparison, compare  # noqa: E402
 from aurora.reports.trace_times import summarise  # noqa: E402
+from aurora.runtime.colocation_table import colocation_folder  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
-from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters  # noqa: E402
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder  # noqa: E402
 from aurora.runtime.result import RunResult, merge_results  # noqa: E402
 from aurora.simulator.interpreter import simulate_plan  # noqa: E402
 from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, ProfileOptions, RunOptions, Trace  # noqa: E402
@@ -47,10 +44,8 @@ from aurora.types import Cluster, Curve, Gpu, Plan, PlanOptions, Profile, Profil
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 TOKENS, BATCH, STEPS = 128, 8, 3
 PORT_bps = 17e6
-CALLS = 3000
 SHARED = f"bench{os.getpid()}"
 AMONG_PROCESSES = RunOptions(interleave="processes", colocate=SHARED)
-ALONE = {"no turns": None, "among threads": RunOptions(), "among processes": AMONG_PROCESSES}
 TOGETHER = {
     "one after the other": (RunOptions(interleave="off"), "exchange"),
     "together, by exchange": (RunOptions(), "exchange"),
@@ -83,51 +78,6 @@ def profiles(ranks: int, folder: Path) -> list[Profile]:
 
 def cluster(ranks: int, rate_Bps: float) -> Cluster:
     return Cluster("bench", tuple(Gpu(f"host-{i}", "cpu", i, rate_Bps, rate_Bps, 10**9) for i in range(ranks)))
-
-
-def alone(plan: Plan, repetitions: int) -> list[str]:
-    """Median seconds of each of ALONE, and ratios within rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in ALONE}
-    paths, prompts = [str(shipped(f"models/{MODELS[0]}"))], [texts(16)[0]]
-    for _, name in by_turns(ALONE, repetitions):
-        options = replace(ALONE[name] or RunOptions(), max_new_tokens=24, transport="gloo")
-        shares = launch(served_alone, 2, ALONE[name] is not None, plan, paths, prompts, options)
-        result = merge_results([result for results in shares for result in results], MODELS[:1])
-        seconds[name].append(result.seconds)
-        passes = int(result.trace.step_X.max()) + 1
-    base = seconds["no turns"]
-    layer_s, cost_s = statistics.median(base) / passes / len(plan.models[0].dispatch_L), turns_s()
-    lines = [
-        "| turns | a layer's turns, us | over a layer without | run, s, median | over none, median (smallest-largest) |",
-        "|---|---|---|---|---|",
-    ]
-    for name, took in seconds.items():
-        over = [a / b - 1 for a, b in zip(took, base, strict=True)]
-        spread = f"{statistics.median(over):+.1%} ({min(over):+.1%} to {max(over):+.1%})"
-        cost = f"{cost_s[name] * 1e6:.1f} | {cost_s[name] / layer_s:.2%}"
-        lines.append(f"| {name} | {cost} | {statistics.median(took):.3f} | {spread} |")
-    return [*lines, "", f"A layer without turns takes {layer_s * 1e6:.0f} us: the run's median by its passes and layers."]
-
-
-def turns_s() -> dict[str, float]:
-    """By name of ALONE: what a layer's turns cost one model that never waits, three computing and two exchanging; the median of
-    calls that take turns among the ways."""
-    with tempfile.TemporaryDirectory() as folder:
-        (of_thread,), of_process = thread_port_arbiters(1), ProcessPortArbiter(Path(folder), 0)
-        ways: dict[str, PortArbiter] = dict(zip(ALONE, (NoArbiter(), of_thread, of_process), strict=True))
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(CALLS):
-            for name, arbiter in ways.items():
-                began_s = time.perf_counter()
-                for _ in range(3):
-                    arbiter.start_compute()
-                    arbiter.stop_compute()
-                for _ in range(2):
-                    with arbiter.exchange():
-                        pass
-                took[name].append(time.perf_counter() - began_s)
-        of_process.leave()
-    return {name: statistics.median(each) for name, each in took.items()}
 
 
 def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
@@ -194,9 +144,6 @@ def main() -> None:
         four = profiles(4, Path(folder))
     waits = Curve(np.array([0.0, 1.0]), np.array([0.0, TOKEN_S]))
     known = [replace(p, curves={"cpu": {**p.curves["cpu"], "expert": waits}}) for p in four]
-    two = replace(four[0], tokens_TLSE=np.array(four[0].tokens_TLSE[:, :, :2]))
-    cost = alone(make_plan(cluster(2, 1e9), [two]), 2 * repetitions + 1)
-    print("\n".join(cost), flush=True)
     why = refusal()
     plan = with_time_slice(make_plan(cluster(4, PORT_bps / 8 * PAYLOAD), known, PlanOptions()), known)
     gain = [f"skipped: {why}"] if why else together(plan, known, repetitions)
@@ -206,10 +153,6 @@ def main() -> None:
             f"# Models that take turns, {today}",
             "",
             f"`{command}` on {machine()}; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after.",
-            "",
-            "## One model alone, two ranks over gloo on loopback, 16 prompts of 128 tokens, 24 new ones",
-            "",
-            *cost,
             "",
             f"## Two models, four hosts of {PORT_bps / 1e6:g} Mbit/s as network namespaces",
             "",

@@ -1,9 +1,9 @@
-"""Ranks of benches: without turns, or in a network namespace with experts that take as long as is said; and what plans know."""
+"""Ranks of benches in a network namespace, with experts that take as long as is said; and what plans know."""
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -23,36 +23,6 @@ from aurora.runtime.result import RankResult
 from aurora.types import Curve, Plan, Profile
 
 TOKEN_S = 200e-6
-
-
-class NoArbiter:
-    """The PortArbiter interface without arbitration: what one model alone would do."""
-
-    exclusive = True
-
-    def start_compute(self, level: int = 0) -> None: ...
-
-    def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        return False
-
-    def stop_compute(self) -> None: ...
-
-    def exchange(self, hold_port: bool = False) -> Any:
-        return nullcontext()
-
-    def leave(self) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def join(self, gather: Any, first: bool, slices: int | None = None) -> None: ...
-
-    def abort(self, error: BaseException) -> None: ...
-
-
-def served_alone(rank_info: RankInfo, time_slice: bool, *args: Any) -> list[RankResult]:
-    if not time_slice:
-        serve._arbiters = lambda transports, *_: [NoArbiter() for _ in transports]
-    return serve.serve_rank(rank_info, *args)
 
 
 def served_on_hosts(
@@ -88,13 +58,6 @@ def served_on_hosts(
         kind.forward = timed(kind.forward)
     serve.default_process_group = joined
     return serve.serve_rank(rank_info, plan, *args)
-
-
-def served_jobs(
-    rank_info: RankInfo, hosts: Sequence[str], folder: str, jobs: Sequence[tuple[Any, ...]], token_s: float
-) -> list[list[RankResult]]:
-    """Runs one after the other in one process, each with the arguments of `served_on_hosts` from the plan on."""
-    return [served_on_hosts(rank_info, hosts, f"{folder}/{n}", *job, token_s=token_s) for n, job in enumerate(jobs)]
 
 
 def waiting_profile(model: Path, prompts: list[list[int]], new_tokens: int, ranks: int, token_s: float) -> Profile:
