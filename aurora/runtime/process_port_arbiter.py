@@ -1,107 +1,57 @@
 """Port arbiter for models that run in separate processes and share the GPUs of one machine.
 
-State: a small table in a file of a folder that all processes name alike; a process that reads or changes it holds an exclusive
-flock on it. Every model has a slot of the table, and on every GPU a member file that its process keeps locked. The kernel
-releases both kinds of lock when a process dies, so no process waits for a dead one and a stale folder does no harm. The folder
-belongs to one user, and no link in it is followed. A waiting process is woken through a named pipe: unlike a socket's, its path
-may be of any length.
+What the processes share is in `aurora.runtime.colocation_table`. A model that is alone there takes no lock.
 
-GPU: one queue per GPU, first come first served, high-priority work first.
+GPU: one queue per GPU, the most urgent work first, of equally urgent work first come first served. Compute that was overtaken
+MOST_OVERTAKEN times goes before all other.
 
 Port: an all-to-all needs all of its ranks, so two ports must not be granted to different models that then wait for each other.
-The first rank of a model that wants the model's i-th exchange draws the next ticket for it; the model's other ranks use the
-same ticket. Every port serves exchanges by ticket. The unfinished exchange with the smallest ticket waits for no other exchange
-on any port, and its ranks finish all exchanges before it once they get their GPUs: so there is always progress. An exchange is
-never overtaken once its ticket is drawn, a port is free for the next one as soon as its own rank is done, and no model waits
-for one that has nothing to send. An exchange that holds the port passes its ticket to the model's next exchange in the same
-step. Alternatives: a lock of rank 0 only, with the grant sent to the others, would cost a message per exchange; strict
-alternation, as in `aurora.runtime.port_arbiter`, would wait for a model that is idle.
+All ports therefore serve exchanges in one sequence. The first rank of a model that comes to the model's i-th exchange draws a
+ticket for it. It begins, on the first GPU where it may, by taking the next position in the sequence. It may once
+
+- all exchanges that have a position are over on this GPU, and
+- no exchange with a ticket goes before it.
+
+Of exchanges with a ticket, those of interactive models go first, unless another was overtaken by MOST_OVERTAKEN of them; among
+the others the one that finishes first in virtual time, then the smallest ticket (fair queueing). An exchange starts at the
+virtual time at which the last one that has begun started, and not before its model's last one finished. It finishes one over
+the model's weight later. On the other GPUs the exchange waits until all exchanges with smaller positions are over there.
+
+No deadlock: a position, once taken, stays, and is larger than all before, so that on every port exchanges go by position. The
+unfinished exchange with the smallest position waits for no other on any port, and its ranks have left all exchanges before it,
+or will once they get their GPUs, which no rank keeps while it waits for others. If no exchange with a position is unfinished,
+the first of those with a ticket may begin on the GPU of the rank that drew it. No model waits for one that has nothing to send.
+An exchange that holds the port gives the next position to the model's next exchange when it is over on the first GPU: before
+that no other can take it, as it would have to wait for this one there.
+
+Alternatives: a lock of rank 0 only, with the grant sent to the others, would cost a message per exchange; strict alternation
+would wait for a model that is idle.
 
 Turns: whoever has the GPU or the port, or is the next to have it, may do nothing with it for as long as it lives: it may be
 stopped, or wait for a rank that is. A turn that lasts longer than TURN_S is passed on: the others go on as if it were over. Two
 models then use the GPU or the port at once if the first one comes back, which costs time and changes no answer.
 """
 
-import fcntl
 import logging
-import mmap
-import os
-import select
-import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import RankFailed
+from aurora.planner.slice_sequence import MOST_OVERTAKEN
+from aurora.runtime.colocation_table import DRAWN, GPU, MODELS, PORT, STARTED, ColocationTable
+from aurora.runtime.port_arbiter import GatherNumber
+from aurora.types import SlicePolicy
 
 LOG = logging.getLogger("aurora.run")
-TABLE_VERSION = 4
 TURN_S = 5.0  # how long others wait for one use of the GPU or the port
-PRIORITY = 1 << 61  # subtracted from the tickets of work for each level above 0, so that it comes before all other
-SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
-POLL_S = 0.02  # how often a waiting process checks whether the processes before it live
-WAKEUPS = ".wakeups"  # suffix of the named pipe that a waiting process listens on
-OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-
-
-def colocation_folder(name: str) -> Path:
-    """Makes, if needed, the folder shared by the processes of this user and machine that colocate under `name`.
-
-    It is in the folder for temporary files, so that processes with and without a login session find the same one.
-
-    Args:
-        name: the name, without a slash.
-
-    Returns:
-        The folder's path.
-
-    Raises:
-        BadInput: if the folder, or the one that it is in, cannot be made or is not this user's alone.
-    """
-    ours = Path(tempfile.gettempdir()) / f"aurora-runtime-{os.getuid()}"
-    folder = ours / f"{name}.{TABLE_VERSION}"
-    for each in (ours, folder):
-        try:
-            each.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise BadInput(f"`colocate`: {each} cannot be made: {error.strerror}") from None
-        if reason := _refusal_reason(each):
-            raise BadInput(f"`colocate`: {each}: expected a folder of this user alone, found {reason}")
-    return folder
-
-
-def _refusal_reason(folder: Path) -> str | None:
-    """Why a folder is not this user's alone, as part of a sentence; None if it is."""
-    try:
-        found = folder.lstat()
-    except OSError as error:
-        return f"none: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
-        return "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-    if found.st_uid != os.getuid():
-        return f"one of user {found.st_uid}"
-    return f"mode {stat.S_IMODE(found.st_mode):o}, not 700" if found.st_mode & 0o077 else None
-
-
-# Columns of the shared table; axes: M slots (models), D the latest DRAWN exchanges by number modulo DRAWN, G GPUs.
-COLUMNS = (
-    ("drawn_M", "i8", SLOTS),  # exchanges of each model that have a ticket
-    ("ticket_MD", "i8", (SLOTS, DRAWN)),  # the tickets of the latest of them
-    ("done_MG", "i8", (SLOTS, GPUS)),  # exchanges that are over on each rank
-    ("wants_MG", "i8", (SLOTS, GPUS)),  # ticket of the work that waits for or has a GPU; 0: none; negative: high-priority
-    ("has_MG", "i8", (SLOTS, GPUS)),  # 1 where the model computes
-    ("here_MG", "i8", (SLOTS, GPUS)),  # 1 where the model's process listens for wake-ups
-    ("slow_M", "i8", SLOTS),  # 1 once a turn of the model was passed on, which is said once
-)
-TABLE = np.dtype([("last", "i8", (1,)), *COLUMNS])  # and the ticket drawn last
-Turn = tuple[int, int]  # a model's slot and its ticket
+POLL_S = 0.02  # how long a waiting process sleeps before it looks whether the processes before it live
+LOOK_S = 1.0  # how often a process that shares the table looks whether the others live
+INTERACTIVE_LEVEL = 2  # of all compute of an interactive model, as `Program.compute_level` has it
+TIME_UNIT = 1 << 20  # virtual time of an exchange of a model of weight 1
+NAMES = {GPU: "GPU", PORT: "port"}
+Turn = tuple[int, int]  # a model's slot, and its ticket for the GPU or the number of its exchange
 
 
 class ProcessPortArbiter:
@@ -113,8 +63,12 @@ class ProcessPortArbiter:
         folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
         gpu: number of the GPU on this machine.
         slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
-        finish: called before the GPU or the port is released; waits for the work submitted to the GPU.
+        finish: called before the GPU or the port is released to other models; waits for the work submitted to the GPU.
         turn_s: seconds that a turn of another model lasts before it is passed on.
+        policy: how the model shares the GPUs and ports, the same on all of its ranks.
+
+    Attributes:
+        slot: the model's slot.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
@@ -127,233 +81,262 @@ class ProcessPortArbiter:
         slot: int | None = None,
         finish: Callable[[], None] = lambda: None,
         turn_s: float = TURN_S,
+        policy: SlicePolicy = SlicePolicy(),
     ) -> None:
-        if not 0 <= gpu < GPUS:
-            raise BadInput(f"`colocate`: expected GPUs 0 to {GPUS - 1} of one machine, found {gpu}")
-        self._folder, self._gpu, self._finish, self._turn_s = folder, gpu, finish, turn_s
-        self._passed_on: dict[tuple[str, int], int] = {}  # tickets of turns that last too long, by GPU or port and slot
+        self._table = ColocationTable(folder, gpu, slot)
+        self.slot, self._counters = self._table.slot, self._table.counters
+        self._gpu, self._finish, self._turn_s = gpu, finish, turn_s
+        self._interactive, self._slice_time = int(policy.interactive), max(1, TIME_UNIT // policy.weight)
+        self._alone = self._table.own_bit  # what counters[MODELS] is if no other model is here and this one has not failed
+        self._was_alone, self._level, self._look_s = True, 0, 0.0
+        self._exchanges = tuple(_PortGrant(self._begin_exchange, self._end_exchange, held) for held in (False, True))
+        self._passed_on: dict[Turn, int] = {}  # by what is waited for and slot: which turn lasted too long
         self._failure: BaseException | None = None
-        self._level = 0  # of the work that this model has on the GPU
-        try:
-            self._file = os.open(folder / "table", OPEN, 0o600)
-            os.ftruncate(self._file, TABLE.itemsize)
-            self._table: Any = np.frombuffer(mmap.mmap(self._file, TABLE.itemsize), TABLE).view(np.recarray)[0]
-            with self._locked():
-                self.slot = self._free_slot() if slot is None else slot
-                self._take_slot()
-        except OSError as error:
-            raise BadInput(f"`colocate`: {folder} cannot be used: {error.strerror}") from None
-
-    def _take_slot(self) -> None:
-        """Locks this slot's member file on this GPU, and begins to listen for wake-ups."""
-        self._member = self._lock_member(self.slot, self._gpu)
-        if self._member is None:
-            raise BadInput(
-                f"`colocate`: GPU {self._gpu} of slot {self.slot} in {self._folder} is taken by {self._holder(self.slot)}"
-            )
-        os.ftruncate(self._member, 0)
-        os.pwrite(self._member, f"process {os.getpid()}".encode(), 0)
-        pipe = self._path(self.slot, WAKEUPS)
-        with suppress(FileNotFoundError):
-            os.unlink(pipe)
-        os.mkfifo(pipe, 0o600)
-        self._wakeups = os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
-        self._woken = select.poll()
-        self._woken.register(self._wakeups, select.POLLIN)
-        self._table.here_MG[self.slot, self._gpu] = 1
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other model shares this GPU."""
-        return bool(self._table.here_MG[:, self._gpu].sum() == 1)
+        """Whether no other model shares these GPUs."""
+        return self._counters[MODELS] == self._alone
+
+    # The GPU
 
     def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU; see `PortArbiter.start_compute`."""
-        with self._locked():
-            self._table.wants_MG[self.slot, self._gpu] = self._draw() - level * PRIORITY
-            self._level = level
-        self._acquire_gpu()
+        table, slot = self._table, self.slot
+        self._level = level = INTERACTIVE_LEVEL if self._interactive else level
+        if self._counters[MODELS] == self._alone:
+            table.ticket_M[slot] = table.has_M[slot] = 1  # this ticket is smaller than all that are drawn
+            if self._counters[MODELS] == self._alone:
+                self._was_alone = True
+                return
+        with table.lock:
+            self._share()
+            table.has_M[slot] = table.overtaken_M[slot] = 0
+            table.ticket_M[slot], table.level_M[slot] = table.draw(), level
+            first = self._try_gpu()
+        if first is not None:
+            self._wait(GPU, self._try_gpu)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Lets waiting high-priority work run first; see `PortArbiter.yield_to_priority`."""
-        if not (self._table.wants_MG[:, self._gpu] < -self._level * PRIORITY).any():
+        """Lets waiting work of a higher level run first; see `PortArbiter.yield_to_priority`."""
+        table, slot = self._table, self.slot
+        if self._counters[MODELS] == self._alone or not any(
+            table.level_M[other] > self._level for other in table.others() if table.ticket_M[other] and not table.has_M[other]
+        ):
             return False
         self._finish()
         on_yield()
-        with self._locked():
-            self._table.has_MG[self.slot, self._gpu] = 0
-        self._wake_others()
-        self._acquire_gpu()
+        with table.lock:
+            self._share()
+            table.has_M[slot] = 0
+            table.level_M[slot] = self._level
+            waiting = table.waiting(GPU)
+        table.wake(waiting)
+        self._wait(GPU, self._try_gpu)
         return True
 
     def stop_compute(self) -> None:
-        """Releases the GPU once the work submitted to it has finished."""
+        """Releases the GPU: if other models are here, once the work submitted to it has finished."""
+        table, slot = self._table, self.slot
+        if self._counters[MODELS] == self._alone:
+            table.has_M[slot] = table.ticket_M[slot] = 0
+            if self._counters[MODELS] == self._alone:
+                return
         self._finish()
-        with self._locked():
-            self._table.wants_MG[self.slot, self._gpu] = self._table.has_MG[self.slot, self._gpu] = 0
-        self._wake_others()
+        with table.lock:
+            table.has_M[slot] = table.ticket_M[slot] = 0
+            waiting = table.waiting(GPU)
+        table.wake(waiting)
 
-    def _acquire_gpu(self) -> None:
-        wants_M, has_M = self._table.wants_MG[:, self._gpu], self._table.has_MG[:, self._gpu]
+    def _try_gpu(self) -> Turn | None:
+        """Takes the GPU, or returns the turn that comes first. Under the table's lock."""
+        table, slot = self._table, self.slot
+        ticket, mine, before = table.ticket_M[slot], self._compute_key(slot), []
+        for other in table.others():
+            theirs = table.ticket_M[other]
+            if theirs and table.here_M[other] and self._passed_on.get((GPU, other)) != theirs:
+                key = self._compute_key(other)
+                if table.has_M[other] or key < mine:
+                    before.append((not table.has_M[other], key, other, theirs))
+        if before:
+            *_, other, theirs = min(before)
+            return other, theirs
+        table.has_M[slot], table.overtaken_M[slot] = 1, 0
+        for other in table.others():
+            if not table.has_M[other] and 0 < table.ticket_M[other] < ticket:
+                table.overtaken_M[other] += 1
+        return None
 
-        def before() -> list[Turn]:
-            wanted = sorted(np.flatnonzero(wants_M).tolist(), key=lambda m: (not has_M[m], wants_M[m]))
-            return [(m, int(wants_M[m])) for m in wanted if m != self.slot and (has_M[m] or wants_M[m] < wants_M[self.slot])]
+    def _compute_key(self, slot: int) -> tuple[int, int]:
+        """The smallest goes first."""
+        table = self._table
+        urgent = table.overtaken_M[slot] >= MOST_OVERTAKEN
+        return -1 << 30 if urgent else -table.level_M[slot], table.ticket_M[slot]
 
-        def acquire() -> None:
-            has_M[self.slot] = 1
+    # The port
 
-        self._wait(before, "GPU", acquire)
-
-    @contextmanager
-    def exchange(self, hold_port: bool = False) -> Iterator[None]:
+    def exchange(self, hold_port: bool = False) -> AbstractContextManager[None]:
         """Context manager that grants this model the port; see `PortArbiter.exchange`."""
-        table, done_M = self._table, self._table.done_MG[:, self._gpu]
-        number = int(done_M[self.slot])
-        with self._locked():
-            if table.drawn_M[self.slot] == number:
-                table.ticket_MD[self.slot, number % DRAWN] = self._draw()
-                table.drawn_M[self.slot] += 1
-            ticket = table.ticket_MD[self.slot, number % DRAWN]
-            assert table.drawn_M[self.slot] - number <= DRAWN, "a rank fell behind"
+        return self._exchanges[hold_port]
 
-        def before() -> list[Turn]:
-            behind = np.flatnonzero(done_M < table.drawn_M).tolist()
-            turns = [(m, int(table.ticket_MD[m, done_M[m] % DRAWN])) for m in behind if m != self.slot]
-            return sorted((turn for turn in turns if turn[1] < ticket), key=lambda turn: turn[1])
+    def _begin_exchange(self) -> None:
+        table, slot = self._table, self.slot
+        number = table.done_M[slot]
+        if self._counters[MODELS] == self._alone:
+            table.entered_M[slot] = number + 1
+            if self._counters[MODELS] == self._alone:
+                self._was_alone = True
+                return
+        with table.lock:
+            self._share()
+            begun = table.begun_M[slot]
+            assert begun - number <= DRAWN, "a rank fell behind"
+            if number == begun and not table.wants_M[slot]:
+                table.wants_M[slot], table.interactive_M[slot], table.late_M[slot] = table.draw(), self._interactive, 0
+                start = max(self._counters[STARTED + self._interactive], table.finish_M[slot])
+                table.next_finish_M[slot] = start + self._slice_time
+            first = self._try_port()
+        if first is not None:
+            self._wait(PORT, self._try_port)
 
-        self._wait(before, "port")
+    def _try_port(self) -> Turn | None:
+        """Takes the port, or returns the turn that comes first. Under the table's lock."""
+        table, slot = self._table, self.slot
+        number = table.done_M[slot]
+        begins = number == table.begun_M[slot]
+        mine = self._exchange_key(slot) if begins else (-1, table.position_MD[slot * DRAWN + number % DRAWN], 0)
+        before = []
+        for other in table.others():
+            done = table.done_M[other]
+            if not table.here_M[other] or self._passed_on.get((PORT, other)) == done:
+                continue
+            if done < table.begun_M[other]:
+                key = (-1, table.position_MD[other * DRAWN + done % DRAWN], 0)
+            elif table.wants_M[other]:
+                key = self._exchange_key(other)
+            else:
+                continue
+            if key < mine:
+                before.append((key, other, done))
+        if before:
+            _, other, done = min(before)
+            return other, done
+        if begins:
+            started = STARTED + self._interactive
+            self._counters[started] = max(self._counters[started], table.next_finish_M[slot] - self._slice_time)
+            table.finish_M[slot] = table.next_finish_M[slot]
+            for other in table.others() if self._interactive else ():
+                if 0 < table.wants_M[other] < table.wants_M[slot] and not table.interactive_M[other]:
+                    table.late_M[other] += 1
+            table.begin(slot, number)
+        return None
+
+    def _exchange_key(self, slot: int) -> tuple[int, int, int]:
+        """Of exchanges that have not begun the smallest goes first; those that have begun have -1 and their position."""
+        table = self._table
+        if table.late_M[slot] >= MOST_OVERTAKEN:
+            return 0, 0, table.wants_M[slot]
+        return 1 if table.interactive_M[slot] else 2, table.next_finish_M[slot], table.wants_M[slot]
+
+    def _end_exchange(self, hold_port: bool, failed: bool) -> None:
+        table, slot = self._table, self.slot
+        number = table.done_M[slot]
+        if self._counters[MODELS] == self._alone:
+            if hold_port and not failed:
+                table.entered_M[slot] = number + 2  # who joins now lets the next exchange follow this one
+            table.done_M[slot] = number + 1
+            if self._counters[MODELS] == self._alone:
+                return
         try:
-            yield
-            self._finish()
+            if not failed:
+                self._finish()
         except BaseException:
             hold_port = False
             raise
         finally:
-            with self._locked():
-                done_M[self.slot] += 1
-                if hold_port and table.drawn_M[self.slot] == number + 1:  # the next exchange has this one's ticket
-                    table.ticket_MD[self.slot, (number + 1) % DRAWN] = ticket
-                    table.drawn_M[self.slot] += 1
-            self._wake_others()
+            with table.lock:
+                table.done_M[slot] = number + 1
+                if hold_port and not failed and table.begun_M[slot] == number + 1:
+                    table.begin(slot, number + 1)  # the next exchange follows this one on every port
+                waiting = table.waiting(PORT)
+            table.wake(waiting)
+
+    # Waiting
+
+    def _share(self) -> None:
+        """Readies the table for this model, which may have been alone until now. Under the table's lock.
+
+        Raises:
+            RankFailed: if `abort` was called.
+        """
+        self._check_failure()
+        if self._was_alone:
+            self._was_alone = False
+            self._table.record_begun()
+        now_s = time.monotonic()
+        if now_s > self._look_s:
+            self._look_s = now_s + LOOK_S
+            self._table.bury_dead()
+
+    def _wait(self, what: int, attempt: Callable[[], Turn | None]) -> None:
+        """Waits until no living process has a turn that comes first, and `attempt` succeeds under the table's lock."""
+        table, before, since_s, look = self._table, None, 0.0, False
+        while True:
+            with table.lock:
+                self._check_failure()
+                turn = attempt()
+                while turn is not None and look and table.bury_if_dead(turn[0]):
+                    turn = attempt()
+                table.waits_M[self.slot] = 0 if turn is None else what
+            if turn is None:
+                return
+            if turn != before:
+                before, since_s = turn, time.monotonic()
+            elif time.monotonic() - since_s > self._turn_s:
+                self._pass_on(turn, what)
+                continue
+            look = not table.wait_to_be_woken(POLL_S)
+
+    def _pass_on(self, turn: Turn, what: int) -> None:
+        """Waits no longer for a turn, and says so if no process has said it of the model before."""
+        slot, self._passed_on[what, turn[0]] = turn
+        with self._table.lock:
+            said, self._table.slow_M[slot] = bool(self._table.slow_M[slot]), 1
+        if not said:
+            LOG.warning(
+                "%s has had the %s of rank %d for more than %g s: the others go on, now and whenever it takes as long",
+                self._table.holder(slot), NAMES[what], self._gpu, self._turn_s,
+            )  # fmt: skip
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise RankFailed(f"stopped, because the other model on this rank failed: {self._failure}")
 
     def leave(self) -> None:
         """Ends this model's exchanges on this GPU and gives up its slot."""
-        self._wakeups.close()
-        if self._member is not None:  # else the slot may be another model's
-            with suppress(FileNotFoundError):
-                os.unlink(self._path(self.slot, WAKEUPS))
-        self._release()
+        self._table.leave()
 
     def pause(self) -> None:
         """Does nothing: a model without work draws no ticket."""
 
-    def join(self, gather: Callable[[float], Any], first: bool, slices: int | None = None) -> None:
+    def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
         """Does nothing: a model takes part whenever it draws a ticket."""
 
     def abort(self, error: BaseException) -> None:
         """Releases the GPU and the port after this model failed with `error`; its further waits raise."""
         self._failure = self._failure or error
-        self._release()
+        self._alone = -1
+        self._table.give_up()
 
-    def _release(self) -> None:
-        if self._member is not None:
-            with self._locked():
-                self._table.here_MG[self.slot, self._gpu] = 0
-                os.close(self._member)
-            self._member = None
-            self._wake_others()
 
-    def _draw(self) -> int:
-        self._table.last[0] += 1
-        return int(self._table.last[0])
+class _PortGrant(AbstractContextManager[None]):
+    """Context manager of an exchange."""
 
-    def _wait(self, before: Callable[[], list[Turn]], what: str, acquire: Callable[[], None] = lambda: None) -> None:
-        """Waits until no living process has one of the turns that come first, by sequence; acquires under the table's lock."""
-        first, since_s = None, 0.0
-        while True:
-            with self._locked():
-                turns = [turn for turn in before() if self._counts(turn, what)]
-                if not turns and self._failure is None:
-                    acquire()
-            if self._failure is not None:
-                raise RankFailed(f"stopped, because the other model on this rank failed: {self._failure}")
-            if not turns:
-                return
-            if turns[0] != first:
-                first, since_s = turns[0], time.monotonic()
-            elif time.monotonic() - since_s > self._turn_s:
-                self._pass_on(first, what)
-                continue
-            if self._woken.poll(1000 * POLL_S):
-                self._wakeups.read(64)
+    def __init__(self, begin: Callable[[], None], end: Callable[[bool, bool], None], hold_port: bool) -> None:
+        self._begin, self._end, self._hold_port = begin, end, hold_port
 
-    def _counts(self, turn: Turn, what: str) -> bool:
-        """Whether a turn is a living process's and has not been passed on."""
-        return self._passed_on.get((what, turn[0])) != turn[1] and self._alive(turn[0], self._gpu)
+    def __enter__(self) -> None:
+        self._begin()
 
-    def _pass_on(self, turn: Turn, what: str) -> None:
-        """Waits no longer for a turn, and says so if no process has said it of the model before."""
-        slot, self._passed_on[what, slot] = turn
-        with self._locked():
-            said, self._table.slow_M[slot] = bool(self._table.slow_M[slot]), 1
-        if not said:
-            LOG.warning(
-                "%s has had the %s of rank %d for more than %g s: the others go on, now and whenever it takes as long",
-                self._holder(slot), what, self._gpu, self._turn_s,
-            )  # fmt: skip
-
-    def _wake_others(self) -> None:
-        """Makes the processes that wait on this GPU check again."""
-        for slot in np.flatnonzero(self._table.here_MG[:, self._gpu]).tolist():
-            if slot != self.slot:
-                with suppress(OSError):  # no process listens there, or it is woken already
-                    self._wake(slot)
-
-    def _wake(self, slot: int) -> None:
-        pipe = os.open(self._path(slot, WAKEUPS), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        try:
-            os.write(pipe, b"!")
-        finally:
-            os.close(pipe)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _free_slot(self) -> int:
-        """A slot that no process holds on any GPU, cleared."""
-        for slot in range(SLOTS):
-            if not any(self._alive(slot, gpu) for gpu in range(GPUS)):
-                for name, *_ in COLUMNS:
-                    self._table[name][slot] = 0
-                return slot
-        raise BadInput(f"`colocate`: {self._folder} has {SLOTS} models already")
-
-    def _alive(self, slot: int, gpu: int) -> bool:
-        if not (self._folder / f"{slot}.{gpu}").exists():
-            return False
-        found = self._lock_member(slot, gpu)
-        if found is not None:
-            os.close(found)
-        return found is None
-
-    def _lock_member(self, slot: int, gpu: int) -> int | None:
-        """Descriptor of the member file, locked by this process; None if another process holds it."""
-        file = os.open(self._folder / f"{slot}.{gpu}", OPEN, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return file
-
-    def _holder(self, slot: int) -> str:
-        return Path(self._path(slot)).read_text()
-
-    def _path(self, slot: int, suffix: str = "") -> str:
-        return str(self._folder / f"{slot}.{self._gpu}{suffix}")
+    def __exit__(self, kind: object, *_error: object) -> None:
+        self._end(self._hold_port, kind is not None)

@@ -18,6 +18,7 @@ from aurora.models.prompts import deal
 from aurora.models.shared_weights import with_same_weights
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
+from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -41,7 +42,7 @@ from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter, colocation_folder
+from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.request_streams import deal_to_streams, stream_batches
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.timers import StreamTimer
@@ -251,12 +252,12 @@ def _arbiters(
     if options.colocate is None:
         return [arbiter for _ in transports for arbiter in thread_port_arbiters(1)]
     arbiters: list[PortArbiter] = []
-    for transport in transports:
+    for transport, policy in zip(transports, policies_M, strict=True):
         # Rank 0 takes a slot, and no rank begins before all have theirs.
         rank, folder = transport.rank, colocation_folder(options.colocate)
         finish = torch.cuda.synchronize if on_gpu else lambda: None
-        first = ProcessPortArbiter(folder, 0, None, finish) if rank == 0 else None
+        first = ProcessPortArbiter(folder, 0, None, finish, policy=policy) if rank == 0 else None
         slot = int(transport.gather(torch.tensor([-1 if first is None else first.slot]))[0])
-        arbiters.append(first or ProcessPortArbiter(folder, rank, slot, finish))
+        arbiters.append(first or ProcessPortArbiter(folder, rank, slot, finish, policy=policy))
     transports[0].gather(torch.zeros(1))
     return arbiters

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import AuroraError, BadInput
-from aurora.types import ControlOptions
+from aurora.types import PRIORITIES, ControlOptions
 
 ORDERS = ("auto", "plan", "online", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
@@ -34,6 +34,7 @@ class Settings:
         record: folder into which every rank writes its record; None: no record.
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
+        priority: with colocate: "interactive" (its compute and its all-to-alls go before those of batch servers) or "batch".
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
@@ -54,6 +55,7 @@ class Settings:
     record: Path | None = None
     record_every_s: float = 60.0
     colocate: str | None = None
+    priority: str = PRIORITIES[1]
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     agree_s: float = 60.0
@@ -84,6 +86,10 @@ class Settings:
                 raise BadInput(f"{name}: expected adapt, whose setting it is, found none")
         if self.colocate is not None and not NAME.fullmatch(self.colocate):
             raise BadInput(f"colocate: expected a name of letters, digits, _ and -, found {self.colocate!r}")
+        if self.priority not in PRIORITIES:
+            raise BadInput(f"priority: expected one of {', '.join(PRIORITIES)}, found {self.priority!r}")
+        if self.priority != Settings.priority and self.colocate is None:
+            raise BadInput(f"priority: expected colocate, among whose servers {self.priority!r} goes first, found none")
 
 
 def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:

@@ -13,6 +13,7 @@ from aurora.errors import BadInput
 from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.types import SlicePolicy
 
 
 class TimeSlices:
@@ -58,7 +59,13 @@ class TimeSlices:
 
 
 def join_port_arbiter(
-    store: Any, key: str, rank: int, folder: Path, timeout_s: float, finish: Callable[[], None] = lambda: None
+    store: Any,
+    key: str,
+    rank: int,
+    folder: Path,
+    timeout_s: float,
+    finish: Callable[[], None] = lambda: None,
+    policy: SlicePolicy = SlicePolicy(),
 ) -> ProcessPortArbiter:
     """Joins this rank to the servers that share `folder`. Rank 0 takes the server's slot and publishes it.
 
@@ -69,6 +76,7 @@ def join_port_arbiter(
         folder: the folder of the table that the servers share.
         timeout_s: seconds that other ranks wait for rank 0's slot.
         finish: called before the GPU is released; waits for the work launched on it.
+        policy: how the server shares GPUs and ports, the same on all ranks.
 
     Returns:
         This rank's access to its GPU and port.
@@ -79,7 +87,7 @@ def join_port_arbiter(
     if rank == 0:
         slot = ""
         try:
-            arbiter = ProcessPortArbiter(folder, 0, None, finish)
+            arbiter = ProcessPortArbiter(folder, 0, None, finish, policy=policy)
             slot = str(arbiter.slot)
         finally:
             store.set(f"{key}/slot", slot)
@@ -91,4 +99,4 @@ def join_port_arbiter(
     slot = store.get(f"{key}/slot").decode()
     if not slot:
         raise BadInput("colocate: rank 0 has no slot")
-    return ProcessPortArbiter(folder, rank, int(slot), finish)
+    return ProcessPortArbiter(folder, rank, int(slot), finish, policy=policy)

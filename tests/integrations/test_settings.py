@@ -48,6 +48,12 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"record_every_s": True}, "record_every_s: expected a number, found True"),
         ({"colocate": "both"}, "colocate: expected an order or a plan, found vLLM's own all-to-all"),
         ({"colocate": "a/b", "order": "online"}, "colocate: expected a name of letters, digits, _ and -, found 'a/b'"),
+        (
+            {"colocate": "both", "order": "online", "priority": "first"},
+            "priority: expected one of interactive, batch, found 'first'",
+        ),
+        ({"order": "online", "priority": "interactive"}, "priority: expected colocate, among whose servers 'interactive' goes"),
+        ({"order": "online", "colocate": "both", "priority": 1}, "priority: expected text, found 1"),
         ({"all_to_all": "two-hop"}, "all_to_all: expected one of auto, flat, hierarchical, found 'two-hop'"),
         (
             {"all_to_all": "hierarchical", "order": "online"},

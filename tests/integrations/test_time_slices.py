@@ -13,7 +13,7 @@ from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
 from aurora_vllm.worker_integration import WorkerIntegration
 
 from aurora.errors import BadInput
-from aurora.runtime import process_port_arbiter as colocated
+from aurora.runtime import colocation_table as colocated
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 
 SLOTS_G = ((0, 1), (2, 3))

@@ -24,7 +24,7 @@ from aurora.io import save
 from aurora.io.engine_placements import redundant_experts
 from aurora.io.engine_records import load_records
 from aurora.planner.schedule_model import schedule_model
-from aurora.runtime.process_port_arbiter import SLOTS, colocation_folder
+from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.fabric import servers
 
@@ -49,6 +49,7 @@ LIMIT_S = 1200  # for one run of vLLM, which takes 15 to 60 s on two free cores
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
 ROUNDS = 30
+BEGUN_M = slice(6 + SLOTS, 6 + 2 * SLOTS)  # exchanges that have begun: after the counters and slow_M of the shared table
 OWN_MEMORY = """
 import os
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Shared
@@ -642,15 +643,15 @@ def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_pa
         stays = Ranks(tmp_path / "stays", ranks, model=checkpoint, repeat=ROUNDS, **job)
         assert wait_for(stays.folder / "rounds-0"), "\n".join(log[-3000:] for log in stays.said())
         table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
-        before_M = table[1 : 1 + SLOTS].copy()
+        before_M = table[BEGUN_M].copy()
         time.sleep(1)
-        both_M = table[1 : 1 + SLOTS] - before_M
+        both_M = table[BEGUN_M] - before_M
     finally:
         for process in dies.processes:
             process.kill()
     dies.wait()
     assert int((stays.folder / "rounds-0").read_text()) < ROUNDS
-    assert np.count_nonzero(both_M) == 2, "exchanges of both, one ticket each"
+    assert np.count_nonzero(both_M) == 2, "exchanges of both, counted as they begin"
     check_same(stays.answers(), alone("qwen3moe"))
     assert not stays.warnings()
     assert not dies.warnings()
@@ -760,12 +761,12 @@ def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, c
             stays.wait_until_ready()
             dies.wait_until_ready()
             table = np.memmap(colocation_folder(name) / "table", dtype=np.int64, mode="r")
-            before_M = table[1 : 1 + SLOTS].copy()
+            before_M = table[BEGUN_M].copy()
             with ThreadPoolExecutor(16) as pool:
                 asked = [[pool.submit(server.complete, index) for index in range(8)] for server in (stays, dies)]
                 for each, futures in zip(names, asked, strict=True):
                     assert [future.result() for future in futures] == expected(alone(each), 8)
-            assert np.count_nonzero(table[1 : 1 + SLOTS] - before_M) == 2, "exchanges of both"
+            assert np.count_nonzero(table[BEGUN_M] - before_M) == 2, "exchanges of both"
             dies.kill()
             with ThreadPoolExecutor(8) as pool:
                 assert list(pool.map(stays.complete, range(8))) == expected(alone("qwen3moe"), 8)

@@ -247,7 +247,8 @@ class WorkerStartup:
         self, integration: WorkerIntegration, store: Any, key: str, processes: PeerProcesses | None
     ) -> Verdict:
         """Joins the servers of the same name, on all ranks or on none."""
-        from aurora.runtime.process_port_arbiter import colocation_folder
+        from aurora.runtime.colocation_table import colocation_folder
+        from aurora.types import PRIORITIES, SlicePolicy
         from aurora_vllm.time_slices import TimeSlices, join_port_arbiter
 
         settings, rank, refusal, arbiter = self._settings, integration.rank, None, None
@@ -255,7 +256,11 @@ class WorkerStartup:
         try:
             if processes is None or not processes.on_one_host:
                 raise BadInput("colocate: expected all ranks on one machine")
-            arbiter = join_port_arbiter(store, key, rank, colocation_folder(str(settings.colocate)), settings.agree_s, finish)
+            folder, policy = (
+                colocation_folder(str(settings.colocate)),
+                SlicePolicy(interactive=settings.priority == PRIORITIES[0]),
+            )
+            arbiter = join_port_arbiter(store, key, rank, folder, settings.agree_s, finish, policy)
             integration.time_slices = TimeSlices(arbiter, self._config.parallel_config.world_size == 1)
         except BadInput as error:
             refusal = str(error)
