@@ -159,7 +159,9 @@ def main() -> None:
         plan = make_plan(cluster(2, 1e9), [known])
         (folder / "calls").mkdir()
         calls_s = layer_calls(folder / "calls")
-        took = launch(serve_rounds, 2, plan, prompts, folder, chosen.rounds)[0]
+        from arbitration import serve_rounds as ranks  # ranks find a function of this module, not of __main__
+
+        took = launch(ranks, 2, plan, prompts, folder, chosen.rounds)[0]
     lines = [
         f"# What port arbitration costs one model, {today()}",
         "",
