@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def served_on_hosts(
         kind.forward = timed(kind.forward)
     serve.default_process_group = joined
     return serve.serve_rank(rank_info, plan, *args)
+
+
+def served_by_model(
+    rank_info: RankInfo, of_model: Mapping[str, Mapping[str, Any]], *args: Any, token_s: float
+) -> list[RankResult]:
+    """As `served_on_hosts`, where each model has some RunOptions of its own, such as its batch."""
+    made = serve._workers
+
+    def workers(plan: Plan, model: Any, planned: Any, prompts: Any, own: Any, options: Any, rank: int) -> Any:
+        return made(plan, model, planned, prompts, own, replace(options, **of_model[planned.model]), rank)
+
+    serve._workers = workers
+    return served_on_hosts(rank_info, *args, token_s=token_s)
 
 
 def waiting_profile(model: Path, prompts: list[list[int]], new_tokens: int, ranks: int, token_s: float) -> Profile:

@@ -15,6 +15,7 @@ import pydoc_data.topics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,14 @@ from protocol import DEEP, Results, by_turns, options
 from aurora.api import synthetic_profile
 from aurora.io import shipped
 from aurora.planner.make_plan import make_plan
-from aurora.runtime import serving_rank as serve
-from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.result import RankResult, merge_results
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.result import merge_results
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     PRIORITIES,
     Cluster,
     Curve,
     Gpu,
-    ModelPlan,
     Plan,
     PlanOptions,
     Profile,
@@ -42,7 +41,7 @@ from aurora.types import (
     Trace,
 )
 
-from serving import served_on_hosts  # bench/  # isort: skip
+from serving import served_by_model  # bench/  # isort: skip
 
 RANKS, PORT_bps, TOKEN_S = 4, 17e6, 200e-6
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
@@ -50,10 +49,7 @@ DECODED, NEW_TOKENS = 8, 128
 BATCH, PROMPT, BATCHES = 4, 128, 6
 GATE_S = 5e-4  # of one layer's attention and routing, in the simulator
 PREEMPTION_S = 0.0006
-OF_MODEL: dict[str, dict[str, int]] = {
-    MODELS[0]: {"batch": DECODED, "max_new_tokens": NEW_TOKENS},
-    MODELS[1]: {"batch": BATCH, "max_new_tokens": 1},
-}
+OF_MODEL = {"batch": DECODED, "max_new_tokens": NEW_TOKENS}, {"batch": BATCH, "max_new_tokens": 1}  # each its own RunOptions
 CLUSTER = Cluster("hosts", tuple(Gpu(f"host-{r}", "host", r, *[PORT_bps / 8 * PAYLOAD] * 2, 10**9) for r in range(RANKS)))
 
 
@@ -116,17 +112,6 @@ def simulated(preemption_s: float) -> list[str]:
     return table(alone, {way: simulate_plan(plan, both) for way, plan in ways(preemption_s).items()})
 
 
-def served(rank_info: RankInfo, *args: Any) -> list[RankResult]:
-    """As `served_on_hosts`, where each model has the batch and the new tokens of its own."""
-    made = serve._workers
-
-    def workers(plan: Plan, model: Any, planned: ModelPlan, prompts: Any, own: Any, options: RunOptions, rank: int) -> Any:
-        return made(plan, model, planned, prompts, own, replace(options, **OF_MODEL[planned.model]), rank)
-
-    serve._workers = workers
-    return served_on_hosts(rank_info, *args, token_s=TOKEN_S)
-
-
 def texts() -> list[list[list[int]]]:
     """Prompts of each model, from what it knows."""
     known = "\n".join(pydoc_data.topics.topics.values()).encode("ascii", "ignore")
@@ -137,7 +122,8 @@ def texts() -> list[list[list[int]]]:
 
 def measured(preemption_s: float, repetitions: int) -> list[str]:
     """The middle of some repetitions of each way, by the p99 of the interactive model, or by seconds."""
-    both, prompts = ways(preemption_s), texts()
+    both, prompts, waits = ways(preemption_s), texts(), partial(served_by_model, token_s=TOKEN_S)
+    of_model = {profile.model: own for profile, own in zip(profiles(), OF_MODEL, strict=True)}
     paths = [str(shipped(f"models/{name}")) for name in MODELS]
     single = [make_plan(CLUSTER, [each]) for each in profiles()]
     jobs = {0: (single[0], paths[:1], prompts[:1]), 1: (single[1], paths[1:], prompts[1:])}
@@ -148,7 +134,7 @@ def measured(preemption_s: float, repetitions: int) -> list[str]:
             plan, folders, asked = jobs[way]
             options_of_run = RunOptions(max_new_tokens=NEW_TOKENS, batch=DECODED, transport="gloo")
             meeting = f"{folder}/{list(jobs).index(way)}-{number}"
-            shares = launch(served, RANKS, hosts, meeting, plan, folders, asked, options_of_run)
+            shares = launch(waits, RANKS, of_model, hosts, meeting, plan, folders, asked, options_of_run)
             result = merge_results([each for results in shares for each in results], plan.served_names)
             found[way].append(result.trace)
             print(f"{way}: {result.seconds:.2f} s", flush=True)
