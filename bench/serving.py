@@ -61,6 +61,13 @@ def served_on_hosts(
     return serve.serve_rank(rank_info, plan, *args)
 
 
+def served_jobs(
+    rank_info: RankInfo, hosts: Sequence[str], folder: str, jobs: Sequence[tuple[Any, ...]], token_s: float
+) -> list[list[RankResult]]:
+    """Runs one after the other in one process, each with the arguments of `served_on_hosts` from the plan on."""
+    return [served_on_hosts(rank_info, hosts, f"{folder}/{n}", *job, token_s=token_s) for n, job in enumerate(jobs)]
+
+
 def served_by_model(
     rank_info: RankInfo, of_model: Mapping[str, Mapping[str, Any]], *args: Any, token_s: float
 ) -> list[RankResult]:

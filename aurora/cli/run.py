@@ -389,7 +389,7 @@ def _served(result: RunResult, index: int, name: str) -> str:
     parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
     if answers.gaps_s:
         p50, p99 = np.percentile(answers.gaps_s, (50, 99)) * 1000
-        parts += f", a token each {p50:.1f} ms (p50), {p99:.1f} ms (p99),"
+        parts += f", TPOT {p50:.1f} ms (p50) and {p99:.1f} ms (p99),"
     return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
 
 

@@ -39,6 +39,7 @@ from aurora.types import (
     Plan,
     Program,
     RunOptions,
+    SlicePolicy,
     SubChannels,
 )
 from aurora.types.addresses import parse_address
@@ -48,7 +49,8 @@ from aurora.types.program import Barrier, Compute, Exchange
 WIRE = WireFormat(
     *MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
     EpochWork, Exchange, ExpertTransfer, FetchedWeights, Gpu, HeldExperts, Hierarchy, NewTokens, Order, OrderCalibration,
-    OrdersUsed, Placement, PlacementChange, Program, RankResult, RunOptions, SubChannels, Token,
+    OrdersUsed, Placement, PlacementChange, Program, RankResult, RunOptions, SlicePolicy,
+    SubChannels, Token,
 )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ class ModelWorker:
         """Keeps the seconds since the batch's previous tokens came."""
         now = time.perf_counter()
         if self._token_s is not None:
-            self.answers.gaps_s.append(now - self._token_s)
+            self.answers.add_gap(now - self._token_s)
         self._token_s = now
 
     def rewind(self) -> None:

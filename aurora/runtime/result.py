@@ -1,6 +1,5 @@
 """Results of a run: each rank's, and the merged one."""
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,8 +46,8 @@ class Answers:
         finished: numbers of the requests whose answers are complete.
         resumed: number of tokens that an earlier run produced.
         seconds: serving time.
-        gaps_s: seconds between two steps that each brought the next tokens of one batch, the latest MOST_GAPS of each rank;
-            empty if the run survives lost ranks.
+        gaps_s: seconds between two steps that each brought the next tokens of one batch, at least the latest MOST_GAPS of each
+            rank; empty if the run survives lost ranks.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -56,7 +55,7 @@ class Answers:
     finished: set[int] = field(default_factory=set)
     resumed: int = 0
     seconds: float = 0.0
-    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_GAPS))
+    gaps_s: list[float] = field(default_factory=list)
 
     def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
         """Takes over what an earlier run has produced of an answer."""
@@ -64,6 +63,12 @@ class Answers:
         self.resumed += len(tokens)
         if finished:
             self.finished.add(request)
+
+    def add_gap(self, seconds: float) -> None:
+        """Adds the seconds between two steps, in bounded memory."""
+        self.gaps_s.append(seconds)
+        if len(self.gaps_s) == 2 * MOST_GAPS:
+            del self.gaps_s[:MOST_GAPS]
 
     def add(self, tokens: Sequence[Token]) -> None:
         """Appends new tokens, and their logits if kept, to the answers of their requests."""
@@ -237,7 +242,7 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
         merged.logits |= answers.logits
         merged.finished |= answers.finished
         merged.seconds = max(merged.seconds, answers.seconds)
-        merged.gaps_s = deque([*merged.gaps_s, *answers.gaps_s])
+        merged.gaps_s = [*merged.gaps_s, *answers.gaps_s]
     return merged
 
 

@@ -87,7 +87,8 @@ def test_the_whole_way(aurora, folder):
     assert code == 0, err
     assert "verified: same greedy tokens" in out
     assert re.search(
-        r"mixtral-topics: 4 requests, \d+\.\d tokens/s over shaped \(\d+\.\d with the \d+\.\d s before serving\)",
+        r"mixtral-topics: 4 requests, \d+\.\d tokens/s, TPOT \d+\.\d ms \(p50\) and \d+\.\d ms \(p99\), "
+        r"over shaped \(\d+\.\d with the \d+\.\d s before serving\)",
         " ".join(out.split()),
     )
     assert load_trace(folder / "plan.measured.npz").kind == "measured"
