@@ -80,8 +80,9 @@ def compare_ways(
     """
     if not 1 <= len(profiles) <= MODELS:
         raise BadInput(f"`profile`: expected from 1 to {MODELS} models to compare, found {len(profiles)}")
-    if batch < 1 or steps < 2 or skew < 0:
-        raise BadInput(f"`batch`: expected a token, two steps and a skew of zero or more, found {batch}, {steps} and {skew}")
+    for name, found, least in (("batch", batch, 1), ("steps", steps, 2), ("skew", skew, 0)):
+        if not found >= least:
+            raise BadInput(f"`{name}`: expected {least} or more, found {found}")
     if unknown := [way for way in ways if way not in WAYS]:
         raise BadInput(f"`way`: expected one of {', '.join(WAYS)}, found {unknown[0]!r}")
     for profile in profiles:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aurora.cli.common import check_folder, make_folder, need
-from aurora.cli.subcommand import Json, Subcommand, show
+from aurora.cli.subcommand import Json, Subcommand, refuse_given, show
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ app = typer.Typer(help="Comparisons over a grid of settings.", no_args_is_help=T
 
 @app.command("colocate", cls=Subcommand)
 def colocate(
+    context: typer.Context,
     profile: Annotated[
         list[Path] | None,
         typer.Option(
@@ -59,6 +60,8 @@ def colocate(
     if output is not None:
         check_folder(output, "colocate.json", "colocate.md")
         need("matplotlib", extra="report")
+    if not measure:
+        refuse_given(context, ("limit_s",), "with `measure`")
     if measure and profile:
         raise BadInput("`measure`: runs the shipped models, expected no `profile`")
     if not 2 <= steps <= 1000:
@@ -70,7 +73,7 @@ def colocate(
     from aurora.advisor import colocation_grid as grid
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_profile
-    from aurora.reports.who_wins import LEGEND, map_tables, summary_table
+    from aurora.reports.who_wins import LEGEND, left_out_lines, map_tables, summary_table
 
     skews = tuple(skew or grid.SKEWS)
     if measure and 1.0 not in skews:
@@ -105,7 +108,17 @@ def colocate(
     title = f"{names} on {machines.name}, simulated: in each cell what wins, and its gain over one after the other"
     said = [f"wrote {output / 'colocate.md'}, colocate.json and {len(pictures)} pictures"] if output is not None else []
     table = [] if not measure else [_measured_table(measured)]
-    show(as_json, {"output": output, **found}, title, *map_tables(cells), LEGEND, summary_table(cells), *table, *said)
+    show(
+        as_json,
+        {"output": output, **found},
+        title,
+        *map_tables(cells),
+        LEGEND,
+        summary_table(cells),
+        *left_out_lines(cells),
+        *table,
+        *said,
+    )
 
 
 def _measured_table(measured: "Sequence[MeasuredCell]") -> "Table":

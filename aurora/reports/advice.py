@@ -176,7 +176,7 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     busiest = max(network, compute)
     if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
         yield f"{sharing_advice(found.sharing)} Now {what}."
-    elif busiest < FULL and not found.of.plan.colocated:
+    elif busiest < FULL and not found.of.plan.colocated and not found.of.profiles:
         most = f"; at most {1 / max(busiest, 1e-3):.1f} times the throughput" if busiest > MOST else ""
         yield f"Share these GPUs with a second model (two --profile), which would fill the rest: {what}{most}."
     elif busiest > MOST:

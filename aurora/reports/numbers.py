@@ -8,6 +8,7 @@ import numpy as np
 
 from aurora.advisor.sharing_advice import compare_sharing
 from aurora.advisor.ways import WaysCompared
+from aurora.errors import InfeasiblePlan
 from aurora.planner.placement.profile_costs import SUMMED
 from aurora.planner.workload.drift import Drift, drift
 from aurora.planner.workload.traffic import exchange_bytes
@@ -100,10 +101,16 @@ class ReportNumbers:
 
     @cached_property
     def sharing(self) -> WaysCompared | None:
-        """What sharing the GPUs, or micro-batches, would bring a plan of one model; None for others, or without profiles."""
+        """What sharing the GPUs, or micro-batches, would bring a plan of one model.
+
+        None for other plans, without profiles, and where some GPU's memory does not hold an equal share of the experts.
+        """
         if self.of.plan.colocated or not self.of.profiles:
             return None
-        return compare_sharing(self.of.plan.cluster, self.of.profiles[0])
+        try:
+            return compare_sharing(self.of.plan.cluster, self.of.profiles[0])
+        except InfeasiblePlan:
+            return None
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:

@@ -60,6 +60,12 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
     return table
 
 
+def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
+    """Returns a line for each way that cannot be had in some cell, with the reason."""
+    reasons = dict.fromkeys(reason for cell in cells for reason in cell.compared.left_out.items())
+    return [f"left out: {way} ({why})" for way, why in reasons]
+
+
 def markdown(cells: Sequence[GridCell], heading: Sequence[str], pictures: Sequence[str]) -> str:
     """Returns a Markdown page: a map for each skew, and a table of all cells and ways.
 
@@ -78,6 +84,7 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str], pictures: Sequen
             won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
             lines.append(f"| x {bandwidth:g} | {' | '.join(f'{one.way} {one.gain:.2f}' for one in won)} |")
     lines += ["", *(f"![{name}]({name})" for name in pictures), "", "## All ways", ""]
+    lines += [line for said in left_out_lines(cells) for line in (said, "")]
     heads = ("skew", "bandwidth", "batch", "way", "gain", "tokens/s", "TPOT p50 / p99, by model", "utilisation", "")
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for cell in cells:

@@ -150,7 +150,7 @@ def test_bad_grids(values, message):
 def test_bad_comparisons():
     with pytest.raises(BadInput, match="from 1 to 3 models to compare, found 4"):
         compare_ways(two_gpus(), [both_experts()] * 4, BATCH)
-    with pytest.raises(BadInput, match="two steps"):
+    with pytest.raises(BadInput, match="`steps`: expected 2 or more, found 1"):
         compare_ways(two_gpus(), [both_experts()], BATCH, steps=1)
     with pytest.raises(BadInput, match="one of one after the other"):
         compare_ways(two_gpus(), [both_experts()], BATCH, ways=("together",))

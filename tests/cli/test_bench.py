@@ -71,7 +71,8 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch):
         (("--profile", "PROFILE", "--skew", -1), "--skew: expected different values from 0 to 99, found -1"),
         (("--profile", "PROFILE", "--seed", -1), "--seed: expected"),
         (("--profile", "PROFILE", "--steps", 1), "--steps: expected from 2"),
-        (("--profile", "PROFILE", "--seconds", 0), "--seconds: expected a number above zero"),
+        (("--profile", "PROFILE", "--seconds", 5), "--seconds: expected with --measure"),
+        (("--measure", "--seconds", 0), "--seconds: expected a number above zero"),
         (("--profile", "PROFILE") * 4, "--profile: expected from 1 to 3 models"),
     ],
 )

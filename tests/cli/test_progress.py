@@ -1,6 +1,9 @@
-"""The live table of workers."""
+"""The live table of workers, and that functions are compiled."""
 
-from aurora.cli.progress import workers_shown
+import numba
+
+from aurora.cli import progress
+from aurora.cli.progress import COMPILING, shown, workers_shown
 from aurora.types import WorkerReport
 
 
@@ -21,5 +24,16 @@ def test_a_terminal_sees_every_change_and_the_output_the_last(monkeypatch, capsy
 
 def test_without_workers_nothing_is_printed(capsys):
     with workers_shown():
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "COMPILING_S", 1e-9)
+    with shown():
+        assert numba.njit(lambda number: number + 1)(1) == 2
+        assert numba.njit(lambda number: number * 2)(1) == 2
+    assert capsys.readouterr() == ("", COMPILING + "\n")
+    with shown():
         pass
     assert capsys.readouterr() == ("", "")

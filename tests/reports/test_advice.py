@@ -54,6 +54,17 @@ def test_replicas_that_no_memory_holds_are_not_advised():
     assert not [s for s in advice(ReportNumbers(inputs)) if "slots-per-gpu" in s or "replicate" in s]
 
 
+def test_no_second_model_is_advised_where_one_alone_fits_unevenly():
+    hot = hot_expert()
+    big, small = (hot.other_bytes + experts * hot.expert_bytes for experts in (4, 1))
+    gpus = [replace(gpu, memory_bytes=size) for gpu, size in zip(cluster(1e6, 1e6).gpus, (big, small), strict=True)]
+    two = replace(hot, tokens_TLSE=hot.tokens_TLSE[:, :, :2])
+    plan = make_plan(Cluster("uneven", tuple(gpus)), [two])
+    sentences = advice(ReportNumbers(ReportInputs(plan, (("p", simulate_plan(plan, [two])),), (two,))))
+    assert sentences
+    assert not [s for s in sentences if "second model" in s]
+
+
 @settings(max_examples=20)  # each simulates several ways of sharing
 @given(profiles(sources=2), st.sampled_from(["contiguous", "random", "swap-search"]), st.booleans())
 def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn, place, replicas):
