@@ -120,7 +120,7 @@ def run(
         raise BadInput("`prompts`: expected a file, found none")
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
-    from aurora.io.prompts import load_arriving, load_prompts
+    from aurora.io.prompts import load_arriving
     from aurora.planner.resolve_options import with_priorities
 
     loaded = with_priorities(load_plan(plan), priorities or ())
@@ -145,8 +145,13 @@ def run(
     options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated, adapt=control)
     expected = load_trace(predicted) if predicted is not None else None
     profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive or adapt else []
-    for path in prompts:
-        load_prompts(path)
+    files = prompts * len(model) if len(prompts) == 1 else prompts
+    arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
+    arrivals = arrivals if any(map(any, arrivals)) else []
+    if arrivals and (survive or adapt):
+        raise BadInput(
+            f"`prompts`: expected all to be there from the beginning with `{'survive' if survive else 'adapt'}`, found at_s"
+        )
     for path in model:
         check_model(path)
     need("torch", "transformers")
@@ -160,10 +165,7 @@ def run(
     if adapt:
         log_decisions()
     tokenizers = [load_tokenizer(path) for path in model]
-    files = prompts * len(model) if len(prompts) == 1 else prompts
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
-    arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
-    arrivals = arrivals if any(map(any, arrivals)) else []
     try:
         with sampled(sample_utilisation) as busy, _terminable():
             result = api.run(
