@@ -8,7 +8,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_folder, make_folder
-from aurora.cli.subcommand import Json, show
+from aurora.cli.subcommand import Json, refuse_given, show
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ OUTPUT = Path("recommended")
 
 
 def recommend(
+    context: typer.Context,
     engine: Annotated[
         str, typer.Option(help="the serving engine: {recommended_engine}", autocompletion=completed("recommended_engine"))
     ],
@@ -47,6 +48,8 @@ def recommend(
 
     if (gpus is None) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
+    if gpus is None:
+        refuse_given(context, ("nic_Bps", "per_server"), "with `gpus`")
     check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
     machines = load_cluster(cluster) if cluster else str(gpus)
     traffic = load_profile(profile) if profile else None

@@ -129,6 +129,8 @@ def run(
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:
         refuse_given(context, CONTROLLED, "with `adapt`")
+    if not survive:
+        refuse_given(context, ("hang_s",), "with `survive`")
     given, simulated = [*(profile or []), *([predicted] if predicted else [])], compare and predicted is None
     if given and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")

@@ -8,7 +8,7 @@ import typer
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output
 from aurora.cli.profile import shown_profile
-from aurora.cli.subcommand import Json, Layers, chosen, option
+from aurora.cli.subcommand import Json, Layers, chosen, option, refuse_given
 from aurora.types import SyntheticOptions
 
 DEFAULTS = SyntheticOptions()
@@ -48,6 +48,8 @@ def synthetic(
     from aurora import api
     from aurora.io import load_gpus, save
 
+    if system is None:
+        refuse_given(context, ("engine",), "with `system`")
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
     made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds, system=system, engine=engine)

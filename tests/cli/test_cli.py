@@ -247,6 +247,15 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
         (["synthetic", "zipf:0.8", "none.json"], [r"none\.json: no such file"]),
+        (["synthetic", "zipf:1", "MIXTRAL", "--engine", "sglang"], ["--engine: expected with --system"]),
+        (
+            ["recommend", "--model", "MIXTRAL", "--cluster", "DEMO", "--engine", "vllm", "--per-server", "4"],
+            ["--per-server: expected with --gpus"],
+        ),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--hang", "9"],
+            ["--hang: expected with --survive"],
+        ),
         (["synthetic", "fat", "MIXTRAL/config.json"], ["SKEW: expected uniform or zipf:EXPONENT, found 'fat'"]),
         (["plan", "--cluster", "none.toml", "--profile", "a.npz"], [r"none\.toml: no such file"]),
         (["plan", "--cluster", "text.txt", "--profile", "a.npz"], [r"text\.txt: not TOML"]),
