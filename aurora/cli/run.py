@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from aurora.cli.common import INSTEAD, check_model, check_output, micro_batch_count, need, profiles_of
+from aurora.cli.run_result import show_result, write_answers
 from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
 
 if TYPE_CHECKING:
-    from aurora.runtime.order_watch import OrdersUsed
-    from aurora.runtime.result import Answers, MembershipChange, RunResult
+    from aurora.runtime.result import RunResult
 
 DEFAULTS = RunOptions()
 CONTROL = ControlOptions()
 RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Lost ranks"
 HOSTS, ADAPT = "Several hosts", "Traffic that changes"
-CHANGES = 10  # of a placement that are shown, the newest ones
 CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
 JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join
 
@@ -177,14 +174,14 @@ def run(
         if output is None or journal is None or not journal.exists():
             raise
         answers_M = journalled_answers(load_journal(journal), len(model))
-        _write_answers(output, loaded, answers_M, tokenizers)
+        write_answers(output, loaded, answers_M, tokenizers)
         counts = f"{sum(len(answers.finished) for answers in answers_M)} of {sum(map(len, requests))}"
         print(f"aurora: {counts} answers are finished; --resume goes on from {journal}", file=sys.stderr)
         raise typer.Exit(130) from None
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
-        _write_answers(output, loaded, result.answers_M, tokenizers)
+        write_answers(output, loaded, result.answers_M, tokenizers)
     if journal is not None and result.failure is None:
         journal.unlink(missing_ok=True)
     save(result.trace, target)
@@ -193,7 +190,7 @@ def run(
         save(expected, beside)
     differences = differing(result, model, requests, options) if verify and result.failure is None else None
     wrote = {"trace": target, "answers": output}
-    _show(as_json, loaded, result, expected, busy, differences, wrote, None if layers else WORST)
+    show_result(as_json, loaded, result, expected, busy, differences, wrote, None if layers else WORST)
     if result.failure is not None:
         kept = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
         raise RankFailed(f"{result.failure}; {kept}")
@@ -267,103 +264,6 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
-    """Writes the answers; if the file can no longer be written, prints them, so that they are not lost."""
-    from aurora.io import write_text
-
-    lines = [
-        {
-            "model": planned.model,
-            "prompt": index,
-            "finished": index in answers.finished,
-            "text": tokenizer.decode(tokens),
-            "tokens": tokens,
-        }
-        for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
-        for index, tokens in sorted(answers.tokens.items())
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    try:
-        write_text(output, text)
-    except AuroraError as error:
-        print(text, end="")
-        raise BadInput(f"{error}; the answers are printed instead") from None
-
-
-def _show(
-    as_json: bool,
-    plan: Plan,
-    result: RunResult,
-    expected: Trace | None,
-    busy: list[str],
-    differences: list[str] | None,
-    wrote: dict[str, Path | None],
-    most: int | None,
-) -> None:
-    from aurora.cli.as_json import comparison_json, summary_json
-    from aurora.reports.compare import compare
-    from aurora.reports.request_tables import percentiles
-    from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
-    from aurora.reports.trace_times import summarise
-
-    summary = summarise(result.trace, plan.cluster)
-    compared = None if expected is None else compare(expected, result.trace)
-    rates = [
-        {
-            "model": planned.model,
-            "requests": len(answers.tokens),
-            "finished": len(answers.finished),
-            "tokens_per_s": result.tokens_per_second(index),
-            "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
-            "tpot_s": percentiles(np.array(answers.gaps_s)),
-        }
-        for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
-    ]
-    found = {
-        **wrote,
-        **summary_json(summary),
-        "transport": result.transport,
-        "micro_batches": len(result.trace.names_M) // len(plan.models),
-        "models": rates,
-        "start_s": result.start_s,
-        "trace_from_s": result.trace_from_s,
-        "orders": None if result.calibration is None else str(result.calibration),
-        "orders_used": [asdict(used) for used in result.orders_M],
-        "comparison": comparison_json(compared),
-        "changes": [asdict(change) for change in result.changes],
-        "control": [asdict(report) for report in result.control_M],
-        "gpus": busy,
-        "differences": differences,
-        "failure": result.failure,
-    }
-    show(
-        as_json,
-        found,
-        summary_table(summary, bounded=result.transport == "shaped", most=most),
-        None if compared is None else comparison_table(compared),
-        None if result.conditions is None else network_line(result.conditions.cluster),
-        None if result.calibration is None else f"orders before serving: {result.calibration}",
-        *_orders_used(plan, result.orders_M),
-        *(_served(result, index, planned.model) for index, planned in enumerate(plan.models)),
-        None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
-        *map(_told, result.changes),
-        *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
-        *busy,
-        "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
-        None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
-    )
-
-
-def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
-    """For each model, or micro-batch, a line with its exchanges by order, and one for each change-over."""
-    for index, used in enumerate(orders_M):
-        counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
-        yield f"{plan.served_names[index]}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
-        if used.servers:
-            yield f"{plan.served_names[index]}, before serving: {used.servers}"
-        yield from (f"order changed over: {change}" for change in used.changes)
-
-
 @contextmanager
 def sampled(wanted: bool) -> Iterator[list[str]]:
     """Context manager that yields a list; after the block it holds a sentence per GPU of this machine, none unless `wanted`."""
@@ -383,31 +283,3 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
                 f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
                 f"{memory_X.max() / 1e9:.1f} GB in use at most"
             )
-
-
-def _served(result: RunResult, index: int, name: str) -> str:
-    """Returns in a sentence how many requests of a model were served, and how fast."""
-    answers = result.answers_M[index]
-    requests, unfinished = len(answers.tokens), len(answers.tokens) - len(answers.finished)
-    fast, with_start = (result.tokens_per_second(index, counted) for counted in (False, True))
-    parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
-    if answers.gaps_s:
-        p50, p99 = np.percentile(answers.gaps_s, (50, 99)) * 1000
-        parts += f", TPOT {p50:.1f} ms (p50) and {p99:.1f} ms (p99),"
-    return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
-
-
-def _told(change: MembershipChange) -> str:
-    """Returns a change of membership as a sentence."""
-    parts = [f"lost rank {rank} ({how})" for rank, how in sorted(change.lost.items())]
-    parts += [f"rank {rank} joined" for rank in change.joined]
-    weights = f"{change.moved} experts' weights from other ranks"
-    if change.moved:
-        weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
-    weights += f", {change.from_checkpoint} from the model's files"
-    pause = "nothing to resume"
-    if change.stopped_s is None:
-        pause = "before the first token"
-    elif change.resumed_s is not None:
-        pause = f"no token for {change.resumed_s - change.stopped_s:.3f} s"
-    return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"

@@ -1,0 +1,168 @@
+"""What `aurora run` writes and prints of its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aurora.cli.subcommand import show
+from aurora.errors import AuroraError, BadInput
+from aurora.types import Plan, Trace
+
+if TYPE_CHECKING:
+    from aurora.runtime.order_watch import OrdersUsed
+    from aurora.runtime.result import Answers, MembershipChange, RunResult
+
+CHANGES = 10  # of a placement that are shown, the newest ones
+
+
+def write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
+    """Writes the answers; if the file can no longer be written, prints them, so that they are not lost.
+
+    Args:
+        output: the file (JSON lines).
+        plan: the plan that was served.
+        answers_M: the answers of each model.
+        tokenizers: the tokenizer of each model.
+
+    Raises:
+        BadInput: if the file cannot be written.
+    """
+    from aurora.io import write_text
+
+    lines = [
+        {
+            "model": planned.model,
+            "prompt": index,
+            "finished": index in answers.finished,
+            "text": tokenizer.decode(tokens),
+            "tokens": tokens,
+        }
+        for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
+        for index, tokens in sorted(answers.tokens.items())
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    try:
+        write_text(output, text)
+    except AuroraError as error:
+        print(text, end="")
+        raise BadInput(f"{error}; the answers are printed instead") from None
+
+
+def show_result(
+    as_json: bool,
+    plan: Plan,
+    result: RunResult,
+    expected: Trace | None,
+    busy: list[str],
+    differences: list[str] | None,
+    wrote: dict[str, Path | None],
+    most: int | None,
+) -> None:
+    """Prints a run's result.
+
+    Args:
+        as_json: print one JSON object.
+        plan: the plan that was served.
+        result: the result.
+        expected: a predicted trace to compare with.
+        busy: a sentence for each GPU whose utilisation was sampled.
+        differences: a sentence for each difference from the plain models; None: not compared.
+        wrote: files that were written, by key of the JSON object.
+        most: layers that are shown, the slowest; None: all.
+    """
+    from aurora.cli.as_json import comparison_json, summary_json
+    from aurora.reports.compare import compare
+    from aurora.reports.request_tables import percentiles
+    from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
+    from aurora.reports.trace_times import summarise
+
+    summary = summarise(result.trace, plan.cluster)
+    compared = None if expected is None else compare(expected, result.trace)
+    rates = [
+        {
+            "model": planned.model,
+            "requests": len(answers.tokens),
+            "finished": len(answers.finished),
+            "tokens_per_s": result.tokens_per_second(index),
+            "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
+            "tpot_s": percentiles(np.array(answers.gaps_s)),
+        }
+        for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
+    ]
+    found = {
+        **wrote,
+        **summary_json(summary),
+        "transport": result.transport,
+        "micro_batches": len(result.trace.names_M) // len(plan.models),
+        "models": rates,
+        "start_s": result.start_s,
+        "trace_from_s": result.trace_from_s,
+        "orders": None if result.calibration is None else str(result.calibration),
+        "orders_used": [asdict(used) for used in result.orders_M],
+        "comparison": comparison_json(compared),
+        "changes": [asdict(change) for change in result.changes],
+        "control": [asdict(report) for report in result.control_M],
+        "gpus": busy,
+        "differences": differences,
+        "failure": result.failure,
+    }
+    show(
+        as_json,
+        found,
+        summary_table(summary, bounded=result.transport == "shaped", most=most),
+        None if compared is None else comparison_table(compared),
+        None if result.conditions is None else network_line(result.conditions.cluster),
+        None if result.calibration is None else f"orders before serving: {result.calibration}",
+        *_orders_used(plan, result.orders_M),
+        *(_served(result, index, planned.model) for index, planned in enumerate(plan.models)),
+        None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
+        *map(_told, result.changes),
+        *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
+        *busy,
+        "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
+        None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
+    )
+
+
+def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
+    """For each model, or micro-batch, a line with its exchanges by order, and one for each change-over."""
+    for index, used in enumerate(orders_M):
+        counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
+        yield f"{plan.served_names[index]}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        if used.servers:
+            yield f"{plan.served_names[index]}, before serving: {used.servers}"
+        yield from (f"order changed over: {change}" for change in used.changes)
+
+
+def _served(result: RunResult, index: int, name: str) -> str:
+    """Returns in a sentence how many requests of a model were served, and how fast."""
+    answers = result.answers_M[index]
+    requests, unfinished = len(answers.tokens), len(answers.tokens) - len(answers.finished)
+    fast, with_start = (result.tokens_per_second(index, counted) for counted in (False, True))
+    parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
+    if answers.gaps_s:
+        p50, p99 = np.percentile(answers.gaps_s, (50, 99)) * 1000
+        parts += f", TPOT {p50:.1f} ms (p50) and {p99:.1f} ms (p99),"
+    return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
+
+
+def _told(change: MembershipChange) -> str:
+    """Returns a change of membership as a sentence."""
+    parts = [f"lost rank {rank} ({how})" for rank, how in sorted(change.lost.items())]
+    parts += [f"rank {rank} joined" for rank in change.joined]
+    weights = f"{change.moved} experts' weights from other ranks"
+    if change.moved:
+        weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
+    weights += f", {change.from_checkpoint} from the model's files"
+    pause = "nothing to resume"
+    if change.stopped_s is None:
+        pause = "before the first token"
+    elif change.resumed_s is not None:
+        pause = f"no token for {change.resumed_s - change.stopped_s:.3f} s"
+    return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"
