@@ -9,7 +9,7 @@ import typer
 
 from aurora.cli.choices import completed
 from aurora.cli.common import check_output, micro_batch_count, relative
-from aurora.cli.subcommand import WORST, Json, Layers, as_options, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, as_options, chosen, option, refuse_given, show
 from aurora.errors import BadInput
 from aurora.types import PlanOptions
 
@@ -113,12 +113,16 @@ def plan(
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.engines import check_engine
     from aurora.planner.placement.explain import explain as explained
+    from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.planner.placement.profile_costs import AIMS, SUMMED
     from aurora.reports.explain import explain_tables
     from aurora.reports.formatting import seconds
     from aurora.reports.plan_tables import expectation_lines, move_table, plan_table, worst_cut
 
     domains = domain or []
+    if len(profile) == 1:
+        colocated_only = ("colocate", *(["objective"] if objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
+        refuse_given(context, colocated_only, "with two `profile` or more, of models that share the GPUs")
     check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")

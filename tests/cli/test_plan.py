@@ -160,3 +160,11 @@ def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
 def test_options_that_are_refused(aurora, pair, tmp_path, args, message):
     refused(aurora("plan", "--cluster", MIXED, *pair, *args, "-o", tmp_path / "plan.json"), message)
     assert not (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("option", [("--colocate", "matching"), ("--objective", "causal"), ("--objective", "busiest-resource")])
+def test_one_model_takes_no_option_of_several(aurora, pair, tmp_path, option):
+    refused(
+        aurora("plan", "--cluster", MIXED, *pair[:2], *option, "-o", tmp_path / "plan.json"),
+        f"{option[0]}: expected with two --profile or more, of models that share the GPUs",
+    )

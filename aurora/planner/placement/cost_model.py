@@ -179,17 +179,6 @@ class LayerCosts(PortCosts):
             nics=None,
         )
 
-    def of_replicas(self, expert_P: IntArray, share_P: FloatArray) -> "LayerCosts":
-        """Returns the costs of P replicas in place of experts.
-
-        Args:
-            expert_P: (P,) int64, the expert of each replica.
-            share_P: (P,) float64, the share of its expert's tokens and seconds that each replica takes.
-        """
-        return replace(
-            self, own_WGE=self.own_WGE[:, :, expert_P] * share_P, expert_s_WGE=self.expert_s_WGE[:, :, expert_P] * share_P
-        )
-
     def grouped(self, group_E: IntArray) -> GroupCosts:
         """Returns the costs of groups of experts; only for costs with a single scenario.
 
