@@ -7,9 +7,9 @@ import numpy as np
 
 from aurora.types import Trace
 from aurora.types.arrays import FloatArray
-from aurora.types.trace import TRACE_PHASES
+from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 
-COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in ("gate", "expert", "aggregate", "head"))
+COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
 @dataclass(frozen=True)

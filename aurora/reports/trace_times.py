@@ -15,9 +15,10 @@ from aurora.planner.network.nics import nics_of
 from aurora.reports.spans import union
 from aurora.types import TRACE_PHASES, Cluster, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
+from aurora.types.trace import COMPUTE_PHASES
 
 TIMED_PHASES = (*TRACE_PHASES, "waiting")
-COMPUTE, EXCHANGES = ("gate", "expert", "aggregate", "head"), ("dispatch", "combine")
+COMPUTE, EXCHANGES = COMPUTE_PHASES, ("dispatch", "combine")
 COMPUTE_INDICES = tuple(map(TIMED_PHASES.index, COMPUTE))
 
 

@@ -14,6 +14,7 @@ from aurora.types.control import ControlReport
 from aurora.types.value import Value
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
+COMPUTE_PHASES = ("gate", "expert", "aggregate", "head")  # in which a rank's GPU computes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
