@@ -28,7 +28,9 @@ def recommend(
     model: Annotated[
         str | None, typer.Option(help="the model's config.json or folder, or a shipped model's name; needed without --profile")
     ] = None,
-    gpus: Annotated[str | None, typer.Option(help="kinds and numbers, such as h20:8,a100:8; or give --cluster")] = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option(help="kinds and numbers, such as h20:8,a100:8, or one by one; or give --cluster")
+    ] = None,
     cluster: Annotated[Path | None, typer.Option(help="cluster TOML, or a shipped cluster's name")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="the model's traffic, one source rank per GPU; default: synthetic traffic")
@@ -46,12 +48,12 @@ def recommend(
     from aurora.advisor.sharing_advice import sharing_advice
     from aurora.io import load_cluster, load_profile, save, write_text
 
-    if (gpus is None) == (cluster is None):
+    if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
-    if gpus is None:
+    if not gpus:
         refuse_given(context, ("nic_Bps", "per_server"), "with `gpus`")
     check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
-    machines = load_cluster(cluster) if cluster else str(gpus)
+    machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
     traffic = load_profile(profile) if profile else None
     found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
     command = None

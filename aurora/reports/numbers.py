@@ -13,6 +13,7 @@ from aurora.planner.placement.profile_costs import SUMMED
 from aurora.planner.workload.drift import Drift, drift
 from aurora.planner.workload.traffic import exchange_bytes
 from aurora.reports.compare import Comparison, compare
+from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.spans import TransferSpans, planned
 from aurora.reports.trace_times import EXCHANGES, Bars, Summary, bars, span_s, summarise
@@ -21,6 +22,7 @@ from aurora.types import TRACE_PHASES, ControlReport, Trace
 from aurora.types.arrays import IntArray
 
 SAME = 0.01  # bytes that differ less are of the same traffic
+ALIKE = 1.5  # factor up to which dispatched bytes differ between traffic of which times can be compared
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,8 @@ class ReportNumbers:
         tokens, exact = 0.0, True
         for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
             planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes
-            rows = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
-            if self.of.plan.colocated:  # else all are of one model, or of its micro-batches
-                rows &= trace.model_X == model
-            part = int(trace.bytes_X[rows].sum()) / planned_bytes if planned_bytes else 1.0
+            of_model = model if self.of.plan.colocated else None  # else all are of one model, or of its micro-batches
+            part = _dispatched_bytes(trace, of_model) / planned_bytes if planned_bytes else 1.0
             same = abs(part - 1) < SAME
             tokens, exact = tokens + tokens_of(profile) * (1.0 if same else part), exact and same
         steps = np.unique(trace.step_X).tolist()
@@ -219,8 +219,27 @@ class ReportNumbers:
     def _first(self, kind: str) -> int | None:
         return next((i for i, (_, trace) in enumerate(self.of.traces) if trace.kind == kind), None)
 
+    @cached_property
+    def other_traffic(self) -> str | None:
+        """In a sentence, that the first predicted and the first measured trace are of traffic too different to be compared."""
+        if self.predicted is None or self.measured is None:
+            return None
+        (one, predicted), (other, measured) = (self.of.traces[number] for number in (self.predicted, self.measured))
+        sent, run = (_dispatched_bytes(trace) for trace in (predicted, measured))
+        if sent <= ALIKE * run and run <= ALIKE * sent:
+            return None
+        return f"{one} dispatches {size(sent)}, {other} {size(run)}: aurora run --compare predicts the run's own traffic"
+
     def copies_LE(self, model: int) -> IntArray:
         """Returns (L, E) int64: how many GPUs hold each expert of a model, given by its index."""
         placement = self.of.plan.models[model].placement
         held = [[expert for gpu in layer for expert in gpu] for layer in placement.slots_LG]
         return np.array([np.bincount(layer, minlength=placement.experts) for layer in held])
+
+
+def _dispatched_bytes(trace: Trace, model: int | None = None) -> int:
+    """Bytes that a trace sends in dispatches, of all models or of one."""
+    rows = trace.sent_X & (trace.phase_X == TRACE_PHASES.index("dispatch"))
+    if model is not None:
+        rows &= trace.model_X == model
+    return int(trace.bytes_X[rows].sum())

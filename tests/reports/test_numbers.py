@@ -1,9 +1,12 @@
 """What a plan is worth: tokens per second and seconds per step, computed again from the raw trace."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from aurora.reports.advice import advice
+from aurora.reports.formatting import DASH
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.overview import tiles
@@ -64,3 +67,16 @@ def test_stages_have_steps_of_their_own(alone):
     assert "time to first token" in tiles(found)[1].note
     other = replace(found.of, traces=(("o.npz", replace(trace, bytes_X=trace.bytes_X * 2)),))
     assert not ReportNumbers(other).serving.stage_s
+
+
+def test_times_of_other_traffic_are_not_compared(alone):
+    plan, ((name, predicted), (other, measured)) = alone.plan, alone.traces
+    assert ReportNumbers(alone).other_traffic is None
+    fewer = replace(measured, bytes_X=measured.bytes_X // 10, end_s_X=measured.start_s_X + 0.1)
+    found = ReportNumbers(ReportInputs(plan, ((name, predicted), (other, fewer)), alone.profiles))
+    said = f"{name} dispatches .*, {other} .*: aurora run --compare predicts the run's own traffic"
+    assert re.fullmatch(said, found.other_traffic)
+    (tile,) = [each for each in tiles(found) if each.title == "Prediction error"]
+    assert (tile.value, tile.note) == (DASH, f"Of other traffic: {found.other_traffic}")
+    assert [each for each in advice(found) if "prediction of its own traffic" in each]
+    assert not [each for each in advice(found) if "before trusting" in each]
