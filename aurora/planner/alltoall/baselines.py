@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.alltoall.pairs import all_pairs, with_silent_pairs
+from aurora.planner.alltoall.pairs import all_pairs, rotated_pairs, with_silent_pairs
 from aurora.planner.network.lower_bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """All-at-once: every transfer starts at once, and ports are shared."""
+    """All-at-once: every transfer starts at once, and ports are shared. Ranks post messages to the next rank first."""
     n = len(bytes_GG)
-    return Order("all-at-once", all_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
+    return Order("all-at-once", rotated_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
@@ -48,9 +48,7 @@ def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
-    n = len(bytes_GG)
-    pairs = [(i, (i + step) % n) for step in range(1, n) for i in range(n)]
-    return _by_sender("spread-out", np.array(pairs, dtype=np.int64).reshape(-1, 2), n)
+    return _by_sender("spread-out", rotated_pairs(len(bytes_GG)), len(bytes_GG))
 
 
 def _by_sender(method: str, pairs_X2: IntArray, ranks: int) -> Order:

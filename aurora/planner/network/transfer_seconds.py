@@ -134,8 +134,9 @@ def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Netwo
     """Returns (X,) float64, the start-up seconds of rows of an order.
 
     Without curves that is the start-up of the row's slower end. With curves, at each end it is what the measured exchange of
-    all messages that the port has open with this one takes beyond their bytes at the port's rate, and the longer of both
-    counts. An exchange that was measured then takes the measured seconds, and never less than the ports allow.
+    all messages that the port has open with this one takes beyond their bytes at a port's rate, and the longer of both counts.
+    An exchange that was measured then takes the measured seconds, and never less than the ports allow. Of unequal ports the
+    slowest counts, whose bytes a measured exchange waits for; but no slower than the curves' largest exchanges were.
 
     Args:
         order: the order.
@@ -148,17 +149,19 @@ def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Netwo
         return np.asarray(network.pair_startup_s_GG[src_X, dst_X])
     sub = order.sub_channels
     sides = (
-        (src_X, network.out_Bps_G, order.sends_open if sub is None else sub.out_G[src_X]),
-        (dst_X, network.in_Bps_G, order.recvs_open if sub is None else sub.in_G[dst_X]),
+        (src_X, order.sends_open if sub is None else sub.out_G[src_X]),
+        (dst_X, order.recvs_open if sub is None else sub.in_G[dst_X]),
     )
+    largest_Bps = max(curve.bytes_X[-1] / curve.seconds_X[-1] for curve in network.curves)
+    slowest_Bps = max(min(network.out_Bps_G.min(), network.in_Bps_G.min()), largest_Bps)
     tier_X = np.zeros(len(row_X), dtype=np.int64) if order.tier_X is None else order.tier_X[row_X]
     longest_X = np.zeros(len(row_X))
-    for rank_X, Bps_G, open_X in sides:
+    for rank_X, open_X in sides:
         port_X = tier_X * network.gpus + rank_X
         rows_X = np.bincount(port_X)[port_X]
         rest_X = np.bincount(port_X, size_X)[port_X] - size_X
         together_X = np.minimum(rows_X, open_X)
         posted_X = size_X + (together_X - 1) * rest_X / np.maximum(rows_X - 1, 1)
         seconds_X = exchange_seconds(network.curves, posted_X, together_X)
-        longest_X = np.maximum(longest_X, seconds_X - posted_X / Bps_G[rank_X])
+        longest_X = np.maximum(longest_X, seconds_X - posted_X / slowest_Bps)
     return longest_X

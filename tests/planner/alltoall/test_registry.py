@@ -87,6 +87,19 @@ def test_all_at_once_on_one_busy_receiver_is_at_the_bound():
     assert rows == [(0, 2, 4.0, 0.5), (0, 2, 6.0, 1.0), (1, 2, 4.0, 0.5)]  # half the rate each until the smaller one ends
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_all_at_once_posts_to_the_next_rank_first(ranks):
+    """As engines' own all-to-alls do: if all posted to rank 0 first, its port would be busy while others rest."""
+    order = ORDER["all-at-once"](
+        np.ones((ranks, ranks), dtype=int) - np.eye(ranks, dtype=int), Network.equal(ranks), rng=np.random.default_rng(0)
+    )
+    for rank in range(ranks):
+        sent_to = [dst for src, dst in order.pairs_X2.tolist() if src == rank]
+        received_of = [src for src, dst in order.pairs_X2.tolist() if dst == rank]
+        assert sent_to == [(rank + step) % ranks for step in range(1, ranks)]
+        assert received_of == [(rank - step) % ranks for step in range(1, ranks)]
+
+
 def test_orders_repeat_for_a_seed_and_differ_between_seeds():
     bytes_GG = np.arange(36).reshape(6, 6) * (1 - np.eye(6, dtype=int))
     ones = Network.equal(6)

@@ -90,6 +90,19 @@ def test_a_line_as_curve_prices_as_start_up_and_rate(method, traffic):
     assert found == pytest.approx(said, rel=1e-3)
 
 
+def test_faster_ports_than_the_slowest_do_not_pay_its_seconds():
+    """Measured on unequal ports, an exchange waits for the slowest: what it takes beyond that port's bytes is start-up."""
+    startup_s, slow_Bps, fast_Bps = 1e-5, 1e9, 4e9
+    sizes = np.geomspace(1e3, 1e7, 20)
+    ports_Bps = np.array([fast_Bps, fast_Bps, fast_Bps, slow_Bps])
+    network = Network(ports_Bps, ports_Bps, curves=(TransferCurve(3, sizes, startup_s + sizes / slow_Bps),))
+    for pairs, Bps in (([0, 1], fast_Bps), ([0, 3], slow_Bps)):
+        bytes_GG = np.zeros((4, 4), dtype=np.int64)
+        bytes_GG[*pairs] = 1_000_000
+        order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
+        assert timed(order, bytes_GG, network).makespan_s == pytest.approx(startup_s + 1e6 / Bps, rel=1e-3)
+
+
 def test_no_exchange_is_faster_than_its_ports():
     network = replace(Network.equal(4, 1e3), curves=CURVES)
     bytes_GG = uniform(4, 10_000)
