@@ -36,6 +36,7 @@ WHOLE = -(-EXPERTS // SLOTS)  # nodes that hold all experts of a layer
 GROUP = next(size for size in range(WHOLE, EXPERTS + 1) if EXPERTS % size == 0)  # the same, all as many
 NODE_S = 4.0  # seconds that one node would take to compute a global batch
 SETTLE_S = 1.0  # of a restart, beside the start of processes: connections, and reading the checkpoint
+CHANGES = 8  # of the trace, after the nodes that are there at first
 APART = 5  # restarts between two changes at least
 BOUND = (
     f"With changes {APART} restarts apart, restarts take at most a part of {1 / APART:.2f} of the time: without them training "
@@ -202,7 +203,7 @@ def compared(
         trace: the recorded trace.
         quick: whether only two changes are played.
     """
-    trace = shifted(trace, trace[2].time_s)[:3] if quick else trace[:16]
+    trace = shifted(trace, trace[2].time_s)[:3] if quick else trace[: CHANGES + 1]
     start_s, checkpoint_s = start_seconds(path, text, base), checkpoint_seconds(path, samples_NT, base)
     restart_s, nodes = start_s + SETTLE_S, len(trace[0].added)
     timed = apart(trace, APART * restart_s)
