@@ -147,7 +147,7 @@ class Lighthouse:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a new connection."""
-        with watched(writer.get_extra_info("socket")):
+        with watched(writer.get_extra_info("socket")), suppress(asyncio.CancelledError):  # which Python 3.11 prints at the end
             await self._talk(reader, writer)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
