@@ -181,7 +181,14 @@ class HostConnection:
 
     def send(self, message: Any) -> None:
         """Sends a message. Raises OSError if the connection has ended."""
-        content = self._wire.pack(message)
+        self.send_packed(self.pack(message))
+
+    def pack(self, message: Any) -> bytes:
+        """Returns a message as `send_packed` takes it."""
+        return self._wire.pack(message)
+
+    def send_packed(self, content: bytes) -> None:
+        """Sends what `pack` returned. Raises OSError if the connection has ended."""
         with self._sending:
             self._connection.sendall(_LENGTH.pack(len(content)) + self._signatures.sign(content) + content)
 

@@ -82,6 +82,10 @@ class _Host:
     members: dict[int, "_JoinedRank"] = field(default_factory=dict)  # its running ranks
     lost: str | None = None  # why it is gone
 
+    def send(self, message: object) -> None:
+        """Sends a message without waiting for the host to read it. If the host is lost, it is dropped."""
+        self.outbox.send(self.connection.pack(message))
+
 
 @dataclass(eq=False)
 class _JoinedRank(SupervisedRank):
@@ -100,14 +104,14 @@ class _JoinedRank(SupervisedRank):
         return self.its_pid
 
     def send(self, message: object) -> None:
-        self.outbox.send(ToRank(self.rank, message))
+        self.host.send(ToRank(self.rank, message))
 
     def exit_reason(self) -> str:
         return self.reason or "its process ended"
 
     def kill(self) -> None:
         if self.reason is None:
-            self.outbox.send(KillRank(self.rank))
+            self.host.send(KillRank(self.rank))
 
     def join(self) -> None:
         """The host itself does."""
@@ -204,7 +208,7 @@ class LedRanks:
         with self._lock:
             hosts = list(self._hosts.values())
         for host in hosts:
-            host.outbox.send(EndRun(complete))
+            host.send(EndRun(complete))
         self._local.close()
         until_s = time.monotonic() + FAREWELL_S
         while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
@@ -215,7 +219,7 @@ class LedRanks:
     def _start(self, host: _Host, rank: int) -> None:
         if rank not in host.starting:
             host.starting.add(rank)
-            host.outbox.send(StartRank(rank))
+            host.send(StartRank(rank))
 
     def _accept(self) -> None:
         """Serves every connection in a thread of its own."""
@@ -233,7 +237,7 @@ class LedRanks:
         while not self._closed.wait(HEARTBEAT_S):
             with self._lock:
                 for host in self._hosts.values():
-                    host.outbox.send(Alive())
+                    host.send(Alive())
 
     def _talk(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
@@ -276,10 +280,10 @@ class LedRanks:
                 return None
             host = _Host(node, process, signed, Outbox(self.clock))
             local = lead.ranks_of(node)
-            host.outbox.send(HostAdmitted(len(lead.nodes), local, self._timeout_s))
-            host.outbox.send(HostJob(lead.job()))
+            host.send(HostAdmitted(len(lead.nodes), local, self._timeout_s))
+            host.send(HostJob(lead.job()))
             name = f"aurora-to-node-{node}"
-            threading.Thread(target=host.outbox.write, args=(signed.send,), daemon=True, name=name).start()
+            threading.Thread(target=host.outbox.write, args=(signed.send_packed,), daemon=True, name=name).start()
             self._hosts[node] = host
             for rank in local:
                 self._awaited.discard(rank)

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -113,10 +114,10 @@ def joining(coordinator, nodes, secret=SECRET, about=None, timeout_s=60.0):
         cable.close()
 
 
-def supervisor_of(coordinator, node=0, conduct="good", refusal=lambda about: None, respawn=0, timeout_s=120.0):
-    lead = Lead(("127.0.0.1", 0), SECRET, NODES, node, WIRE, refusal, lambda: (conduct, "long" * LINE_BYTES))
+def supervisor_of(coordinator, node=0, conduct="good", refusal=lambda about: None, respawn=0, timeout_s=120.0, nodes=NODES):
+    lead = Lead(("127.0.0.1", 0), SECRET, nodes, node, WIRE, refusal, lambda: (conduct, "long" * LINE_BYTES))
     return Supervisor(
-        meets, len(NODES), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
+        meets, len(nodes), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
         watch=coordinator.watch, lead=lead,
     )  # fmt: skip
 
@@ -204,6 +205,16 @@ def test_an_error_that_the_user_must_mend_is_told_by_another_host_and_ends_the_r
     for error in coordinator.ended.values():
         assert isinstance(error, RankFailed)
         assert "ended the run before it was complete" in str(error)
+    assert not ranks_left()
+
+
+def test_what_cannot_travel_to_another_host_ends_the_run_where_it_is_sent():
+    coordinator = Hosts()
+    coordinator.assignment = lambda rank: Path("work")
+    with joining(coordinator, [1]), pytest.raises(AssertionError, match="PosixPath does not travel between hosts"):
+        run(coordinator, node=None, nodes=(1,))
+    assert coordinator.losses == {}
+    assert isinstance(coordinator.ended[1], RankFailed)
     assert not ranks_left()
 
 
