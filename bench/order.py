@@ -345,11 +345,11 @@ def times() -> list[str]:
             took = []
             for bytes_GG in matrices(make, n, 9 if n < 500 else 3):
                 seconds_GG = pair_seconds(bytes_GG, Network.equal(n))
-                dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
+                dense(seconds_GG, np.zeros(2 * n), NO_CUTS, np.inf)
                 repeats = max(1, min(200, 200_000 // n**2))
                 began = time.perf_counter()
                 for _ in range(repeats):
-                    dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
+                    dense(seconds_GG, np.zeros(2 * n), NO_CUTS, np.inf)
                 took.append((time.perf_counter() - began) / repeats)
             medians[name][n] = statistics.median(took)
             cells.append(f"{medians[name][n] * 1e6:.4g} us")
@@ -380,7 +380,7 @@ def call_times(n: int) -> list[float]:
         cases.append((bytes_GG, seconds_GG, longest_port(seconds_GG) * (1 + 1e-12)))
     return medians_us(
         [
-            lambda bytes_GG, seconds_GG, bound_s: dense(seconds_GG, bias_s, NO_CUTS),
+            lambda bytes_GG, seconds_GG, bound_s: dense(seconds_GG, bias_s, NO_CUTS, np.inf),
             lambda bytes_GG, seconds_GG, bound_s: search(seconds_GG, tries, bound_s, rng),
             lambda bytes_GG, seconds_GG, bound_s: ORDER["openshop"](bytes_GG, network, rng=rng),
             lambda bytes_GG, seconds_GG, bound_s: aurora.order(bytes_GG),

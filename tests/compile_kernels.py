@@ -62,7 +62,7 @@ def estimate_server_tokens() -> None:
 
 
 def order_servers() -> None:
-    balanced_order(BYTES_GG[:2, :2], 1, 1e9, np.random.default_rng(0))
+    balanced_order(BYTES_GG[:2, :2].copy(), 1, 1e9, np.random.default_rng(0))
 
 
 def layouts() -> None:

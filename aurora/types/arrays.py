@@ -87,6 +87,12 @@ def locked(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns a read-only view of an array, or of a copy in C order. Compiled functions are compiled once for such arrays."""
+    view = np.ascontiguousarray(array).view()
+    return locked(view)
+
+
 def square_bytes(what: str, value: ArrayLike) -> IntArray:
     """Returns a traffic matrix as a locked (G, G) int64 array with a zero diagonal, because local tokens do not travel.
 

@@ -14,6 +14,7 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.value import Value
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
+EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
 
 
 @dataclass(frozen=True, eq=False, repr=False)

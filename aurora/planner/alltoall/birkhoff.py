@@ -9,7 +9,7 @@ from aurora.planner.alltoall.open_shop import NO_CUTS, dense
 from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.types import Network, Order, SubChannels
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
 
 SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need fewer on most traffic
 
@@ -29,7 +29,7 @@ def birkhoff(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator, 
     if not network.equal_ports:
         free = network.without_startup
         work_GG = ticks(pair_seconds(bytes_GG, free), one_to_one_bound(bytes_GG, free))
-    _, partner_XG, units_XG = slots(work_GG, SLOTS * len(bytes_GG) if most is None else most)
+    _, partner_XG, units_XG = slots(read_only(work_GG), SLOTS * len(bytes_GG) if most is None else most)
     slot_X, src_X = np.nonzero(units_XG)
     dst_X, units_X = partner_XG[slot_X, src_X], units_XG[slot_X, src_X]
     return split_order("birkhoff", work_GG, np.stack([src_X, dst_X, units_X, np.ones_like(src_X)], axis=1))
@@ -156,11 +156,11 @@ def split_order(
     np.subtract.at(left_GG, (row_X4[:, 0], row_X4[:, 1]), row_X4[:, 2])
     if left_GG.any():
         width_GG = np.ones((n, n), np.int64) if sub_channels is None else np.minimum(sub_channels[0][:, None], sub_channels[1])
-        src_X, dst_X = dense(left_GG / width_GG, np.zeros(2 * n), NO_CUTS)[0].T
+        src_X, dst_X = dense(left_GG / width_GG, np.zeros(2 * n), NO_CUTS, np.inf)[0].T
         rest_X4 = np.stack([src_X, dst_X, left_GG[src_X, dst_X], width_GG[src_X, dst_X]], axis=1)
         row_X4 = np.concatenate([row_X4, rest_X4])
     pairs_X2 = with_silent_pairs(row_X4[:, :2], work_GG)
-    made = Order(method, pairs_X2, share_X2=_shares(work_GG, row_X4, len(pairs_X2)))
+    made = Order(method, pairs_X2, share_X2=_shares(read_only(work_GG), row_X4, len(pairs_X2)))
     if sub_channels is None:
         return made
     row_X = np.ones(len(pairs_X2), np.int64)

@@ -7,7 +7,7 @@ from numba import njit
 
 from aurora.planner.alltoall.levelling import carriers
 from aurora.types import Hierarchy
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import IntArray, read_only
 
 
 class HierarchicalRows(NamedTuple):
@@ -73,7 +73,7 @@ def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
     carrier_GNC = carriers(rows.sent_GN, hierarchy)
     carried_SGG, forwarded_SGG = np.zeros((2, hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
     sent_GN, needed_GCG = np.ascontiguousarray(rows.sent_GN), np.ascontiguousarray(rows.needed_GCG)
-    servers = hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN
+    servers = map(read_only, (hierarchy.server_G, hierarchy.member_G, hierarchy.first_N, hierarchy.gateway_GN))
     _add_hops(carried_SGG, forwarded_SGG, sent_GN, needed_GCG, carrier_GNC, *servers, hierarchy.parts)
     return HopRows(carrier_GNC, carried_SGG, forwarded_SGG)
 

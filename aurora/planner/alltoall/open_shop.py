@@ -13,10 +13,10 @@ from numba import njit
 from aurora.planner.alltoall.pairs import with_silent_pairs
 from aurora.planner.network.lower_bounds import longest_port, pair_seconds
 from aurora.types import Network, Order
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, locked
 
 MOST_CUTS = 4
-NO_CUTS: FloatArray = np.zeros((0, 4))
+NO_CUTS: FloatArray = locked(np.zeros((0, 4)))
 DE_BRUIJN = 0x077CB531  # times a power of two below 2^32: bits 27 to 31 differ for each
 BIT_INDEX = np.zeros(32, dtype=np.int64)
 BIT_INDEX[[((DE_BRUIJN << bit) >> 27) & 31 for bit in range(32)]] = np.arange(32)
@@ -83,8 +83,8 @@ def search(
 def _plain(seconds_GG):
     """The shorter of the dense schedule and the ring that need no draws: its rows by start, and both makespans."""
     n = seconds_GG.shape[0]
-    pairs_X2, span_s_X2, dense_s = dense(seconds_GG, np.zeros(2 * n), NO_CUTS)
-    around = ring(seconds_GG, np.arange(n))
+    pairs_X2, span_s_X2, dense_s = dense(seconds_GG, np.zeros(2 * n), NO_CUTS, np.inf)
+    around = ring(seconds_GG, np.arange(n), np.inf)
     if around[2] < dense_s:
         pairs_X2, span_s_X2, _ = _by_start(around)
     return pairs_X2, span_s_X2, dense_s, around[2]
@@ -125,7 +125,7 @@ def _by_start(made):
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def dense(seconds_GG, bias_s, cut_C4, limit_s=np.inf):
+def dense(seconds_GG, bias_s, cut_C4, limit_s):
     """Whenever ports become free, the busiest of them first takes its busiest free partner.
 
     Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
@@ -137,7 +137,7 @@ def dense(seconds_GG, bias_s, cut_C4, limit_s=np.inf):
         bias_s: (2 G,) float64, seconds added to the load of each port, senders first.
         cut_C4: (C, 4) float64, up to MOST_CUTS transfers that go in two parts, one after the other: source, destination, and
             the seconds of both parts.
-        limit_s: the schedule is given up as soon as a port cannot end before limit_s.
+        limit_s: the schedule is given up as soon as a port cannot end before limit_s; infinite: never.
 
     Returns:
         The fields of a DenseSchedule; the makespan is infinite if the schedule was given up.
@@ -350,7 +350,7 @@ def _drop(heap_s, heap_p, last):
 
 
 @njit(cache=True)
-def ring(seconds_GG, ring_G, limit_s=np.inf):
+def ring(seconds_GG, ring_G, limit_s):
     """Each rank sends to the next rank of the ring, then to the next but one, and so on.
 
     There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.

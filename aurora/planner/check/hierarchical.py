@@ -8,7 +8,7 @@ from numba import njit
 from aurora.errors import BrokenPlan
 from aurora.planner.check.plans import check_schedule
 from aurora.types import Hierarchy, Network, Schedule
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
 
 SLACK = 1e-9  # relative, for sums of float seconds
 
@@ -39,7 +39,7 @@ def check_hierarchical(
     Raises:
         BrokenPlan: if any of this fails.
     """
-    rank_UK, source_U = np.ascontiguousarray(rank_UK, dtype=np.int64), np.ascontiguousarray(source_U, dtype=np.int64)
+    rank_UK, source_U = (read_only(np.asarray(each, dtype=np.int64)) for each in (rank_UK, source_U))
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
     carrier_GNC = carriers(visits_GN, hierarchy)
     _check_carriers(carrier_GNC, visits_GN, hierarchy)
@@ -145,9 +145,9 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
         hierarchy: the servers, gateways and pieces.
         carrier_GNC: (G, N, C) int64, the rank whose NIC carries each piece of the rows from each rank to each server.
     """
-    visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
-    starts_GNC, gateway_GN = hierarchy.piece_starts(visits_GN), np.asarray(hierarchy.gateway_GN)
-    return np.asarray(_moves(rank_UK, source_U, hierarchy.server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
+    rank_UK, source_U, server_G, gateway_GN = map(read_only, (rank_UK, source_U, hierarchy.server_G, hierarchy.gateway_GN))
+    starts_GNC = hierarchy.piece_starts(_visits(rank_UK, source_U, server_G, hierarchy.servers))
+    return np.asarray(_moves(rank_UK, source_U, server_G, gateway_GN, starts_GNC, carrier_GNC, hierarchy.parts))
 
 
 def check_moves(moves_X5: IntArray, rank_UK: IntArray, source_U: IntArray, server_G: IntArray) -> None:
@@ -168,7 +168,7 @@ def check_moves(moves_X5: IntArray, rank_UK: IntArray, source_U: IntArray, serve
         BrokenPlan: if any of this fails.
     """
     by_token = np.lexsort((moves_X5[:, 0], moves_X5[:, 4], moves_X5[:, 3]))
-    error, token, rank = _replay(moves_X5[by_token], rank_UK, source_U, server_G)
+    error, token, rank = _replay(moves_X5[by_token], *map(read_only, (rank_UK, source_U, server_G)))
     if error:
         raise BrokenPlan(f"hierarchical all-to-all, token {token}: {_ERRORS[error].format(rank=rank, server=server_G[rank])}")
 

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from aurora.types.arrays import BoolArray, IntArray
-from aurora.types.placement import EMPTY
+from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 
 class Move(NamedTuple):
@@ -99,7 +99,7 @@ def move_sequence(
     state = _State(
         now_LGP,
         (held_LGP != EMPTY) | (wanted_LGP != EMPTY),  # GPUs may have fewer slots than the tables
-        wants_LGE,
+        np.ascontiguousarray(wants_LGE),
         np.ascontiguousarray(holds_LGE.swapaxes(1, 2)),
         holds_LGE.sum(axis=1),
         (holds_LGE * np.arange(gpus)[:, None]).sum(axis=1),
@@ -159,7 +159,7 @@ def _least_LE(wants_LGE: BoolArray, holds_LGE: BoolArray, domain_G: IntArray, mi
 def _sequence(state, wanted):
     """Returns the moves round by round (X, 6), with the fields of Move, and what cannot be moved."""
     gpus = state.held_LGP.shape[1]
-    made_X6, made, number = np.empty((len(wanted.layer_X), 6), dtype=np.int64), 0, 0
+    made_X6, made, number = np.empty((len(wanted.layer_X), 6), dtype=np.int64), np.int64(0), np.int64(0)
     left_X, at_LE = np.arange(len(wanted.layer_X)), np.full(state.count_LE.shape, -1)
     waits_X = np.ones(len(wanted.layer_X), dtype=np.bool_)
     while len(left_X):

@@ -108,8 +108,8 @@ def coactivation_search(
     experts, gpus = len(gpu_E), len(slots_G)
     shakes_XX2 = np.stack([rng.integers(0, experts, (kicks, SHAKES)), rng.integers(0, experts + gpus, (kicks, SHAKES))], axis=2)
     found_E = gpu_E.copy()
-    tokens = Tokens.of(experts_VK, source_V, count_V, experts)
-    _search(tokens, Costs(np.ascontiguousarray(expert_s_GE), gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
+    tokens = Tokens.of(np.ascontiguousarray(experts_VK), np.ascontiguousarray(source_V), count_V, experts)
+    _search(tokens, Costs(np.array(expert_s_GE, order="C"), gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
     return found_E
 
 

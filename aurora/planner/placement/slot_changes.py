@@ -6,9 +6,9 @@ import numpy as np
 from numba import njit
 
 from aurora.planner.placement.phase_sums import add_share, copy_with_share
-from aurora.planner.placement.slot_state import TOP
+from aurora.planner.placement.slot_state import FIRST, TOP
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.placement import EMPTY
+from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many GPUs' slots
 
@@ -171,7 +171,7 @@ def best_exchange(layer, slots, scratch, g, best_s):
             continue
         priced += 1
         for at, own, other in ((0, g, h), (1, h, g)):
-            copy_with_share(layer.part_s_GEXW, base_s_GXW, row_GXW, at, own, 0, 0.0)
+            copy_with_share(layer.part_s_GEXW, base_s_GXW, row_GXW, at, own, FIRST, 0.0)
             for p in range(slots_G[other]):
                 if held_GP[other, p] != EMPTY:
                     add_share(layer.part_s_GEXW, row_GXW, at, own, held_GP[other, p], slots.share_GP[other, p])
@@ -232,7 +232,7 @@ def count_changed(layer, slots, scratch, h, x, e, best_s):
     """
     part_s_GEXW, sum_s_GXW, count_E, gpu_EG = layer.part_s_GEXW, slots.sum_s_GXW, slots.count_E, slots.gpu_EG
     row_GXW, row_G, gpu_G, rest_YW = scratch.row_GXW, scratch.row_G, scratch.gpu_G, scratch.rest_YW
-    seconds_W, rows = scratch.seconds_W, 0
+    seconds_W, rows = scratch.seconds_W, FIRST
     if e != EMPTY:
         share = 1.0 / (count_E[e] + 1)
         for at in range(count_E[e]):
@@ -289,7 +289,7 @@ def _best_place(layer, slots, scratch, a, best_s):
                 gone = 1.0 / count_E[x]
             if not copied:
                 copied = True
-                copy_with_share(part_s_GEXW, sum_s_GXW, theirs_QXW, 0, h, a, share)
+                copy_with_share(part_s_GEXW, sum_s_GXW, theirs_QXW, FIRST, h, a, share)
             priced += 1
             for y in range(2):
                 for w in range(scenarios):
@@ -306,7 +306,7 @@ def _best_place(layer, slots, scratch, a, best_s):
                     k = gpu_EG[x, at]
                     if k != h:
                         relief = share - 1.0 / count_E[a] if slots.holds_GE[k, a] else 0.0
-                        copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, 0, k, a, relief)
+                        copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, FIRST, k, a, relief)
                         for y in range(2):
                             for w in range(scenarios):
                                 most_YW[y, w] = _larger(

@@ -23,7 +23,7 @@ from aurora.planner.placement.slot_changes import (
 )
 from aurora.planner.placement.slot_state import exchange, load_slots, overwrite, start_slots, swap
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.placement import EMPTY
+from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 SHAKES = 8  # random changes of a kick: first one, then two, ..., up to this number, then one again
 LEAST_GAIN = 1e-9  # relative: a smaller gain is none

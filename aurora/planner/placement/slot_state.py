@@ -1,14 +1,15 @@
 """What each expert slot of each GPU holds during a slot search, compiled: its phase sums, and changes of slots."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from aurora.planner.placement.phase_sums import add_share
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.placement import EMPTY
+from aurora.types.placement import EMPTY_INT64 as EMPTY
 
+FIRST: Any = np.int64(0)  # a place; no constant, for the reason of EMPTY_INT64
 TOP = 4  # slowest GPUs that are kept, so that the slowest GPU that a change leaves alone is mostly among them
 
 
@@ -94,7 +95,7 @@ def exchange(layer, slots, g, h):
         if theirs_P[p] != EMPTY:
             _take(layer, slots, h, p)
     for k, held_P, share_P in ((g, theirs_P, their_share_P), (h, ours_P, our_share_P)):
-        p = 0
+        p = FIRST
         for at in range(len(held_P)):
             if held_P[at] != EMPTY:
                 _give(layer, slots, k, p, held_P[at], share_P[at])

@@ -25,7 +25,7 @@ from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, w
 from aurora.planner.replication.replica_counts import checked_counts
 from aurora.planner.replication.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.placement import EMPTY
 from aurora.types.replica_placement import expert_loads
 
@@ -179,7 +179,7 @@ def best_divided(held_GE: IntArray, load_E: FloatArray, cost_G: FloatArray) -> P
     count_E = (held_GE > 0).sum(axis=0)
     part_GP = np.where(held_GP >= 0, (load_E / count_E)[held_GP], 0.0)
     if load_E.any():
-        minimise_max_time(held_GP, cost_G, part_GP)
+        minimise_max_time(held_GP, read_only(cost_G), part_GP)
     return Placement.of_slots(held_GP[None], _normalised(held_GP, part_GP, load_E)[None])
 
 

@@ -91,17 +91,20 @@ def draw(
     Source:
         Yellott 1977; Efraimidis & Spirakis 2006; group-limited routing: DeepSeek-V2 (arXiv:2405.04434) §2.2.2.
     """
+    counted_TSE, chosen_UK = np.zeros_like(counts_TSE, order="C"), np.zeros_like(kept_UK, order="C")
     share_E = 1.0 / rarity_E
     share_E /= share_E.sum()
     left = 1.0 - np.sort(share_E)[-top_k:].sum()  # at least, when a token draws its last expert
     if correlation or left * len(share_E) < 2 * top_k or groups[1] < groups[0]:
         paired_E = rng.permutation(len(share_E))
-        _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, rng, *groups)
+        _race(rarity_E, paired_E, correlation, tokens, counted_TSE, chosen_UK, top_k, rng, *groups)
     else:
         upto_E = share_E.cumsum()
         upto_E[-1] = 1.0
         first_B = np.searchsorted(upto_E, np.arange(BUCKETS) / BUCKETS, side="right")
-        _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng)
+        _reject(upto_E, first_B, tokens, counted_TSE, chosen_UK, top_k, rng)
+    counts_TSE += counted_TSE
+    kept_UK[:] = chosen_UK
 
 
 @njit(cache=True, nogil=True)

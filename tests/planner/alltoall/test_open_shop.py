@@ -9,6 +9,7 @@ from aurora.planner.alltoall.open_shop import NO_CUTS, DenseSchedule, dense, rin
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.lower_bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
+from aurora.types.arrays import locked
 from tests.strategies import traffics_on_ports
 from tests.without_compiler import printed
 
@@ -25,7 +26,7 @@ def test_no_pair_waits_while_both_ends_are_free(case, tries):
     bytes_GG, network = case
     seconds_GG = pair_seconds(bytes_GG, network)
     bias_s = np.random.default_rng(tries).random(2 * len(bytes_GG)) * 10 * (tries > 0)
-    src, dst, start, end, makespan = columns(dense(seconds_GG, bias_s, NO_CUTS))
+    src, dst, start, end, makespan = columns(dense(seconds_GG, bias_s, NO_CUTS, np.inf))
     assert sorted(zip(src, dst, strict=True)) == [tuple(pair) for pair in np.argwhere(bytes_GG > 0)]
     assert np.allclose(end - start, seconds_GG[src, dst])
     assert makespan == end.max(initial=0)
@@ -59,7 +60,7 @@ def test_a_pair_in_two_parts_takes_turns(case, cuts, random):
     cut_C2 = pairs[random.sample(range(len(pairs)), min(cuts, len(pairs)))]
     part_s_C2 = np.array([[random.uniform(0.1, 9), random.uniform(0.1, 9)] for _ in cut_C2]).reshape(-1, 2)
     cut_C4 = np.concatenate([cut_C2, part_s_C2], axis=1)
-    src, dst, start, end, makespan = columns(dense(seconds_GG, np.zeros(2 * len(bytes_GG)), cut_C4))
+    src, dst, start, end, makespan = columns(dense(seconds_GG, np.zeros(2 * len(bytes_GG)), locked(cut_C4), np.inf))
     assert makespan == end.max(initial=0)
     assert len(src) == len(pairs) + len(cut_C2)
     took = {(i, j): [seconds_GG[i, j]] for i, j in pairs.tolist()}
@@ -84,7 +85,7 @@ def test_searching_more_is_never_worse_and_repeats_for_a_seed():
     for _ in range(20):
         seconds_GG = rng.integers(0, 50, (6, 6)) * (1 - np.eye(6))
         found = [search(seconds_GG, tries, 0.0, np.random.default_rng(1)).makespan_s for tries in (0, 10, 200, 200)]
-        plain = dense(seconds_GG, np.zeros(12), NO_CUTS), ring(seconds_GG, np.arange(6))
+        plain = dense(seconds_GG, np.zeros(12), NO_CUTS, np.inf), ring(seconds_GG, np.arange(6), np.inf)
         assert found[0] == min(made[2] for made in plain)
         assert found[0] >= found[1] >= found[2] == found[3]
 
@@ -94,7 +95,7 @@ def test_compiled_and_plain_code_find_the_same():
         "import numpy as np; from aurora.planner.alltoall.open_shop import NO_CUTS, dense, search;"
         "m = np.random.default_rng(5).integers(0, 99, (9, 9)) * (1 - np.eye(9));"
         "made = search(m, 3, 0.0, np.random.default_rng(0)); print(float(made.makespan_s), made.pairs_X2.tolist());"
-        "many = dense(np.minimum(np.arange(1600).reshape(40, 40) % 3, 1.0), np.zeros(80), NO_CUTS);"
+        "many = dense(np.minimum(np.arange(1600).reshape(40, 40) % 3, 1.0), np.zeros(80), NO_CUTS, np.inf);"
         "print(float(many[2]), many[0].tolist())"
     )
     compiled, plain = printed(code)
@@ -109,7 +110,7 @@ def test_schedules_that_take_too_long_are_given_up(case, factor, seed):
     rng = np.random.default_rng(seed)
     bias_s, ring_G = rng.random(2 * len(bytes_GG)) * 10 * (seed > 0), rng.permutation(len(bytes_GG))
     for make, arguments in ((dense, (bias_s, NO_CUTS)), (ring, (ring_G,))):
-        whole = make(seconds_GG, *arguments)
+        whole = make(seconds_GG, *arguments, np.inf)
         limit_s = whole[2] * factor
         within = make(seconds_GG, *arguments, limit_s)
         if whole[2] > 0:
@@ -135,7 +136,7 @@ def test_traffic_that_is_nearly_equal_goes_round_a_ring(n):
     bound_s = max(nearly.sum(axis=0).max(), nearly.sum(axis=1).max())
     found_s = search(nearly, 0, 0.0, rng).makespan_s
     assert found_s <= 1.02 * bound_s
-    assert found_s < dense(nearly, np.zeros(2 * n), NO_CUTS)[2]
+    assert found_s < dense(nearly, np.zeros(2 * n), NO_CUTS, np.inf)[2]
 
 
 @given(case=traffics_on_ports(min_ranks=1), seed=st.integers(0, 3))
@@ -144,7 +145,7 @@ def test_a_ring_is_a_schedule(case, seed):
     bytes_GG, network = case
     n = len(bytes_GG)
     seconds_GG = pair_seconds(bytes_GG, network)
-    *rows, makespan_s = columns(ring(seconds_GG, np.random.default_rng(seed).permutation(n)))
+    *rows, makespan_s = columns(ring(seconds_GG, np.random.default_rng(seed).permutation(n), np.inf))
     by_start = np.argsort(rows[2], kind="stable")
     rows = [column[by_start] for column in rows]
     assert sorted(zip(rows[0].tolist(), rows[1].tolist(), strict=True)) == [tuple(p) for p in np.argwhere(bytes_GG).tolist()]
