@@ -1,6 +1,6 @@
 """The commands and Python of README and docs run as they stand there, page by page, each page in a folder of its own.
 
-Those of the README start from nothing, as users' do; those of other pages are forked from a process that has imported torch and its like.
+Their processes are forked from one that has imported torch and its like; those of the wheel's test start from nothing, as users' do.
 """
 
 import os
@@ -27,16 +27,15 @@ EXPECTED = {  # what the last block of a page prints, or a part of it
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if {"bash", "python"} & {kind for kind, _ in blocks}])
-def test_every_example_runs(page, tmp_path, request):
+def test_every_example_runs(page, tmp_path, warm):
     for name in ("profiles", "aurora", "LICENSE", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
-    commands = Path(sys.executable).parent if page == "README.md" else request.getfixturevalue("warm")
-    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(warm), str(Path(sys.executable).parent), os.environ["PATH"]])
     printed = []
     for language, text in PAGES[page]:
         if language not in ("bash", "python") or "pip install" in text:
             continue
-        command = ["bash", "-euc", text] if language == "bash" else [commands / "python", "-c", text]
+        command = ["bash", "-euc", text] if language == "bash" else [warm / "python", "-c", text]
         done = subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=900
         )

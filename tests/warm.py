@@ -2,10 +2,11 @@
 
 `python -m tests.warm FOLDER` puts `aurora` and `python` into FOLDER, and leaves a process that serves them until nobody has
 FOLDER/users open any more. They do what the real ones do: each command is a process of its own, with the caller's arguments, folder,
-environment and open files, and so is the server that its ranks are forked from. Only a profile that was made before, of the same
-arguments and texts, is not made again.
+environment, open files and network namespace, and so is the server that its ranks are forked from. Only a profile that was made
+before, of the same arguments and texts, is not made again.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import importlib
@@ -30,12 +31,15 @@ from aurora.__main__ import main
 from aurora.runtime.distributed.launcher import PRELOAD
 
 SOCKET, USERS, PROFILES = "socket", "users", "profiles"
+NETWORK = "/proc/self/ns/net"
+CLONE_NEWNET = 0x40000000
 COMMAND = f"""#!{sys.executable} -IS
 import json, os, socket, sys
+network = [os.open({NETWORK!r}, os.O_RDONLY)] if os.path.exists({NETWORK!r}) else []
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(os.path.join(os.path.dirname(sys.argv[0]), {SOCKET!r}))
     words = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
-    socket.send_fds(server, [b" "], [0, 1, 2])
+    socket.send_fds(server, [b" "], [0, 1, 2, *network])
     server.sendall(words)
     server.shutdown(socket.SHUT_WR)
     code = server.recv(1)
@@ -72,14 +76,15 @@ def serve(folder: Path) -> None:
 def answer(connection: socket.socket, profiles: Path) -> None:
     """Performs a command in a child of this process, and tells its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, files, *_ = socket.recv_fds(connection, 1, 3)
+    _, files, *_ = socket.recv_fds(connection, 1, 4)
     arguments, folder, environment = json.load(connection.makefile())
     if child := os.fork():
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         connection.sendall(bytes([code if code >= 0 else 128 - code]))
         os._exit(0)
     connection.close()
-    for number, file in enumerate(files):
+    enter_network(files[3:])
+    for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
@@ -93,6 +98,15 @@ def answer(connection: socket.socket, profiles: Path) -> None:
     else:
         perform(*arguments)
     sys.exit()
+
+
+def enter_network(namespaces: Sequence[int]) -> None:
+    """Moves this process into the network namespace of the open file, if there is one and it is in another."""
+    for namespace in namespaces:
+        elsewhere = os.fstat(namespace).st_ino != os.stat(NETWORK).st_ino
+        if elsewhere and ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
 
 
 def fork_the_fork_server() -> None:

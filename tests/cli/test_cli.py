@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import psutil
@@ -415,6 +415,16 @@ def die_at_start(seat, *_):
     time.sleep(60)
 
 
+def started_in(folder, client):
+    """The processes of a command that `client` has asked for, by age: itself, what its ranks are forked from, the ranks."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid != client.pid and process.cwd() == str(folder):
+                found.append(process)
+    return sorted(found, key=lambda process: (process.create_time(), process.pid))
+
+
 @pytest.mark.parametrize("victim", ["command", "rank"])
 def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim, warm):
     """SIGKILL gives nobody a chance to clean up: ranks notice a lost command, the command a lost rank, in one sentence."""
@@ -423,27 +433,29 @@ def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim, war
     plan = [warm / "aurora", "plan", "--cluster", "slow.toml", "--profile", "a.npz"]
     subprocess.run(plan, cwd=folder, check=True, capture_output=True)
     before = files(folder)
-    command = subprocess.Popen(
-        [sys.executable, "-m", "aurora.cli.main", "run", "plan.json", "--model", shipped("models/mixtral-topics"),
-         "--prompts", "text.txt", "--transport", "shaped"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    run = ["run", "plan.json", "--model", shipped("models/mixtral-topics"), "--prompts", "text.txt", "--transport", "shaped"]
+    client = subprocess.Popen([warm / "aurora", *run], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    family = []
     try:
         deadline = time.monotonic() + 600
-        while len(family := psutil.Process(command.pid).children(recursive=True)) < 6:  # server, tracker, ranks
+        while len(family := started_in(folder, client)) < 7:  # itself, server, tracker, ranks
             assert time.monotonic() < deadline, family
-            assert command.poll() is None, command.communicate()
+            assert client.poll() is None, client.communicate()
             time.sleep(0.1)
         time.sleep(2)  # let them serve
+        family[0 if victim == "command" else -1].kill()
+        out, err = client.communicate(timeout=600)
+        err = re.sub(r"\[.*gloo/transport.*\n", "", err)  # what gloo logs where it was connecting to that rank just then
         if victim == "rank":
-            max(family, key=lambda process: process.create_time()).kill()
-            out, err = command.communicate(timeout=600)
-            err = re.sub(r"\[.*gloo/transport.*\n", "", err)  # what gloo logs where it was connecting to that rank just then
-            refused((command.returncode, out, err), r"rank \d of 4 died \(killed by signal 9\); the others were stopped")
+            refused((client.returncode, out, err), r"rank \d of 4 died \(killed by signal 9\); the others were stopped")
+        else:
+            assert client.returncode == 128 + signal.SIGKILL
     finally:
-        command.kill()
-        command.communicate()
-    _, alive = psutil.wait_procs(family, timeout=300)
+        client.kill()
+        client.communicate()
+        _, alive = psutil.wait_procs(family, timeout=300)
+        for process in alive:
+            process.kill()
     assert alive == []
     assert files(folder) == before
 
@@ -455,18 +467,9 @@ def test_names_are_text_and_never_markup(aurora, folder):
     assert "a[bold]b.json" in printed
 
 
-def test_under_torchruns_variables_each_process_is_a_rank(folder):
-    run = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "aurora.cli.main",
-        "run",
-    ]
+def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    run = [*torchrun, warm / "aurora", "run"]
     from aurora.planner.make_plan import make_plan
     from aurora.types import Profile
 
