@@ -151,8 +151,6 @@ def with_priorities(plan: Plan, priorities: Sequence[str]) -> Plan:
 
 def _check_sharing(options: PlanOptions, models: int) -> None:
     """Raises BadInput unless priorities and weights are given for each of several models, or not at all."""
-    if options.priorities and options.time_slice == "step":
-        raise BadInput("`priorities`: expected time slices by exchange or layer, found `time_slice` step")
     for name in ("priorities", "weights"):
         if (found := getattr(options, name)) and models == 1:
             raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")

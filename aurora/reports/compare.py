@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.reports.formatting import distinct
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, bars, case_seconds, phase_seconds
 from aurora.types import TRACE_PHASES, Trace
 from aurora.types.arrays import gap
@@ -91,7 +92,8 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     if found != expected:
         raise BadInput(f"compare: measured {', '.join(expected[0])} on {expected[1]} ranks, predicted "
                        f"{', '.join(found[0])} on {found[1]}")  # fmt: skip
-    by_model = zip(measured.names_M, *(phase_seconds(trace, bars(trace)) for trace in (predicted, measured)), strict=True)
+    names = distinct(measured.names_M)
+    by_model = zip(names, *(phase_seconds(trace, bars(trace)) for trace in (predicted, measured)), strict=True)
     phases = tuple(
         PhaseError(name, phase, predicted_s[phase], measured_s[phase])
         for name, predicted_s, measured_s in by_model
@@ -111,7 +113,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
             return None
         error_C = np.abs([gap(predicted_by_case[case], measured_by_case[case]) for case in cases])
         model, step, layer, phase = cases[int(error_C.argmax())]
-        at = f"{measured.names_M[model]}, step {step}, layer {layer}, {TRACE_PHASES[phase]}"
+        at = f"{names[model]}, step {step}, layer {layer}, {TRACE_PHASES[phase]}"
         return CaseErrors(len(cases), float(np.median(error_C)), float(error_C.max()), at)
 
     return Comparison(predicted.seconds, measured.seconds, phases, errors(EXCHANGES), errors(COMPUTE), len(known) - len(both))

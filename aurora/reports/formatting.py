@@ -32,6 +32,16 @@ def speedup(before_s: float, after_s: float) -> str:
     return f"{gap(before_s, after_s) + 1:.2f}x"
 
 
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of models, each with its number if two are the same.
+
+    Example:
+        >>> distinct(["mixtral", "mixtral"])
+        ('mixtral (0)', 'mixtral (1)')
+    """
+    return tuple(names) if len(set(names)) == len(names) else tuple(f"{name} ({number})" for number, name in enumerate(names))
+
+
 def right(*heads: str) -> list[Column]:
     """Returns the heads of columns of numbers, which stand on the right."""
     return [Column(head, justify="right") for head in heads]

@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.check.traffic import check_traffic
+from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
 from aurora.types.options import MICRO_BATCHES
 
@@ -57,8 +58,7 @@ class ReportInputs:
     @property
     def models(self) -> tuple[str, ...]:
         """The models' names, numbered if two have the same name."""
-        names = [model.model for model in self.plan.models]
-        return tuple(names) if len(set(names)) == len(names) else tuple(f"{name} ({i})" for i, name in enumerate(names))
+        return distinct([model.model for model in self.plan.models])
 
     @property
     def traced(self) -> tuple[str, ...]:
@@ -91,8 +91,10 @@ def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Tra
 
 
 def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
-    parts = len(trace.names_M) if not plan.colocated and len(trace.names_M) in MICRO_BATCHES else 1
-    names = plan.with_micro_batches(parts).served_names
+    cuts: Sequence[int] = (1,) if plan.colocated else MICRO_BATCHES
+    named = {parts: plan.with_micro_batches(parts).served_names for parts in cuts}
+    parts = next((parts for parts, names in named.items() if names == tuple(trace.names_M)), 1)
+    names = named[parts]
     expected, found = (names, len(plan.cluster)), (tuple(trace.names_M), trace.ranks)
     if expected != found:
         raise BadInput(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Column, Table
 
 from aurora.planner.network.nics import nics_of
-from aurora.reports.formatting import Row, add_worst, percent, right, seconds, size
+from aurora.reports.formatting import Row, add_worst, distinct, percent, right, seconds, size
 from aurora.types import Cut, Plan, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import gap
 
@@ -91,11 +91,11 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         caption=caption,
     )
     rows: list[Row] = []
-    for model in plan.models:
+    for name, model in zip(_names(plan), plan.models, strict=True):
         for layer, value in enumerate(model.dispatch_s_L):
             above = gap(float(value), float(model.bound_s_L[layer]))
             cells = (
-                model.model,
+                name,
                 str(layer),
                 seconds(value),
                 seconds(model.fluid_bound_s_L[layer]),
@@ -135,11 +135,11 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         f"{seconds(own.objective_s)}{estimated(own.between_s)}: loss {percent(evaluation.loss)}",
     )
     rows: list[Row] = []
-    for model, own_model, dispatch_s_L in zip(plan.models, own.models, evaluation.dispatch_s_ML, strict=True):
+    for name, own_model, dispatch_s_L in zip(_names(plan), own.models, evaluation.dispatch_s_ML, strict=True):
         for layer, took in enumerate(dispatch_s_L):
             cells = (evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
             lost_s = float(took - own_model.dispatch_s_L[layer])
-            rows.append((lost_s, (model.model, str(layer), *(seconds(float(value)) for value in cells))))
+            rows.append((lost_s, (name, str(layer), *(seconds(float(value)) for value in cells))))
     return add_worst(table, rows, most)
 
 
@@ -171,7 +171,8 @@ def cut_line(cut: Cut) -> str:
 
 def worst_cut(plan: Plan) -> str | None:
     """Returns a line on what limits the plan's slowest all-to-all on its fabric; None without a fabric."""
-    cuts = [(cut, model.model, layer) for model in plan.models for layer, cut in enumerate(model.cut_L)]
+    models = zip(_names(plan), plan.models, strict=True)
+    cuts = [(cut, name, layer) for name, model in models for layer, cut in enumerate(model.cut_L)]
     if not cuts:
         return None
     worst, name, layer = max(cuts, key=lambda each: each[0].bound_s)
@@ -233,3 +234,8 @@ def survival_table(made: ResilientPlacement) -> Table:
         for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1):
             table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
     return table
+
+
+def _names(plan: Plan) -> tuple[str, ...]:
+    """The models' names, numbered if two have the same name."""
+    return distinct([model.model for model in plan.models])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.planner.network.nics import nics_of
+from aurora.reports.formatting import distinct
 from aurora.reports.spans import union
 from aurora.types import TRACE_PHASES, Cluster, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -126,7 +127,7 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
     waits = found.phase_X == TIMED_PHASES.index("waiting")
     layers = []
     served_X = trace.phase_X != TRACE_PHASES.index("moves")  # these belong to no layer's time
-    for model, name in enumerate(trace.names_M):
+    for model, name in enumerate(distinct(trace.names_M)):
         for layer in np.unique(trace.layer_X[trace.model_X == model]).tolist():
             rows = served_X & (trace.model_X == model) & (trace.layer_X == layer)
             of_layer = (case_C4[:, 0] == model) & (case_C4[:, 2] == layer)

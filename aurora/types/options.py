@@ -163,9 +163,11 @@ class PlanOptions:
         for name in self.priorities:
             if name not in PRIORITIES:
                 raise BadInput(f"`priorities`: expected each as one of {', '.join(PRIORITIES)}, found {name!r}")
+        if self.priorities and self.time_slice == "step":
+            raise BadInput("`priorities`: expected time slices by exchange or layer, found `time_slice` step")
         for weight in self.weights:
-            if not 1 <= weight <= MOST_WEIGHT:
-                raise BadInput(f"`weights`: expected each from 1 to {MOST_WEIGHT}, found {weight}")
+            if not 1 <= weight <= MOST_WEIGHT or weight != int(weight):
+                raise BadInput(f"`weights`: expected each a whole number from 1 to {MOST_WEIGHT}, found {weight}")
         if self.micro_batches not in (0, *MICRO_BATCHES):
             raise BadInput(f"`micro_batches`: expected a number from 1 to {MICRO_BATCHES[-1]}, found {self.micro_batches}")
 

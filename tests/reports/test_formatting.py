@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aurora.reports.formatting import percent, seconds, size
+from aurora.reports.formatting import distinct, percent, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,8 @@ def test_bytes_have_units(value, text):
 
 def test_percent():
     assert percent(np.float64(0.1234)) == "12.3%"
+
+
+def test_names_that_are_the_same_are_numbered():
+    assert distinct(["a", "b"]) == ("a", "b")
+    assert distinct(["a", "b", "a"]) == ("a (0)", "b (1)", "a (2)")

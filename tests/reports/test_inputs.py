@@ -23,6 +23,7 @@ def test_traces_of_other_plans(alone):
     strange = replace(trace, phase_X=trace.phase_X + 3)
     for other, found in (
         (replace(trace, names_M=("two",)), "expected one on 4 ranks, found two on 4"),
+        (replace(trace, names_M=("two", "three")), "expected one on 4 ranks, found two and three on 4"),
         (replace(trace, ranks=5), "expected one on 4 ranks, found one on 5"),
         (beyond, "expected 2 MoE layers of 'one', found layer 2"),
         (strange, "expected phase 0 to 7, found 8"),

@@ -38,7 +38,7 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
     """
     models = plan.models * len(profiles) if 1 < len(profiles) == plan.options.micro_batches else plan.models
     if len(profiles) != len(models):
-        raise BadInput(f"expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
+        raise BadInput(f"`profile`: expected {len(plan.models)} profiles as in the plan, found {len(profiles)}")
     for model, profile in zip(models, profiles, strict=True):
         check_profile(plan.cluster, profile)
         profile.identity.check_same(model.identity, f"profile of {profile.model!r}")
