@@ -67,11 +67,11 @@ def texts(count: int) -> list[list[list[int]]]:
     return [[[3 + byte for byte in part[i * TOKENS : (i + 1) * TOKENS]] for i in range(count)] for part in raw]
 
 
-def profiles(ranks: int, folder: Path) -> list[Profile]:
+def profiles(ranks: int, folder: Path, share: int = 2) -> list[Profile]:
     found = []
     for name, text in zip(MODELS, known_texts(), strict=True):
         (folder / "text").write_bytes(text[: 128 * TOKENS])
-        options = ProfileOptions(ranks, TOKENS, BATCH, 1, share=2)
+        options = ProfileOptions(ranks, TOKENS, BATCH, 1, share=share)
         found.append(profile_model(shipped(f"models/{name}"), [folder / "text"], options))
     return found
 

@@ -22,8 +22,8 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-def write(name: str, *sections: Sequence[str]) -> None:
-    """Writes sections, an empty line between them."""
-    out = Path(__file__).parent / "results" / f"{name}-{today()}.md"
+def write(name: str, *sections: Sequence[str], out: Path | None = None) -> None:
+    """Writes sections, an empty line between them; `out`: a file instead of the day's."""
+    out = out or Path(__file__).parent / "results" / f"{name}-{today()}.md"
     out.write_text("\n\n".join("\n".join(lines) for lines in sections) + "\n")
     print(f"wrote {out}")

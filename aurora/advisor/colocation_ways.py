@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.advisor.experts_apart import apart_plan, splits, tokens_apart
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
+from aurora.advisor.simulated_choice import with_time_slice
 from aurora.advisor.ways import (
     APART,
     BY_EXCHANGE,
@@ -28,6 +29,7 @@ from aurora.planner.workload.step_traffic import steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, Profile
 from aurora.types.arrays import BoolArray, IntArray
+from aurora.types.program import AUTO_TIME_SLICES
 
 MODELS = 3  # at most
 STEPS = 4  # of each model that are simulated
@@ -56,7 +58,7 @@ def compare_ways(
       with this: a gain of 1.5 is the same work in two thirds of the time.
     - time-sliced: both models, in time slices of a whole step: one model at a time has GPU and port.
     - micro-batches: the models one after the other, each step in MICRO equal parts that overlap; the faster time slice.
-    - by exchange, by layer: both models at once, in time slices of that length.
+    - by exchange, by layer: both models at once, in time slices of that length, with weights by need if that is faster.
     - three models: three at once, in the faster time slices. It serves a third model's requests too, and is compared with all
       three one after the other.
     - attention and experts apart: the models one after the other; some GPUs have all requests and no experts, the others
@@ -168,12 +170,12 @@ class _Case:
         return served, f"{len(served.ends_M[0])} by {time_slice}"
 
     def two_models(self, time_slice: str) -> tuple[ServedSteps, str]:
-        return self._together(self.plan(2), time_slice), ""
+        served, chosen = self._together(self.plan(2), (time_slice,))
+        return served, _weights_of(chosen)
 
     def three_models(self) -> tuple[ServedSteps, str]:
-        plan = self.plan(MODELS)
-        served, time_slice = faster(lambda time_slice: self._together(plan, time_slice))
-        return served, f"by {time_slice}"
+        served, chosen = self._together(self.plan(MODELS))
+        return served, ", ".join(filter(None, (f"by {chosen.options.time_slice}", _weights_of(chosen))))
 
     def plan(self, models: int) -> Plan:
         """The plan of the first models at once."""
@@ -182,10 +184,11 @@ class _Case:
             self._plans[models] = make_plan(self.cluster, self.planned_M[:models])
         return self._plans[models]
 
-    def _together(self, plan: Plan, time_slice: str) -> ServedSteps:
-        """The steps of a plan's models at once."""
-        plan = replace(plan, options=replace(plan.options, time_slice=time_slice))
-        return served_steps(simulate_plan(plan, self.requests_M[: len(plan.models)]))
+    def _together(self, plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> tuple[ServedSteps, Plan]:
+        """The steps of a plan's models at once, with the fastest of some time slices; and the plan with it."""
+        requests_M = self.requests_M[: len(plan.models)]
+        chosen = with_time_slice(plan, requests_M, among)
+        return served_steps(simulate_plan(chosen, requests_M)), chosen
 
     def apart(self) -> tuple[ServedSteps, str]:
         tried: list[tuple[float, str, int, list[tuple[Plan, Profile]]]] = []
@@ -205,9 +208,14 @@ class _Case:
         return apart_plan(self.cluster, self._drawn(model, tokens_G, "planned"), experts_G, self.seed)
 
 
+def _weights_of(plan: Plan) -> str:
+    """The weights of a plan's time slices in words, if they are not all alike."""
+    return f"weights {', '.join(map(str, plan.options.weights))}" if plan.options.weights else ""
+
+
 def faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
     """Returns what `serve` returns with the faster time slice, and that time slice."""
-    either = {time_slice: serve(time_slice) for time_slice in ("exchange", "layer")}
+    either = {time_slice: serve(time_slice) for time_slice in AUTO_TIME_SLICES}
     best = min(either, key=lambda time_slice: either[time_slice].seconds)
     return either[best], best
 

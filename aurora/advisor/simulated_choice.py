@@ -6,11 +6,11 @@ from operator import itemgetter
 
 import numpy as np
 
+from aurora.advisor.slice_weights import weights_by_need
 from aurora.errors import BadInput
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
 from aurora.planner.plan_seconds import seconds_between
@@ -24,6 +24,7 @@ from aurora.types.program import AUTO_TIME_SLICES
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
+WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
@@ -49,19 +50,43 @@ def simulated_plan(
     return replace(best, notes=(*best.notes, "chosen by simulation"))
 
 
-def with_time_slice(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Returns a plan of several models or micro-batches with the time slice that serves the profiles sooner in the simulator.
+def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str] = AUTO_TIME_SLICES) -> Plan:
+    """Returns a plan of several models or micro-batches with the time slices that serve the profiles soonest in the simulator.
 
-    The simulation covers the profiles' first windows, as many as TRANSFERS allow. If TRANSFERS do not allow one window, the
-    plan is returned unchanged.
+    If the plan has neither weights nor priorities, weights by need (`weights_by_need`) are tried as well, and taken if that is
+    sooner by more than WEIGHTS_PAY; a note on the plan then says what each takes. The simulation covers the profiles' first
+    windows, as many as TRANSFERS allow. If TRANSFERS do not allow one window, the plan is returned unchanged.
 
     Args:
         plan: a plan of several models, or of several micro-batches of one.
         profiles: one profile per model.
+        among: the time slices to choose from.
     """
     if not (first := _first_windows(plan.cluster, profiles, max(1, plan.options.micro_batches))):
         return plan
-    return min(_by_time_slice(plan), key=lambda each: simulate_plan(each, first).seconds)
+    needs = weights_by_need(plan, first)
+    if not needs and len(among) == 1:
+        return _by_time_slice(plan, among)[0]
+    equal_s, equal = _soonest(plan, first, among)
+    if not needs:
+        return equal
+    weighted = [
+        (*_soonest(replace(plan, options=replace(plan.options, weights=weights)), first, among), need)
+        for weights, need in needs.items()
+    ]
+    best_s, best, need = min(weighted, key=itemgetter(0))
+    pays = best_s * WEIGHTS_PAY < equal_s
+    tried = " and ".join(map(str, best.options.weights))
+    said = f"1 each take {equal_s:.4g} s (by {equal.options.time_slice})"
+    said += f", {tried} by need of {need} {best_s:.4g} s (by {best.options.time_slice})"
+    note = f"`weights`: {tried if pays else '1 each'}; in the simulator {said}"
+    chosen = best if pays else equal
+    return replace(chosen, notes=(*chosen.notes, note))
+
+
+def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> tuple[float, Plan]:
+    """The plan with the time slice that serves the profiles soonest in the simulator, and its seconds."""
+    return min(((simulate_plan(each, profiles).seconds, each) for each in _by_time_slice(plan, among)), key=itemgetter(0))
 
 
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) -> Plan:
@@ -69,9 +94,7 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
 
     By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
     throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
-    same windows, or layers of large plans, half as many as TRANSFERS allow; each exchange of token counts, which takes no time
-    in simulations without link curves, counts as the start-ups of an allgather by doubling. Plans of several models are not
-    cut.
+    same windows, or layers of large plans, half as many as TRANSFERS allow. Plans of several models are not cut.
 
     Args:
         plan: the plan.
@@ -87,14 +110,10 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
     if plan.colocated:
         return one
-    network = plan.cluster.network
-    doublings = (len(plan.cluster) - 1).bit_length()
-    counts_s = 0.0 if counts_seconds(network) else doublings * float(network.startup_s_G.max())
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
-        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1], counts_s), each) for each in plans), key=itemgetter(0))
-        for plans in plans_N
+        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1]), each) for each in plans), key=itemgetter(0)) for plans in plans_N
     ]
     best_s, best = min(timed_N, key=itemgetter(0))
     chosen = best if best_s * MICRO_BATCHES_PAY <= timed_N[0][0] else one
@@ -158,23 +177,17 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
     return _seconds(plan, profiles, max(1, plan.options.micro_batches))
 
 
-def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int, counts_s: float = 0.0) -> float:
-    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated.
-
-    Args:
-        counts_s: seconds that are added for each exchange of token counts.
-    """
+def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
+    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
     if first := _first_windows(plan.cluster, profiles, parts):
-        took_s = simulate_plan(plan, first).seconds
-    else:
-        layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
-        some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
-        first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
-        served, cut = cut_traffic(plan, first)
-        program = compile_plan(served)
-        some_layers = program.at_layers([some_M[model] for model in program.plan_model_M])
-        took_s = simulate(some_layers, plan.cluster, cut).seconds
-    return took_s + counts_s * max(1, plan.options.micro_batches) * sum(each.windows * each.layers for each in first)
+        return simulate_plan(plan, first).seconds
+    layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
+    some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
+    first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
+    served, cut = cut_traffic(plan, first)
+    program = compile_plan(served)
+    some_layers = program.at_layers([some_M[model] for model in program.plan_model_M])
+    return simulate(some_layers, plan.cluster, cut).seconds
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:
@@ -183,9 +196,9 @@ def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) ->
     return [profile.first_windows(windows) for profile in profiles] if windows else []
 
 
-def _by_time_slice(plan: Plan) -> list[Plan]:
+def _by_time_slice(plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> list[Plan]:
     """The plan with each time slice."""
-    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in AUTO_TIME_SLICES]
+    return [replace(plan, options=replace(plan.options, time_slice=time_slice)) for time_slice in among]
 
 
 def _micro_batches_of(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +120,7 @@ def _measured(
         cut_M = [with_micro_batches(plan, [drawn], MICRO) for plan, drawn in zip(plan_M[:2], drawn_M, strict=False)]
         served[MICRO_BATCHES] = one_after_the_other([serve(plan, model) for model, plan in enumerate(cut_M)])
     for way, time_slice in TOGETHER.items():
-        served[way] = serve(replace(two, options=replace(two.options, time_slice=time_slice)), 0, 1)
+        served[way] = serve(with_time_slice(two, drawn_M[:2], (time_slice,)), 0, 1)
     served[THREE_MODELS] = serve(with_time_slice(three, drawn_M), 0, 1, 2)
     seconds = {way: each.seconds for way, each in served.items()}
     gains = {way: sum(alone.seconds for alone in alone_M[: len(each.ends_M)]) / each.seconds for way, each in served.items()}

@@ -132,7 +132,7 @@ class PlanOptions:
         time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
         all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
         priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
-        weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 for each.
+        weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 each, or by need if faster.
         preemption_s: seconds that a batch model keeps a GPU at most while an interactive one waits; a port, five times as long.
         micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
     """

@@ -72,10 +72,15 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
 
 
 def counts_seconds(network: Network) -> float:
-    """Returns the seconds in which ranks tell each other their token counts: 0 unless link curves were measured."""
+    """Returns the seconds in which ranks tell each other their token counts: an exchange by the link curves.
+
+    Without measured curves, the start-ups of an allgather by recursive doubling.
+    """
     partners = network.gpus - 1
-    if not network.curves or not partners:
+    if not partners:
         return 0.0
+    if not network.curves:
+        return partners.bit_length() * float(network.startup_s_G.max())
     return float(exchange_seconds(network.curves, [COUNT_BYTES * network.gpus * partners], [partners])[0])
 
 
