@@ -128,11 +128,13 @@ def _measured_table(measured: "Sequence[MeasuredCell]") -> "Table":
     from aurora.reports.formatting import DASH, percent, right
 
     ways = list(dict.fromkeys(way for cell in measured for way in cell.gains))[1:]
-    table = Table(*right("bandwidth", "batch"), *right(*ways), "fastest", "named", *right("loss"), title="measured (simulated)")
+    table = Table(
+        "stage", *right("bandwidth", "batch"), *right(*ways), "fastest", "named", *right("loss"), title="measured (simulated)"
+    )
     for cell in measured:
         gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else DASH for way in ways)
         right_or = "right" if cell.right else "wrong"
-        table.add_row(f"x {cell.bandwidth:g}", str(cell.batch), *gains, cell.winner, right_or, percent(cell.loss))
+        table.add_row(cell.stage, f"x {cell.bandwidth:g}", str(cell.batch), *gains, cell.winner, right_or, percent(cell.loss))
     return table
 
 

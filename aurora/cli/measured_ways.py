@@ -1,5 +1,6 @@
 """Cells of the comparison run for real: the shipped models as processes of this machine, ports held to the cluster's rates."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.step_traffic import steps_profile
 from aurora.runtime.run import run
 from aurora.types import Cluster, Plan, Profile, RunOptions
+from aurora.types.profile import STAGES
 
 TOGETHER = {TIME_SLICED: "step", BY_EXCHANGE: "exchange", BY_LAYER: "layer"}  # time slices of ways of two models at once
 TRANSPORT = "shaped"
@@ -34,6 +36,7 @@ class MeasuredCell:
 
     Attributes:
         skew, bandwidth, batch: as in `GridCell`.
+        stage: "prefill": each step is of new prompts; "decode": each step is a token of each of as many requests.
         seconds: by way, of all steps.
         gains: by way, over one after the other.
         predicted: by way, the simulated gain.
@@ -46,6 +49,7 @@ class MeasuredCell:
     skew: float
     bandwidth: float
     batch: int
+    stage: str
     seconds: Mapping[str, float]
     gains: Mapping[str, float]
     predicted: Mapping[str, float]
@@ -64,7 +68,9 @@ def measure_cells(
     limit_s: float,
     progress: Callable[[str, int, int], None],
 ) -> list[MeasuredCell]:
-    """Runs cells with the profiles' own skew, in random sequence, until no time is left; the first in any case.
+    """Runs cells with the profiles' own skew, in prefill and decode, in random sequence until no time is left.
+
+    The first is run in any case.
 
     Args:
         cluster: the machines, without a fabric; each GPU is a process, its port held to its rate.
@@ -79,30 +85,34 @@ def measure_cells(
     paths = [shipped(f"models/{name}") for name in MODELS]
     texts = [load_tokenizer(path).encode((folder / f"{path.name}.txt").read_text()) for path in paths]
     began_s, found = time.perf_counter(), list[MeasuredCell]()
-    for done, number in enumerate(np.random.default_rng(0).permutation(len(own)).tolist()):
-        progress("measuring", done, len(own))
+    settings = list(itertools.product(own, STAGES))
+    for done, number in enumerate(np.random.default_rng(0).permutation(len(settings)).tolist()):
+        progress("measuring", done, len(settings))
         if found and time.perf_counter() - began_s > limit_s:
             break
-        found.append(_measured(cluster, profiles, own[number], paths, texts, steps))
-    return sorted(found, key=lambda cell: (cell.bandwidth, cell.batch))
+        cell, stage = settings[number]
+        found.append(_measured(cluster, profiles, cell, stage, paths, texts, steps))
+    return sorted(found, key=lambda cell: (cell.stage, cell.bandwidth, cell.batch))
 
 
 def _measured(
     cluster: Cluster,
     profiles: Sequence[Profile],
     cell: GridCell,
+    stage: str,
     paths: Sequence[Path],
     texts: Sequence[list[int]],
     steps: int,
 ) -> MeasuredCell:
     """One cell, each way once."""
-    ports, of_step = cluster.scaled(cell.bandwidth), min(cell.batch, max(REQUESTS, -(-cell.batch // MOST_TOKENS)))
-    length, number = cell.batch // of_step, len(cluster) * of_step * steps
+    ports, decodes = cluster.scaled(cell.bandwidth), stage == "decode"
+    of_step = cell.batch if decodes else min(cell.batch, max(REQUESTS, -(-cell.batch // MOST_TOKENS)))
+    length, number = cell.batch // of_step, len(cluster) * of_step * (1 if decodes else steps)
     prompts_M = [  # the third model's lie behind the first's
         [[texts[of][(at + token) % len(texts[of])] for token in range(length)] for at in range(begin, begin + size, length)]
         for of, begin, size in zip(OF, (0, 0, length * number), [length * number] * 3, strict=True)
     ]
-    options = RunOptions(1, of_step, TRANSPORT)
+    options = RunOptions(steps if decodes else 1, of_step, TRANSPORT)
 
     def serve(plan: Plan, *models: int) -> ServedSteps:
         result = run(plan, [paths[OF[model]] for model in models], [prompts_M[model] for model in models], options)
@@ -128,6 +138,5 @@ def _measured(
     named, fastest = winners(predicted)[0], winners(gains)
     loss = max(gains.values()) / gains[named] - 1
     tpot_s_M = {way: each.tpot_s_M for way, each in served.items()}
-    return MeasuredCell(
-        cell.skew, cell.bandwidth, cell.batch, seconds, gains, predicted, tpot_s_M, fastest[0], named in fastest, loss
-    )
+    where = cell.skew, cell.bandwidth, cell.batch, stage
+    return MeasuredCell(*where, seconds, gains, predicted, tpot_s_M, fastest[0], named in fastest, loss)

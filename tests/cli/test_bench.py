@@ -41,15 +41,17 @@ def test_a_page_with_all_ways_and_a_map_in_the_terminal(aurora, profile, tmp_pat
     }  # fmt: skip
 
 
-def test_a_cell_is_run_for_real(aurora, monkeypatch):
+@pytest.mark.parametrize("stage", measured_ways.STAGES)
+def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
     """In threads of this process; only `aurora bench` itself starts processes."""
+    monkeypatch.setattr(measured_ways, "STAGES", (stage,))
     monkeypatch.setattr(measured_ways, "TRANSPORT", "memory")
     drawn = SyntheticOptions(window_tokens=50)
     monkeypatch.setattr(demo, "_profile", lambda _, name, ranks: synthetic_profile("zipf:1", load_model_config(name), drawn))
     code, out, err = aurora("bench", "colocate", *ONE_CELL, "--measure", "--seconds", 0.001, "--json")
     assert code == 0, err
     (cell,) = json.loads(out)["measured"]
-    assert (cell["batch"], cell["bandwidth"], cell["skew"]) == (4, 1, 1)
+    assert (cell["batch"], cell["bandwidth"], cell["skew"], cell["stage"]) == (4, 1, 1, stage)
     assert set(cell["gains"]) == set(cell["predicted"]) == {
         IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS,
     }  # fmt: skip
