@@ -183,24 +183,35 @@ def sliced(plan: Plan, time_slice: str) -> Plan:
 def measure(hosts: Sequence[str], cells: Sequence[Cell], known: Sequence[Profile]) -> None:
     """Runs cells of one bandwidth and one kind of experts.
 
-    Each model serves alone first; the simulator is given the routing of that and the network as measured before it.
+    Each model serves alone first; the simulator is given the routing of that and the network as measured before each.
     """
     token_s = cells[0].token_s
     told = [runtime_profile(hosts, each, model, token_s) for model, each in enumerate(known)]
     alone = [(cell, Job((m,), [cell.prompts_M[m]], cell.plan_M[m], True)) for cell in cells for m in range(len(OF))]
+    clusters: list[Cluster] = []
     for (cell, job), result in zip(alone, perform(hosts, [job for _, job in alone], token_s), strict=True):
         assert result.conditions is not None
         (model,) = job.models
         cell.traffic_M += result.conditions.traffic([told[OF[model]]])
-        cell.seen = result.conditions.cluster
+        clusters.append(result.conditions.cluster)
         cell.alone_M[False].append(served_steps(result.trace))
         if model < 2:
             cell.add(False, IN_SEQUENCE, result.trace)
     for cell in cells:
+        cell.seen = typical(clusters)
         simulate_ways(cell)
     jobs = [(cell, *each) for cell in cells for each in ways_of(cell)]
     for (cell, way, _), result in zip(jobs, perform(hosts, [job for *_, job in jobs], token_s), strict=True):
         cell.add(False, way, result.trace, PARTS if way == MICRO_BATCHES else 1)
+
+
+def typical(clusters: Sequence[Cluster]) -> Cluster:
+    """One network as measured several times, with the median start-up and rate: a busy machine misses single ones by far."""
+    first = clusters[0]
+    startup_s, out_Bps, in_Bps = (
+        float(np.median([getattr(each.gpus[0], name) for each in clusters])) for name in ("startup_s", "out_Bps", "in_Bps")
+    )
+    return replace(first, gpus=tuple(replace(gpu, startup_s=startup_s, out_Bps=out_Bps, in_Bps=in_Bps) for gpu in first.gpus))
 
 
 def ways_of(cell: Cell) -> list[tuple[str, Job]]:

@@ -150,8 +150,8 @@ def test_startup_counts_for_every_message():
     p = profile([[[[0, 4], [4, 0]]]])
     trace = simulate_plan(make_plan(cluster(1.0, 1.0, startup_s=0.5), [p], KEEP), [p])
     assert trace.seconds == pytest.approx(9.5)
-    idle = profile(np.zeros((1, 1, 5, 2), dtype=np.int64))
-    assert simulate_plan(make_plan(cluster(*[1.0] * 5, startup_s=0.5), [idle], KEEP), [idle]).seconds == pytest.approx(1.5)
+    local = profile(np.eye(5, dtype=np.int64)[None, None])
+    assert simulate_plan(make_plan(cluster(*[1.0] * 5, startup_s=0.5), [local], KEEP), [local]).seconds == pytest.approx(1.5)
 
 
 def test_the_overhead_of_a_grouped_kernel_is_part_of_the_expert_phase():
