@@ -43,7 +43,7 @@ def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
         ((2, 2, 1), (3, 2), (1, 1))
     """
     share_M = np.asarray(need_M, dtype=np.float64) / min(need_M)
-    for least in range(1, LEAST_WEIGHTS + 1):
+    for least in range(1, max(1, min(LEAST_WEIGHTS, int(MOST_WEIGHT / share_M.max()))) + 1):
         weight_M = np.clip(np.rint(least * share_M), 1, MOST_WEIGHT)
         if (abs(weight_M / (least * share_M) - 1) <= CLOSE).all():
             break

@@ -14,6 +14,7 @@ from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.placement.objective import causal, exclusive, paper
 from aurora.planner.placement.profile_costs import group_costs
 from aurora.planner.workload.micro_batches import micro_batches
@@ -182,7 +183,7 @@ def clusters_on_any_fabric(draw, gpus):
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))), st.booleans())
 def test_one_window_without_compute_is_the_planned_schedule(case, staged):
-    """simulate(order) equals the planner's timing of the same all-to-all, on the big switch and on fabrics."""
+    """simulate(order) equals the planner's timing of the same all-to-all after the counts, on the big switch and on fabrics."""
     machines, drawn = case
     p = profile(drawn.tokens_TLSE[:1], name="m")
     plan = make_plan(machines, [p])
@@ -190,7 +191,9 @@ def test_one_window_without_compute_is_the_planned_schedule(case, staged):
     order = plan.models[0].dispatch_L[0]
     there = layer_traffic(p, 0, plan.models[0].placement.split_EG(0)) * p.dispatch_bytes
     dispatch = trace.phase_X == TRACE_PHASES.index("dispatch")
-    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(timed(order, there, machines.network, staged).makespan_s)
+    counts_s = counts_seconds(machines.network) if dispatch.any() else 0.0
+    took_s = timed(order, there, machines.network, staged).makespan_s
+    assert trace.end_s_X[dispatch].max(initial=0) == pytest.approx(counts_s + took_s)
 
 
 @given(
@@ -462,7 +465,7 @@ single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n
 
 @given(single)
 def test_where_all_wait_for_all_phases_add_up(case):
-    """One model: the sum of the longest gate, dispatch, experts, combine and aggregation, which Eq. 1 is never above."""
+    """One model: the sum of the longest gate, counts, dispatch, experts, combine and aggregation; Eq. 1 is never above it."""
     machines, p, _ = case
     plan = make_plan(machines, [p])
     trace = simulate_plan(plan, [p], "global")
@@ -474,7 +477,7 @@ def test_where_all_wait_for_all_phases_add_up(case):
     own = terms(plan, p)
     longest = [part.max() for part in (own.gate_G, own.expert_G, own.aggregate_G)]
     longest += [timed(order, bytes_GG, machines.network).makespan_s for order, bytes_GG in exchanges]
-    assert trace.seconds == pytest.approx(sum(longest))
+    assert trace.seconds == pytest.approx(sum(longest) + counts_seconds(machines.network))
     assert exclusive(own) <= trace.seconds * (1 + 1e-9)
 
 
