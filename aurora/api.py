@@ -268,6 +268,7 @@ def plan(
         >>> plan.scenario, plan.bound_s <= plan.objective_s
         ('exclusive, mixed GPUs', True)
     """
+    from aurora.advisor.preemption import with_preemption
     from aurora.advisor.simulated_choice import (
         SIMULATED,
         faster_all_to_all,
@@ -287,6 +288,7 @@ def plan(
             made = simulated_plan(cluster, profiles, options, profile_paths, progress)
         else:
             made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
+        made = with_preemption(made, profiles)
         shared = made.colocated or options.micro_batches > 1
         return with_time_slice(made, profiles) if shared and options.time_slice == "auto" else made
 

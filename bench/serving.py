@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from net import enter
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -28,9 +29,18 @@ COMPUTE = {kind: kind.forward for kind in (MixtralExperts, Qwen3MoeExperts)}  # 
 
 
 def served_on_hosts(
-    rank_info: RankInfo, hosts: Sequence[str], meeting: str, plan: Plan, *args: Any, token_s: float = TOKEN_S
+    rank_info: RankInfo,
+    hosts: Sequence[str],
+    meeting: str,
+    plan: Plan,
+    *args: Any,
+    token_s: float = TOKEN_S,
+    computes: bool = True,
 ) -> list[RankResult]:
-    """In the rank's namespace, with experts that take as long as a GPU's stand-in would: token_s a row at the speed 1."""
+    """In the rank's namespace, with experts that take as long as a GPU's stand-in would: token_s a row at the speed 1.
+
+    Where they do not compute but only wait, they answer zeros, and take no time of the cores.
+    """
     row_s = token_s / plan.cluster.gpus[rank_info.rank].speed
     enter(hosts[rank_info.rank])
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -50,7 +60,7 @@ def served_on_hosts(
         @wraps(compute)
         def waits(experts: Any, rows: Any, index: Any, weights: Any) -> Any:
             until = time.perf_counter() + row_s * len(rows)
-            done = compute(experts, rows, index, weights)
+            done = compute(experts, rows, index, weights) if computes else torch.zeros_like(rows)
             time.sleep(max(0.0, until - time.perf_counter()))
             return done
 
@@ -69,9 +79,7 @@ def served_jobs(
     return [served_on_hosts(rank_info, hosts, f"{folder}/{n}", *job, token_s=token_s) for n, job in enumerate(jobs)]
 
 
-def served_by_model(
-    rank_info: RankInfo, of_model: Mapping[str, Mapping[str, Any]], *args: Any, token_s: float
-) -> list[RankResult]:
+def served_by_model(rank_info: RankInfo, of_model: Mapping[str, Mapping[str, Any]], *args: Any, **how: Any) -> list[RankResult]:
     """As `served_on_hosts`, where each model has some RunOptions of its own, such as its batch."""
     made = serve._workers
 
@@ -79,7 +87,7 @@ def served_by_model(
         return made(plan, model, planned, prompts, own, replace(options, **of_model[planned.model]), rank)
 
     serve._workers = workers
-    return served_on_hosts(rank_info, *args, token_s=token_s)
+    return served_on_hosts(rank_info, *args, **how)
 
 
 def waiting_profile(model: Path, prompts: list[list[int]], new_tokens: int, ranks: int, token_s: float) -> Profile:

@@ -115,12 +115,15 @@ def run(
         return
     if not prompts:
         raise BadInput("`prompts`: expected a file, found none")
+    from aurora.advisor.preemption import with_preemption
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_arriving
     from aurora.planner.resolve_options import with_priorities
 
-    loaded = with_priorities(load_plan(plan), priorities or ())
+    loaded = with_priorities(load_plan(plan), priorities or (), shared=colocate is not None)
+    if priorities and (known := _profiles_left(loaded, plan)):
+        loaded = with_preemption(loaded, known)
     if micro_batches is not None:
         loaded = _with_micro_batches(loaded, plan, profile, micro_batch_count(micro_batches))
     _check_counts(loaded, plan, model, prompts, ranks)

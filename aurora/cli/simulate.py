@@ -114,6 +114,7 @@ def simulate(
         _serve(context, as_json)
         return
     from aurora import api
+    from aurora.advisor.preemption import with_preemption
     from aurora.advisor.simulated_choice import with_micro_batches
     from aurora.cli.as_json import summary_json
     from aurora.io import load_plan, save
@@ -131,6 +132,7 @@ def simulate(
         check_traffic(loaded, traffic)
         loaded = with_micro_batches(loaded, traffic, micro_batch_count(micro_batches))
     given = {"barriers": barriers, "orders": orders, "interleave": interleave}
+    loaded = with_preemption(loaded, traffic)
     predicted = api.simulate(loaded, traffic, **given, staged=staged)
     between_s = seconds_between(loaded, traffic, lambda each: api.simulate(loaded, each, **given, staged=staged).seconds)
     save(predicted, target)

@@ -212,6 +212,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared 
     bool: (bool,),
     int: (int,),
     float: (float, int),
+    float | None: (float, int, type(None)),
     int | None: (int, type(None)),
     tuple[str, ...]: (list,),
     tuple[int, ...]: (list,),

@@ -4,7 +4,21 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.baselines import all_at_once
-from aurora.types import PRIORITIES, TIME_SLICES, Barrier, Cluster, Compute, Exchange, Op, Order, Plan, Program, SlicePolicy
+from aurora.types import (
+    PREEMPTION_INTERVAL_S,
+    PRIORITIES,
+    TIME_SLICES,
+    Barrier,
+    Cluster,
+    Compute,
+    Exchange,
+    Op,
+    Order,
+    Plan,
+    PlanOptions,
+    Program,
+    SlicePolicy,
+)
 
 
 def compile_plan(plan: Plan, gathered: bool = False) -> Program:
@@ -26,7 +40,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
         raise BadInput(f"plan: expected time_slice as one of {', '.join(TIME_SLICES)}, found {time_slice!r}")
     policies_M = policies(plan)
     for model, policy in zip(plan.models, policies_M, strict=True):
-        held = () if policy.joins else ("layer", "step")
+        held = () if policy.yields else ("layer", "step")
         orders_L, hierarchy = tuple(zip(model.dispatch_L, model.combine_L, strict=True)), model.hierarchy
         if gathered:
             orders_L, hierarchy = ((at_once := _at_once(plan.cluster), at_once.reversed),) * len(orders_L), None
@@ -53,7 +67,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
         tuple(plan.models[number].deduplicated for number in plan_model_M),
         tuple(policies_M[number] for number in plan_model_M),
         plan_model_M,
-        plan.options.preemption_s,
+        preemption_s(plan.options),
         gathered,
     )
 
@@ -61,16 +75,19 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
 SLICE_INTERVALS = 5  # preemption intervals in a batch model's time slice, which the interactive model's experts hide in part
 
 
+def preemption_s(options: PlanOptions) -> float:
+    """Returns the seconds between two preemption points, PREEMPTION_INTERVAL_S where options leave them open."""
+    return PREEMPTION_INTERVAL_S if options.preemption_s is None else options.preemption_s
+
+
 def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
     """Returns how each of the plan's models shares ports and GPUs, by its `priorities` and `weights`."""
     options, models = plan.options, len(plan.models)
     interactive_M = [name == PRIORITIES[0] for name in options.priorities] or [False] * models
+    beside = any(interactive_M) or (models == 1 and len(options.priorities) > 0)  # a single one: beside another run's
+    slice_s = SLICE_INTERVALS * preemption_s(options)
     return tuple(
-        SlicePolicy(
-            weight,
-            interactive,
-            SLICE_INTERVALS * options.preemption_s if any(interactive_M) and not interactive else float("inf"),
-        )
+        SlicePolicy(weight, interactive, slice_s if beside and not interactive else float("inf"))
         for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
     )
 

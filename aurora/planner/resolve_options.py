@@ -137,22 +137,30 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
 
-def with_priorities(plan: Plan, priorities: Sequence[str]) -> Plan:
+def with_priorities(plan: Plan, priorities: Sequence[str], shared: bool = False) -> Plan:
     """Returns the plan with these priorities in place of its own; with none, the plan as it is.
+
+    Args:
+        plan: the plan.
+        priorities: one for each of its models.
+        shared: whether other runs share the GPUs, beside which a single model may have a priority.
 
     Raises:
         BadInput: if there are not as many as models, or one is unknown.
     """
     if not priorities:
         return plan
-    _check_sharing(options := replace(plan.options, priorities=tuple(priorities)), len(plan.models))
+    _check_sharing(options := replace(plan.options, priorities=tuple(priorities)), len(plan.models), shared)
     return replace(plan, options=options)
 
 
-def _check_sharing(options: PlanOptions, models: int) -> None:
-    """Raises BadInput unless priorities and weights are given for each of several models, or not at all."""
+def _check_sharing(options: PlanOptions, models: int, shared: bool = False) -> None:
+    """Raises BadInput unless priorities and weights are given for each of several models, or not at all.
+
+    Beside other runs (`shared`) a single model may have them.
+    """
     for name in ("priorities", "weights"):
-        if (found := getattr(options, name)) and models == 1:
+        if (found := getattr(options, name)) and models == 1 and not shared:
             raise BadInput(f"`{name}`: is for models that share the GPUs, found one model")
         if found and len(found) != models:
             raise BadInput(f"`{name}`: expected one for each of {models} models, found {len(found)}")

@@ -1,8 +1,13 @@
-"""The sequence of a port's time slices among the models that share it; the same on every rank.
+"""Which model has the next time slice of a port, among those that share it.
 
-A model joins at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that
-they are ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another
-in ignorance of one that comes before it.
+Models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A model joins
+it at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that they are
+ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another in ignorance
+of one that comes before it.
+
+Where a rank may have exchanges of two models under way, batch models beside interactive ones have a sequence of their own. A
+slice of theirs begins on a rank while no interactive exchange waits or is under way there, whatever other ranks do. That makes
+no circle: an interactive exchange waits for no batch model's, which at worst has the port with it until that slice is over.
 """
 
 from collections.abc import Sequence
@@ -44,17 +49,18 @@ def piece(count: int, number: int, pieces: int) -> slice:
 class SliceSequence:
     """Says which model has the next time slice of one port; see `has_next_slice`.
 
-    Models are in the sequence from the virtual time 0 on, but for those that join for each exchange (`SlicePolicy.joins`).
+    Models are in the sequence from the virtual time 0 on, but for those that join it.
 
     Args:
         policies_M: the models' policies.
+        joins_M: which of them are in the sequence only from `join` until they leave.
     """
 
-    def __init__(self, policies_M: Sequence[SlicePolicy]) -> None:
+    def __init__(self, policies_M: Sequence[SlicePolicy], joins_M: Sequence[bool]) -> None:
         self._weight_M = [policy.weight for policy in policies_M]
         self._base_M, self._done_M = [0.0] * len(policies_M), [0] * len(policies_M)
         self._slices_M: list[int | None] = [None] * len(policies_M)
-        self._next_M = [OUT if policy.joins else 0.0 for policy in policies_M]
+        self._next_M = [OUT if joins else 0.0 for joins in joins_M]
         self._past = 0.0  # no model that has left had a slice at this time or later
 
     def has_next(self, model: int) -> bool:
@@ -93,3 +99,86 @@ class SliceSequence:
     def _time(self, model: int, done: int) -> float:
         """The virtual time of a model's next slice once `done` are over."""
         return self._base_M[model] + done / self._weight_M[model]
+
+
+class PortSlices:
+    """Says which model's exchange may begin on one port, by the rules of this module.
+
+    Every exchange is asked for (`ask`), begins once `may_begin`, and ends.
+
+    Args:
+        policies_M: the models' policies.
+        overlapping: whether exchanges of an interactive and of a batch model may be under way at once. On NCCL they may not.
+
+    Attributes:
+        joins_M: which models join a sequence for each exchange, as nobody else is to wait for them.
+    """
+
+    def __init__(self, policies_M: Sequence[SlicePolicy], overlapping: bool) -> None:
+        self._yields_M = [overlapping and policy.yields for policy in policies_M]
+        several = sum(self._yields_M) > 1 or not overlapping
+        self.joins_M = tuple(several and policy.yields for policy in policies_M)
+        self._members_C = [[model for model, each in enumerate(self._yields_M) if each == kind] for kind in (False, True)]
+        self._sequence_C = [
+            SliceSequence([policies_M[model] for model in members], [self.joins_M[model] for model in members])
+            for members in self._members_C
+        ]
+        self._stopped_C = [0, 0]  # models that join this sequence now: no slice of it begins meanwhile
+        self._urgent: set[int] = set()  # models whose exchange waits or is under way and goes before those that yield
+        self._asking: set[int] = set()
+        self._overtaken_M = [0] * len(policies_M)
+
+    def single(self, model: int) -> bool:
+        """Returns whether no other model is ever in the model's sequence."""
+        return len(self._members_C[self._yields_M[model]]) == 1
+
+    def ask(self, model: int) -> None:
+        """Says that an exchange of the model waits from now on."""
+        self._asking.add(model)
+        if not self._yields_M[model]:
+            self._urgent.add(model)
+
+    def may_begin(self, model: int) -> bool:
+        """Returns whether an exchange of the model that waits may begin now."""
+        sequence, member = self._place(model)
+        if self._stopped_C[self._yields_M[model]] or not sequence.has_next(member):
+            return False
+        return not (self._yields_M[model] and self._urgent) or self._overtaken_M[model] >= MOST_OVERTAKEN
+
+    def begin(self, model: int) -> None:
+        """Begins the model's exchange."""
+        self._asking.discard(model)
+        self._overtaken_M[model] = 0
+        for other in self._asking:
+            self._overtaken_M[other] += self._yields_M[other] and not self._yields_M[model]
+
+    def end(self, model: int, hold_port: bool = False) -> None:
+        """Ends the model's exchange, and its slice too unless that goes on through the next exchange."""
+        self._urgent.discard(model)
+        if not hold_port:
+            sequence, member = self._place(model)
+            sequence.finish(member)
+
+    def leave(self, model: int) -> None:
+        """Takes the model out of its sequence; see `SliceSequence.leave`."""
+        self._urgent.discard(model)
+        sequence, member = self._place(model)
+        sequence.leave(member)
+
+    def stop(self, model: int, more: int) -> None:
+        """Counts one model `more` or less that joins this model's sequence, in which no slice begins while there are any."""
+        self._stopped_C[self._yields_M[model]] += more
+
+    def draw(self, model: int) -> float:
+        """Returns a virtual time to join the model's sequence at; see `SliceSequence.draw`."""
+        return self._place(model)[0].draw()
+
+    def join(self, model: int, base: float, slices: int | None = None) -> None:
+        """Puts the model into its sequence; see `SliceSequence.join`."""
+        sequence, member = self._place(model)
+        sequence.join(member, base, slices)
+
+    def _place(self, model: int) -> tuple[SliceSequence, int]:
+        """The model's sequence, and its number there."""
+        kind = self._yields_M[model]
+        return self._sequence_C[kind], self._members_C[kind].index(model)

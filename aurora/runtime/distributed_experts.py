@@ -62,7 +62,7 @@ class DistributedExperts(nn.Module):
         self.ops, self._layer, self._context = ops, layer, context
         self._rank = context.transport.rank
         self._deduplicate = deduplicate
-        self._chunk_rows = self._least_rows = LEAST_CHUNK_ROWS if context.joins else MIN_CHUNK_ROWS
+        self._chunk_rows = self._least_rows = LEAST_CHUNK_ROWS if context.yields else MIN_CHUNK_ROWS
         self._hierarchy = hierarchy_of(ops)
         slots_G = placement.slots_LG[layer]
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
@@ -154,6 +154,7 @@ class DistributedExperts(nn.Module):
                     with context.computing("aggregate", layer):
                         out = layout.aggregate(answers)
         context.start_compute()
+        context.layers_done = layer + 1
         return out.view(hidden_states.shape)
 
     def _layout_kind(self, top_k: int) -> type[RowPerExpert | RowPerRank]:
@@ -163,19 +164,26 @@ class DistributedExperts(nn.Module):
         return RowPerRank if self._deduplicate and top_k > 1 else RowPerExpert
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Computes `local` with preemption points: a chunk takes about `preemption_s`, judged by an earlier one."""
-        recorder, done = self._context.recorder, []
-        first = 0
+        """Computes `local` with preemption points: a chunk takes about `preemption_s`, judged by an earlier one.
+
+        Chunks are of rows sorted by expert, as each chunk reads the weights of all its experts. `index` is (X, 1).
+        """
+        recorder, done, first, by_expert = self._context.recorder, [], 0, None
+        self._adapt_chunks()
+        if len(rows) > self._chunk_rows:
+            by_expert = index[:, 0].argsort(stable=True)
+            rows, index, weights = rows[by_expert], index[by_expert], weights[by_expert]
         while first < len(rows):
             if first:
                 self._context.yield_to_priority("expert", self._layer)
-            self._adapt_chunks()
+                self._adapt_chunks()
             chunk, start = slice(first, min(first + self._chunk_rows, len(rows))), recorder.mark()
             done.append(self.local(rows[chunk], index[chunk], weights[chunk]))
             if self._timed_chunk is None:
                 self._timed_chunk = chunk.stop - chunk.start, start, recorder.mark()
             first = chunk.stop
-        return done[0] if len(done) == 1 else torch.cat(done)
+        answers = done[0] if len(done) == 1 else torch.cat(done)
+        return answers if by_expert is None else answers.new_empty(answers.shape).index_copy_(0, by_expert, answers)
 
     def _adapt_chunks(self) -> None:
         """Sets the size of chunks by the timed one, once it has been executed; a GPU executes chunks after they are queued."""

@@ -35,6 +35,7 @@ class LayerContext:
         network: the ports that exchanges are cut for into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
         busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
+        layers_done: MoE layers that the present forward pass has behind it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class LayerContext:
         self.network: Network | None = None
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
+        self.layers_done = 0
         self._arbiter = arbiter
         self._watched = None if watch is None else WatchedExchanges(watch, recorder)
         self._compute_start: object = None
@@ -103,7 +105,7 @@ class LayerContext:
     def next_step(self, mask: torch.Tensor | None) -> None:
         """Begins a forward pass; `mask` (N,) says which of its tokens need experts, None: all."""
         self.recorder.step += 1
-        self.mask = mask
+        self.mask, self.layers_done = mask, 0
         if self.program is not None and self.program.time_slice == "step":
             with self._arbiter.exchange(hold_port=True):
                 pass  # the port is this model's through its next exchange
@@ -140,7 +142,12 @@ class LayerContext:
     @property
     def joins(self) -> bool:
         """Whether the model is in the sequence of time slices only while it exchanges."""
-        return self.program is not None and self.program.policies_M[self.model].joins
+        return self._arbiter.joins
+
+    @property
+    def yields(self) -> bool:
+        """Whether the model's work comes after that of interactive models; see `SlicePolicy`."""
+        return self.program is not None and self.program.policies_M[self.model].yields
 
     @property
     def preemptible(self) -> bool:
@@ -173,6 +180,12 @@ class LayerContext:
         """Preemption point within a phase: lets more urgent work that waits run first."""
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
             self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
+
+    def preemption_point(self) -> None:
+        """Preemption point between experts: lets more urgent work that waits run first."""
+        if self.program is not None:
+            last = len(self.program.ops_ML[self.model]) - 1
+            self.yield_to_priority("gate" if self.layers_done <= last else "head", min(self.layers_done, last))
 
     def _end_phase(self, phase: str, layer: int) -> None:
         self.recorder.phase(phase, layer, self._compute_start)
@@ -209,7 +222,7 @@ class LayerContext:
             RankFailed: if a peer is lost; the message names model, layer and phase.
         """
         observe = self.recorder.observer(op.phase, layer)
-        if self.joins:
+        if self.yields:
             with self._waiting(f"layer {layer}, {op.phase}"):
                 yield self._in_slices(op, rows_SRR * row_bytes, observe)
             return
@@ -222,15 +235,18 @@ class LayerContext:
                     yield lambda sends, recvs: self.transport.exchange(order, sends, recvs, observe)
 
     def _in_slices(self, op: Exchange, bytes_SRR: IntArray, observe: Observe) -> ExchangeStep:
-        """Joins the sequence of time slices. Returns what performs each exchange of an all-to-all in slices of its own."""
+        """Returns what performs each exchange of an all-to-all in time slices of its own; see `PortArbiter.joins`."""
         assert self.program is not None
         slice_s, pieces = self.program.policies_M[self.model].slice_s, 1
         if len(bytes_SRR) == 1 and self.network is not None:
             pieces = slices_of(bytes_SRR[0], self.network, slice_s)
-        self.join_sequence(len(bytes_SRR) * pieces)
+        if self.joins:
+            self.join_sequence(len(bytes_SRR) * pieces)
 
         def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
             for number in range(pieces):
+                if number % self._arbiter.most_ahead == self._arbiter.most_ahead - 1:
+                    self.transport.gather(torch.zeros(1, dtype=torch.long))
                 out, into = ([each[piece(len(each), number, pieces)] for each in tensors] for tensors in (sends, recvs))
                 with self._arbiter.exchange():
                     self.transport.exchange(op.order, out, into, observe)

@@ -70,6 +70,7 @@ class ModelWorker:
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
         self._token_s: float | None = None  # when the batch's latest tokens came
+        self._has_points = False
         for layer, distributed in zip(model.layers, self.layers, strict=True):
             setattr(layer.block, layer.name, distributed)
 
@@ -82,6 +83,9 @@ class ModelWorker:
             network: see `LayerContext`.
         """
         self.context = context
+        if program.policies_M[context.model].yields and not self._has_points:
+            self._has_points = True
+            self._add_preemption_points()
         self.between_steps: Callable[[bool], bool] = context.any_active
         index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
@@ -94,6 +98,13 @@ class ModelWorker:
                 deduplicated,
                 self._options.local_first,
             )
+
+    def _add_preemption_points(self) -> None:
+        """Adds a preemption point before each module that has no parts, such as a projection, outside of the experts."""
+        experts = {part for layer in self.layers for part in layer.modules()}
+        for module in self._model.model.modules():
+            if module not in experts and next(module.children(), None) is None:
+                module.register_forward_pre_hook(lambda *_: self.context.preemption_point())
 
     def hold(self, placement: Placement, rank: int) -> None:
         """Makes every layer hold the experts that a placement gives a rank, read from the model's files where they lack."""

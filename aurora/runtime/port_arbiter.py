@@ -4,6 +4,7 @@
 `aurora.simulator.port_arbiter` the simulated one.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aurora.errors import RankFailed
-from aurora.planner.slice_sequence import MOST_OVERTAKEN, SliceSequence
+from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
 from aurora.types import SlicePolicy
 
 GatherNumber = Callable[[float], Sequence[float]]
@@ -21,13 +22,21 @@ class PortArbiter(Protocol):
     """One model's access to the GPU and the port of its rank. Used by one thread at a time.
 
     One model at a time computes: the most urgent first, of equally urgent ones first come first served. Compute that was
-    overtaken MOST_OVERTAKEN times goes before all other, so that no model starves. Exchanges of the models take the port one
-    after the other, in the same sequence on every rank, so that ranks cannot deadlock.
+    overtaken MOST_OVERTAKEN times goes before all other, so that no model starves. Exchanges of the models take the port by the
+    rules of `aurora.planner.slice_sequence`, so that ranks cannot deadlock.
     """
 
     @property
     def exclusive(self) -> bool:
         """Whether no other model shares this rank."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether this model is in the sequence of time slices only while it exchanges, by `join`."""
+
+    @property
+    def most_ahead(self) -> int:
+        """How many exchanges one of the model's ranks may be ahead of another."""
 
     def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU and keeps it until `stop_compute`.
@@ -72,7 +81,7 @@ class SubmittedWork(Protocol):
 
 
 def thread_port_arbiters(
-    models: int | Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] = lambda: None
+    models: int | Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] | None = None
 ) -> list[PortArbiter]:
     """Makes port arbiters, one per model, for models that share one rank as threads of this process.
 
@@ -80,7 +89,8 @@ def thread_port_arbiters(
         models: the models' policies, or how many models there are, all alike. Time slices of the port follow
             `has_next_slice`; a model that has left is skipped.
         submitted: returns what the caller has submitted to the GPU, so that the next model's work or exchange is ordered after
-            it and no host thread waits for the GPU.
+            it and no host thread waits for the GPU. None: there is no GPU, and exchanges of interactive and batch models may be
+            under way at once.
     """
     policies_M = (SlicePolicy(),) * models if isinstance(models, int) else models
     rank = _RankState(policies_M, submitted)
@@ -103,16 +113,15 @@ class _Work:
 class _RankState:
     """What the arbiters of one rank share."""
 
-    def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None]) -> None:
-        self.submitted = submitted
+    def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] | None) -> None:
+        self.submitted = submitted or (lambda: None)
         self.last_compute: SubmittedWork | None = None
         self.last_exchange: SubmittedWork | None = None
         self.changed = threading.Condition()
         self.computing = False
         self.tickets = 0
         self.waiting: list[_Work] = []
-        self.stopped = 0  # models that join the sequence now: no slice begins meanwhile
-        self.models, self.slices = len(policies_M), SliceSequence(policies_M)
+        self.models, self.slices = len(policies_M), PortSlices(policies_M, overlapping=submitted is None)
         self.failure: BaseException | None = None
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -129,6 +138,14 @@ class _ThreadPortArbiter:
     @property
     def exclusive(self) -> bool:
         return self._rank.models == 1
+
+    @property
+    def joins(self) -> bool:
+        return self._rank.slices.joins_M[self._model]
+
+    @property
+    def most_ahead(self) -> int:
+        return sys.maxsize
 
     def start_compute(self, level: int = 0) -> None:
         rank = self._rank
@@ -168,48 +185,45 @@ class _ThreadPortArbiter:
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
-        with self._rank.changed:
-            self._rank.wait_for(self._has_next_slice)
-        if self._rank.last_exchange is not None:
-            self._rank.last_exchange.wait()
+        rank, model = self._rank, self._model
+        with rank.changed:
+            rank.slices.ask(model)
+            rank.wait_for(lambda: rank.slices.may_begin(model))
+            rank.slices.begin(model)
+        if rank.last_exchange is not None:
+            rank.last_exchange.wait()
         yield
-        self._rank.last_exchange = self._rank.submitted()
-        if not hold_port:
-            self._change_slices(self._rank.slices.finish)
+        rank.last_exchange = rank.submitted()
+        with rank.changed:
+            rank.slices.end(model, hold_port)
+            rank.changed.notify_all()
 
     def leave(self) -> None:
-        self._change_slices(self._rank.slices.leave)
+        with self._rank.changed:
+            self._rank.slices.leave(self._model)
+            self._rank.changed.notify_all()
 
-    def pause(self) -> None:
-        self._change_slices(self._rank.slices.leave)
+    pause = leave
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
-        if self.exclusive:
+        rank, model, base = self._rank, self._model, 0.0
+        if rank.slices.single(model):
             return
-        rank, base = self._rank, 0.0
         gather(0.0)  # all are ready
         with rank.changed:
-            rank.stopped += 1
+            rank.slices.stop(model, 1)
         gather(0.0)  # the ports of all have stopped
         with rank.changed:
             if first:
-                rank.slices.join(self._model, base := rank.slices.draw(), slices)
+                rank.slices.join(model, base := rank.slices.draw(model), slices)
         base = gather(base)[0]
         with rank.changed:
             if not first:
-                rank.slices.join(self._model, base, slices)
-            rank.stopped -= 1
+                rank.slices.join(model, base, slices)
+            rank.slices.stop(model, -1)
             rank.changed.notify_all()
 
     def abort(self, error: BaseException) -> None:
         with self._rank.changed:
             self._rank.failure = self._rank.failure or error
             self._rank.changed.notify_all()
-
-    def _change_slices(self, change: Callable[[int], None]) -> None:
-        with self._rank.changed:
-            change(self._model)
-            self._rank.changed.notify_all()
-
-    def _has_next_slice(self) -> bool:
-        return not self._rank.stopped and self._rank.slices.has_next(self._model)

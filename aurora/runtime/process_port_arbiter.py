@@ -43,12 +43,12 @@ from aurora.planner.slice_sequence import MOST_OVERTAKEN
 from aurora.runtime.colocation_table import DRAWN, GPU, MODELS, PORT, STARTED, ColocationTable
 from aurora.runtime.port_arbiter import GatherNumber
 from aurora.types import SlicePolicy
+from aurora.types.program import INTERACTIVE_LEVEL
 
 LOG = logging.getLogger("aurora.run")
 TURN_S = 5.0  # how long others wait for one use of the GPU or the port
 POLL_S = 0.02  # how long a waiting process sleeps before it looks whether the processes before it live
 LOOK_S = 1.0  # how often a process that shares the table looks whether the others live
-INTERACTIVE_LEVEL = 2  # of all compute of an interactive model, as `Program.compute_level` has it
 TIME_UNIT = 1 << 20  # virtual time of an exchange of a model of weight 1
 NAMES = {GPU: "GPU", PORT: "port"}
 Turn = tuple[int, int]  # a model's slot, and its ticket for the GPU or the number of its exchange
@@ -97,6 +97,16 @@ class ProcessPortArbiter:
     def exclusive(self) -> bool:
         """Whether no other model shares these GPUs."""
         return self._counters[MODELS] == self._alone
+
+    @property
+    def joins(self) -> bool:
+        """False: a model takes part whenever it draws a ticket."""
+        return False
+
+    @property
+    def most_ahead(self) -> int:
+        """How many exchanges one of the model's ranks may be ahead of another; see `PortArbiter.most_ahead`."""
+        return DRAWN // 2
 
     # The GPU
 
@@ -320,7 +330,7 @@ class ProcessPortArbiter:
         """Does nothing: a model without work draws no ticket."""
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
-        """Does nothing: a model takes part whenever it draws a ticket."""
+        """Does nothing; see `joins`."""
 
     def abort(self, error: BaseException) -> None:
         """Releases the GPU and the port after this model failed with `error`; its further waits raise."""

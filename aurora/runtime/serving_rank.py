@@ -158,7 +158,7 @@ def serve_rank(
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
-        ports = plan.cluster.network if options.interleave == "on" else None
+        ports = None if options.interleave == "off" else plan.cluster.network
         for worker, context in zip(workers, contexts, strict=True):
             worker.perform(program, context, ports)
         for workers_P, at_s in zip(workers_MP, arrivals_M, strict=False):

@@ -35,7 +35,7 @@ from aurora.types import (
     TraceRecorder,
 )
 from aurora.types.arrays import IntArray
-from aurora.types.program import hierarchy_of
+from aurora.types.program import INTERACTIVE_LEVEL, hierarchy_of
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
@@ -77,9 +77,9 @@ def simulate(
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
-    On a rank one model computes at a time, first come first served. Time slices of its port go round the models (see
-    `has_next_slice`); a model that has finished is skipped. With time slices by layer, gates and aggregations run before
-    expert compute that waits, and at its preemption points; so does all compute of an interactive model.
+    On a rank one model computes at a time, first come first served. Time slices of its port go round the models, see
+    `aurora.planner.slice_sequence`; a model that has finished is skipped. With time slices by layer, gates and aggregations run
+    before expert compute that waits, and at its preemption points; so does all compute of an interactive model.
 
     Args:
         program: a program of any number of models.
@@ -91,7 +91,7 @@ def simulate(
         ordered: called with an all-to-all's bytes (S, G, G) and its hierarchy, returns its order; for a hierarchical combine
             with those of the dispatch that it is backwards. None: the program's orders are used.
         interleave: whether the models run side by side, or one after the other on every rank.
-        staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
+        staged: whether transfers run in stages, see `Switch.open`, and a rank has one exchange under way at a time, as on NCCL.
 
     Returns:
         A Trace of kind "predicted"; the same for the same arguments.
@@ -129,7 +129,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._preempts = self.interleave and self.barriers != "global"
-        self._joins_M = [self._preempts and policy.joins for policy in self.program.policies_M]
+        self._cut_M = [self._preempts and policy.yields for policy in self.program.policies_M]
         self.now = 0.0
         self.record = TraceRecorder("predicted", self.program.names_M, self.program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
@@ -138,11 +138,12 @@ class _Run:
         if not self._preempts:  # where all ranks wait for all, no model goes before another
             policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
         self._arbiters = [
-            simulated_port_arbiters(policies_M)
+            simulated_port_arbiters(policies_M, not self.staged)
             if self.interleave
             else [simulated_port_arbiters([policy])[0] for policy in policies_M]
             for _ in ranks
         ]
+        self._keeps_gpu: set[tuple[int, int]] = set()  # rank and model of who computes from one phase to the next
         self._rank_locks = [PriorityLock() for _ in ranks]  # held by a whole model where they do not self.interleave
         self._at_barrier: dict[Key, list[Resume]] = {}
         self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
@@ -208,13 +209,15 @@ class _Run:
             self._rank_locks[rank].release()
 
     def _exchange(self, rank: int, op: Exchange, key: Key) -> Process:
-        """The rank's part of one all-to-all: in one time slice, or in slices that the model joins the sequence for."""
+        """The rank's part of one all-to-all: in one time slice, or cut into several, for which the model may have to join."""
         model, arbiter = key[0], self._arbiters[rank][key[0]]
-        if not self._joins_M[model]:
+        if not self._cut_M[model]:
             yield from arbiter.exchange(self._transfers(rank, op, key, range(self._steps_of(op))), op.hold_port)
             return
-        yield self._join_sequence(op, key)
-        for number in range(len(self._sizes_of(op, key)[1])):
+        steps = len(self._sizes_of(op, key)[1])
+        if arbiter.joins:
+            yield self._join_sequence(op, key)
+        for number in range(steps):
             yield from arbiter.exchange(self._transfers(rank, op, key, (number,)))
 
     def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
@@ -244,17 +247,24 @@ class _Run:
         return 1 if op.hierarchy is None else op.hierarchy.steps
 
     def _compute(self, rank: int, model: int, step: int, layer: int, phase: str) -> Process:
-        """One phase of compute on a rank's GPU, with preemption points where the program has them."""
+        """One phase of compute on a rank's GPU, with preemption points where the program has them.
+
+        An interactive model goes on from an aggregation to the next layer's gate without a pause in which others could begin.
+        """
         if self.barriers == "global":  # first all ranks arrive, so that models queue in one sequence on each of them
             yield self._barrier(model, step, layer, f"before {phase}")
         arbiter, preemption_s = self._arbiters[rank][model], self.program.preemption_s
-        yield arbiter.start_compute(self.program.compute_level(model, phase) if self._preempts else 0)
+        level = self.program.compute_level(model, phase) if self._preempts else 0
+        if (rank, model) in self._keeps_gpu:
+            self._keeps_gpu.remove((rank, model))
+        else:
+            yield arbiter.start_compute(level)
         began, left_s = self.now, self._seconds(rank, model, step, layer, phase)
 
         def record() -> None:
             self.record.add(rank, model, step, layer, phase, began, self.now)
 
-        preemptive = self._preempts and phase == "expert" and self.program.preemptive(model)
+        preemptive = self._preempts and (phase == "expert" or self._cut_M[model]) and self.program.preemptive(model)
         while preemptive and left_s > preemption_s:
             yield self._sleep(preemption_s)
             left_s -= preemption_s
@@ -264,7 +274,10 @@ class _Run:
         record()
         if self.barriers == "global":
             yield self._barrier(model, step, layer, phase)
-        arbiter.stop_compute()
+        if level == INTERACTIVE_LEVEL and phase == "aggregate" and layer < len(self.program.ops_ML[model]) - 1:
+            self._keeps_gpu.add((rank, model))
+        else:
+            arbiter.stop_compute()
 
     def _seconds(self, rank: int, model: int, step: int, layer: int, phase: str) -> float:
         """Seconds that a phase computes, by the profile's curves."""
@@ -323,7 +336,7 @@ class _Run:
         if key not in self._sizes:
             bytes_SGG = self._bytes_SGG(op, *key[:3])
             order = self._order(op, bytes_SGG)
-            if self._joins_M[key[0]] and len(bytes_SGG) == 1:
+            if self._cut_M[key[0]] and len(bytes_SGG) == 1:
                 pieces = slices_of(bytes_SGG[0], self.cluster.network, self.program.policies_M[key[0]].slice_s)
                 ends_KGG = bytes_SGG * np.arange(pieces + 1)[:, None, None] // pieces
                 bytes_SGG = np.diff(ends_KGG, axis=0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from aurora.planner.slice_sequence import MOST_OVERTAKEN, SliceSequence
+from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
 from aurora.types import SlicePolicy
 
 Resume = Callable[[], None]
@@ -77,40 +77,22 @@ class _Waiting:
 
 
 class _Port:
-    """A rank's network port, whose time slices go round the models."""
+    """A rank's network port, which goes round the models in time slices."""
 
-    def __init__(self, policies_M: Sequence[SlicePolicy]) -> None:
-        self._slices = SliceSequence(policies_M)
+    def __init__(self, slices: PortSlices) -> None:
+        self.slices = slices
         self._waiting: dict[int, Resume] = {}
 
     def acquire(self, model: int, resume: Resume) -> None:
-        """Calls `resume` once the next time slice is the model's."""
+        """Calls `resume` once the model's exchange may begin."""
+        self.slices.ask(model)
         self._waiting[model] = resume
-        self._wake()
+        self.wake()
 
-    @property
-    def slices(self) -> SliceSequence:
-        """Whose slice is next."""
-        return self._slices
-
-    def join(self, model: int, base: float, slices: int | None) -> None:
-        """Puts a model into the sequence; see `SliceSequence.join`."""
-        self._slices.join(model, base, slices)
-        self._wake()
-
-    def finish(self, model: int) -> None:
-        """Ends a time slice of the model."""
-        self._slices.finish(model)
-        self._wake()
-
-    def leave(self, model: int) -> None:
-        """Takes the model out of the sequence."""
-        self._slices.leave(model)
-        self._wake()
-
-    def _wake(self) -> None:
-        """Resumes the models that have the next time slice; one that takes no time may end its slice, and wake others, here."""
-        while (model := next(filter(self._slices.has_next, self._waiting), None)) is not None:
+    def wake(self) -> None:
+        """Resumes the models whose exchange may begin; one that takes no time may end its slice, and wake others, here."""
+        while (model := next(filter(self.slices.may_begin, self._waiting), None)) is not None:
+            self.slices.begin(model)
             self._waiting.pop(model)()
 
 
@@ -140,27 +122,34 @@ class SimulatedPortArbiter:
         """Runs `transfers` with the port. With `hold_port`, the grant extends through the model's next exchange."""
         yield self.hold_port()
         yield from transfers
-        if not hold_port:
-            self._port.finish(self._model)
+        self._port.slices.end(self._model, hold_port)
+        self._port.wake()
 
     def hold_port(self) -> Wait:
         """Waits for the port and keeps it through the model's next exchange."""
         return lambda resume: self._port.acquire(self._model, resume)
 
+    @property
+    def joins(self) -> bool:
+        """Whether this model is in the sequence of slices only while it exchanges."""
+        return self._port.slices.joins_M[self._model]
+
     def draw(self) -> float:
-        """Returns a virtual time for a model to join at; see `SliceSequence.draw`."""
-        return self._port.slices.draw()
+        """Returns a virtual time for the model to join at; see `SliceSequence.draw`."""
+        return self._port.slices.draw(self._model)
 
     def join(self, base: float, slices: int | None = None) -> None:
         """Puts this model into the sequence of slices."""
-        self._port.join(self._model, base, slices)
+        self._port.slices.join(self._model, base, slices)
+        self._port.wake()
 
     def leave(self) -> None:
         """Ends this model's exchanges; its time slices are skipped from now on."""
-        self._port.leave(self._model)
+        self._port.slices.leave(self._model)
+        self._port.wake()
 
 
-def simulated_port_arbiters(policies_M: Sequence[SlicePolicy]) -> list[SimulatedPortArbiter]:
-    """Returns one arbiter for each of the models that share a rank."""
-    compute, port = PriorityLock(), _Port(policies_M)
+def simulated_port_arbiters(policies_M: Sequence[SlicePolicy], overlapping: bool = True) -> list[SimulatedPortArbiter]:
+    """Returns one arbiter for each of the models that share a rank; `overlapping` as of `PortSlices`."""
+    compute, port = PriorityLock(), _Port(PortSlices(policies_M, overlapping))
     return [SimulatedPortArbiter(compute, port, model) for model in range(len(policies_M))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.option_checks import above_zero, at_most, zero_or_more
-from aurora.types.program import PREEMPTION_INTERVAL_S, PRIORITIES
+from aurora.types.program import PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
@@ -133,7 +133,7 @@ class PlanOptions:
         all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
         priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
         weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 each, or by need if faster.
-        preemption_s: seconds that a batch model keeps a GPU at most while an interactive one waits; a port, five times as long.
+        preemption_s: seconds that a batch model keeps a GPU at most while an interactive one waits; None: by that one's layers.
         micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
     """
 
@@ -152,7 +152,7 @@ class PlanOptions:
     all_to_all: str = "auto"
     priorities: tuple[str, ...] = ()
     weights: tuple[int, ...] = ()
-    preemption_s: float = PREEMPTION_INTERVAL_S
+    preemption_s: float | None = None
     micro_batches: int = 1
 
     def __post_init__(self) -> None:

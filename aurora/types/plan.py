@@ -234,6 +234,8 @@ class Plan(Value):
             found |= {"colocate": options.colocate, "time_slice": options.time_slice}
             if options.priorities:
                 found["priorities"] = ", ".join(options.priorities)
+                if options.preemption_s is not None:
+                    found["preemption"] = f"{options.preemption_s:g} s"
             if options.weights:
                 found["weights"] = ", ".join(map(str, options.weights))
         else:

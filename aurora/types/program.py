@@ -19,6 +19,7 @@ TIME_SLICES = ("exchange", "layer", "step")  # a model holds a port for one all-
 AUTO_TIME_SLICES = TIME_SLICES[:2]  # that are chosen from
 PREEMPTION_INTERVAL_S = 0.02  # of expert compute between two preemption points, with time slices by layer
 PRIORITIES = ("interactive", "batch")  # of a model beside others
+INTERACTIVE_LEVEL = 2  # of all compute of an interactive model, see `Program.compute_level`
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class SlicePolicy:
     slice_s: float = float("inf")
 
     @property
-    def joins(self) -> bool:
-        """Whether the model is in the sequence of slices only while it exchanges, so that nobody waits for it else."""
+    def yields(self) -> bool:
+        """Whether the model's work comes after that of interactive models: this is a batch model beside one."""
         return self.slice_s < float("inf")
 
 
@@ -171,11 +172,11 @@ class Program(Value):
     def compute_level(self, model: int, phase: str) -> int:
         """Returns how urgent a model's phase is: 2 of an interactive model, 1 by layer but for experts, else 0."""
         if self.policies_M[model].interactive:
-            return 2
+            return INTERACTIVE_LEVEL
         return int(self.time_slice == "layer" and phase != "expert")
 
     def preemptive(self, model: int) -> bool:
         """Returns whether a model's expert compute has preemption points, because some compute is more urgent."""
         if self.policies_M[model].interactive:
             return False
-        return self.time_slice == "layer" or any(policy.interactive for policy in self.policies_M)
+        return self.time_slice == "layer" or self.policies_M[model].yields

@@ -1,12 +1,14 @@
 """An interactive model beside a batch model on real sockets: what the one waits, and what is left for the other.
 
-    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption 0.0006]
+    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped; --simulate runs anywhere. Four hosts have ports of
 PORT_bps. The interactive model decodes DECODED prompts on each rank all the time; the batch model reads prompts of PROMPT
-tokens, BATCH at a time on each rank. Two cores carry the ranks, so experts' compute is a stand-in that waits TOKEN_S a row, as
-in bench/interleave.py; all else is real. Ways: each model alone; both alike; both with priorities. A gap is the time between
-the ends of two steps of the interactive model while both serve; throughput is the batch model's in the same time.
+tokens, BATCH at a time on each rank. Two cores carry the ranks, so experts' compute is a stand-in that takes TOKEN_S a row: it
+is done and then waited for, as in bench/interleave.py, or only waited for, so that it takes no time of the cores; all else is
+real. Ways: each model alone; both alike; both with priorities. A gap is the time between the ends of two steps of the
+interactive model while both serve; throughput is the batch model's in the same time. Without --preemption the planner
+chooses it.
 Results: bench/results/priorities-DATE.md.
 """
 
@@ -22,6 +24,7 @@ import numpy as np
 from net import PAYLOAD, network
 from protocol import DEEP, Results, by_turns, options
 
+from aurora.advisor.preemption import with_preemption
 from aurora.api import synthetic_profile
 from aurora.io import shipped
 from aurora.planner.make_plan import make_plan
@@ -34,7 +37,6 @@ from aurora.types import (
     Curve,
     Gpu,
     Plan,
-    PlanOptions,
     Profile,
     RunOptions,
     SyntheticOptions,
@@ -48,7 +50,8 @@ MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 DECODED, NEW_TOKENS = 8, 128
 BATCH, PROMPT, BATCHES = 4, 128, 6
 GATE_S = 5e-4  # of one layer's attention and routing, in the simulator
-PREEMPTION_S = 0.0006
+PRIORITISED = "both, with priorities"
+SETTINGS = {"Measured": True, "Measured, experts only wait": False}  # whether the stand-in for experts computes too
 OF_MODEL = {"batch": DECODED, "max_new_tokens": NEW_TOKENS}, {"batch": BATCH, "max_new_tokens": 1}  # each its own RunOptions
 CLUSTER = Cluster("hosts", tuple(Gpu(f"host-{r}", "host", r, *[PORT_bps / 8 * PAYLOAD] * 2, 10**9) for r in range(RANKS)))
 
@@ -98,14 +101,15 @@ def table(alone: Sequence[Trace], together: Mapping[str, Trace]) -> list[str]:
     return lines
 
 
-def ways(preemption_s: float) -> dict[str, Plan]:
+def ways(preemption_s: float | None) -> dict[str, Plan]:
     """The plan of both models, by way."""
-    plan = make_plan(CLUSTER, profiles(), PlanOptions(preemption_s=preemption_s))
-    given = {"both, alike": (), "both, with priorities": PRIORITIES}
-    return {way: replace(plan, options=replace(plan.options, priorities=names)) for way, names in given.items()}
+    both = profiles()
+    alike = make_plan(CLUSTER, both)
+    options = replace(alike.options, priorities=PRIORITIES, preemption_s=preemption_s)
+    return {"both, alike": alike, PRIORITISED: with_preemption(replace(alike, options=options), both)}
 
 
-def simulated(preemption_s: float) -> list[str]:
+def simulated(preemption_s: float | None) -> list[str]:
     """What the simulator expects."""
     both = profiles()
     alone = [simulate_plan(make_plan(CLUSTER, [each]), [each]) for each in both]
@@ -120,9 +124,9 @@ def texts() -> list[list[list[int]]]:
     return [short, [ids[PROMPT * i : PROMPT * (i + 1)] for i in range(RANKS * BATCH * BATCHES)]]
 
 
-def measured(preemption_s: float, repetitions: int) -> list[str]:
+def measured(preemption_s: float | None, repetitions: int, computes: bool) -> list[str]:
     """The middle of some repetitions of each way, by the p99 of the interactive model, or by seconds."""
-    both, prompts, waits = ways(preemption_s), texts(), partial(served_by_model, token_s=TOKEN_S)
+    both, prompts, waits = ways(preemption_s), texts(), partial(served_by_model, token_s=TOKEN_S, computes=computes)
     of_model = {profile.model: own for profile, own in zip(profiles(), OF_MODEL, strict=True)}
     paths = [str(shipped(f"models/{name}")) for name in MODELS]
     single = [make_plan(CLUSTER, [each]) for each in profiles()]
@@ -150,15 +154,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true", help="measure nothing")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--preemption", type=float, default=PREEMPTION_S, help="seconds")
+    parser.add_argument("--preemption", type=float, help="seconds")
     if parser.parse_known_args()[0].simulate:
         print("\n".join(simulated(parser.parse_args().preemption)))
         return
     given = options(parser)
     results = Results("priorities", "An interactive model beside a batch model", given.out)
-    ports = f"{RANKS} hosts with ports of {PORT_bps / 1e6:g} Mbit/s; preemption points of {given.preemption * 1e3:g} ms."
+    preemption_s = ways(given.preemption)[PRIORITISED].options.preemption_s
+    assert preemption_s is not None
+    ports = f"{RANKS} hosts with ports of {PORT_bps / 1e6:g} Mbit/s; preemption points of {preemption_s * 1e3:g} ms."
     results.add("Simulated", ports, "", *simulated(given.preemption))
-    results.add("Measured", ports, "", *measured(given.preemption, given.repetitions))
+    for section, computes in SETTINGS.items():
+        results.add(section, ports, "", *measured(given.preemption, given.repetitions, computes))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aurora.errors import RankFailed
-from aurora.planner.slice_sequence import MOST_OVERTAKEN
+from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import SlicePolicy
 
@@ -195,7 +195,8 @@ def joined(arbiter, barrier, told, rank, exchanges, seed, ended):
         if drawn.random() < 0.3:
             time.sleep(drawn.random() * 1e-3)
         slices = number % 4 + 1  # the same on all ranks
-        arbiter.join(gather, rank == 0, slices)
+        if arbiter.joins:
+            arbiter.join(gather, rank == 0, slices)
         for _ in range(slices):
             with arbiter.exchange():
                 barrier.wait(20)
@@ -203,16 +204,17 @@ def joined(arbiter, barrier, told, rank, exchanges, seed, ended):
     ended.append(exchanges)
 
 
+@pytest.mark.parametrize("submitted", [None, lambda: None])
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_models_that_join_for_each_exchange_wait_in_no_circle(ranks):
-    """One or two models that are in the sequence all the time and end at any time, beside one to three that join it."""
+def test_models_that_join_for_each_exchange_wait_in_no_circle(ranks, submitted):
+    """One or two models that are in the sequence all the time and end at any time, beside one to three that join one."""
     drawn = random.Random(ranks)
     for _ in range(12):
         present, joining = drawn.randrange(1, 3), drawn.randrange(1, 4)
         policies = [SlicePolicy(drawn.randrange(1, 4), True)] * present + [
             SlicePolicy(drawn.randrange(1, 3), slice_s=1)
         ] * joining
-        arbiters_G = [thread_port_arbiters(policies) for _ in range(ranks)]
+        arbiters_G = [thread_port_arbiters(policies, submitted) for _ in range(ranks)]
         counts, ended, jobs = [drawn.randrange(12) for _ in policies], [], []
         for model, exchanges in enumerate(counts):
             barrier, told = threading.Barrier(ranks), [0.0] * ranks
@@ -244,8 +246,8 @@ def gathering(arbiter, barrier, layers, seed, ended):
     ended.append(layers)
 
 
-def test_a_batch_model_has_a_slice_for_each_of_the_interactive_models():
-    arbiters, seen = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)]), []
+def test_on_a_gpu_a_batch_model_has_a_slice_for_each_of_the_interactive_models():
+    arbiters, seen = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)], lambda: None), []
     arbiters[1].join(lambda number: [number], True, 5)
 
     def serve(model, exchanges):
@@ -257,6 +259,47 @@ def test_a_batch_model_has_a_slice_for_each_of_the_interactive_models():
     in_threads((serve, 0, 10), (serve, 1, 5))
     ahead = 2  # slices that another rank may have had before it learns of the batch model
     assert seen == [0] * ahead + [0, 1] * 5 + [0] * 3
+
+
+def test_a_batch_models_slice_begins_while_no_interactive_exchange_waits_or_is_under_way():
+    """By the state of the rank alone, whatever others do; the interactive exchange waits for no slice."""
+    interactive, batch = thread_port_arbiters([SlicePolicy(interactive=True), SlicePolicy(slice_s=1)])
+    assert (interactive.joins, batch.joins) == (False, False)
+    began = threading.Event()
+
+    def slice_of_batch():
+        with batch.exchange():
+            began.set()
+
+    with batch.exchange(), interactive.exchange():  # at once, although a slice is under way
+        pass
+    with interactive.exchange():
+        thread = threading.Thread(target=slice_of_batch)
+        thread.start()
+        assert not began.wait(0.05)
+    thread.join(timeout=300)
+    assert began.is_set()
+    with interactive.exchange(hold_port=True):  # through its next one; between the two the port is free
+        pass
+    slice_of_batch()
+    with interactive.exchange():
+        pass
+
+
+def test_a_batch_models_slice_that_was_overtaken_often_begins_beside_an_interactive_exchange():
+    policies = [SlicePolicy(interactive=True), SlicePolicy(interactive=True), SlicePolicy(slice_s=1)]
+    slices = PortSlices(policies, overlapping=True)
+    assert slices.joins_M == (False, False, False)
+    slices.ask(0)
+    slices.begin(0)
+    slices.ask(2)
+    for number in range(MOST_OVERTAKEN):  # two models in turn, one of which has the port or waits for it at any time
+        assert not slices.may_begin(2)
+        slices.ask((number + 1) % 2)
+        slices.end(number % 2)
+        assert slices.may_begin((number + 1) % 2)
+        slices.begin((number + 1) % 2)
+    assert slices.may_begin(2)
 
 
 class Event:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +20,15 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.make_plan import make_plan
+from aurora.planner.resolve_options import with_priorities
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
+from aurora.runtime.colocation_table import DRAWN, colocation_folder
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
 from aurora.runtime.distributed.process_groups import new_process_group
+from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
@@ -228,6 +232,48 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
     result, found = differences(replace(plan, options=options), paths, prompts, transport="memory", batch=2)
     assert found == []
     assert all(answers.gaps_s and min(answers.gaps_s) > 0 for answers in result.answers_M)
+
+
+def test_a_batch_model_lets_others_go_first_in_all_of_its_parts(mixtral, qwen, monkeypatch):
+    """Preemption points before projections and norms, each in the layer that it belongs to, and between chunks of experts."""
+    points = []
+    yields = LayerContext.yield_to_priority
+
+    def seen(self, phase, layer):
+        points.append((self.model, phase, layer))
+        yields(self, phase, layer)
+
+    monkeypatch.setattr(LayerContext, "yield_to_priority", seen)
+    paths = [mixtral, qwen]
+    plan = with_priorities(plan_for(paths, 2, PlanOptions(preemption_s=1e-9)), ["interactive", "batch"])
+    _, found = differences(plan, paths, [prompts_for(mixtral, 2), prompts_for(qwen, 8, seed=1)], transport="memory", batch=8)
+    assert found == []
+    layers = range(len(plan.models[1].dispatch_L))
+    parts = {(1, phase, layer) for phase in ("gate", "expert") for layer in layers}
+    assert set(points) == {*parts, (1, "head", layers[-1])}
+
+
+def test_runs_of_their_own_processes_have_priorities(mixtral, qwen):
+    """Two runs of one model each share two GPUs; what the batch model sends is cut, and the answers stay."""
+    name = f"test{os.getpid()}"
+    options = RunOptions(3, timeout_s=60, keep_logits=True, transport="gloo", interleave="processes", colocate=name)
+    given = []
+    for path, priority in ((mixtral, "interactive"), (qwen, "batch")):
+        plan = with_priorities(plan_for([path], 2, PlanOptions(preemption_s=1e-5)), [priority], shared=True)
+        given.append((plan, [path], [prompts_for(path, 6)]))
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda each: aurora.run(*each, options), given))
+    finally:
+        shutil.rmtree(colocation_folder(name))
+    for result, (_, paths, prompts) in zip(results, given, strict=True):
+        assert verify(result, paths, prompts, options) == []
+    transfers = []  # the most in one dispatch of a rank
+    for trace in (result.trace for result in results):
+        own = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.peer_X >= 0)
+        transfers.append(max(Counter(zip(trace.rank_X[own], trace.step_X[own], trace.layer_X[own], strict=True)).values()))
+    assert transfers[0] == 2  # to the other rank and from it
+    assert transfers[1] > 2 * DRAWN
 
 
 @pytest.mark.parametrize("priorities", [(), ("interactive", "batch", "interactive")])

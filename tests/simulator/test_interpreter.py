@@ -540,14 +540,21 @@ def test_micro_batches_take_as_long_as_as_many_models_with_parts_of_the_traffic(
 def test_a_batch_models_exchange_is_cut_beside_an_interactive_model_by_hand():
     """Two ranks; a is interactive: gate 1, dispatch 1, experts 2, combine 1. b sends 8 each way, in slices of 2: four pieces.
 
-    a: gate 0..1, dispatch 1..2, experts 2..4 and combine 4..5 or later, when a slice of b is over; alone it takes 5. b joins at 0,
-    behind the two slices of a that other ranks may have had: when a has ended, at 5. Its dispatch is 5..13, its combine 13..21.
+    a: gate 0..1, dispatch 1..2, experts 2..4, combine 4..6, as a slice of b that begins at 4 has half of the port. b waits for the
+    GPU until 1 and for a's dispatch until 2: slices 2..4, 4..7, 7..9 and 9..11, and its combine 11..19.
+    On NCCL a is alone on the port: dispatch 1..2, experts 2..4 and combine 4..5. b joins at 0, behind the two slices of a that
+    other ranks may have had: when a has ended, at 5. Its dispatch is 5..13, its combine 13..21.
     """
     a = profile([[[[0, 1], [1, 0]]]], gate=1, expert=2, name="a")
     b = profile([[[[0, 8], [8, 0]]]], name="b")
     options = replace(KEEP, priorities=("interactive", "batch"), preemption_s=2.0 / SLICE_INTERVALS)
     plan = make_plan(cluster(1.0, 1.0), [a, b], options)
     trace = simulate_plan(plan, [a, b])
+    assert [end for rank, _, end in rows(trace, "combine", 0) if rank == 0] == pytest.approx([6, 6])
+    of_b = sorted({(start, end) for rank, start, end in rows(trace, "dispatch", 1) if rank == 0})
+    assert np.ravel(of_b) == pytest.approx([2, 4, 4, 7, 7, 9, 9, 11])
+    assert trace.seconds == pytest.approx(19)
+    trace = simulate_plan(plan, [a, b], staged=True)
     assert [end for rank, _, end in rows(trace, "combine", 0) if rank == 0] == pytest.approx([5, 5])
     of_b = [(start, end) for rank, start, end in rows(trace, "dispatch", 1) if rank == 0]
     assert sorted({end - start for start, end in of_b}) == pytest.approx([2.0])
@@ -567,7 +574,8 @@ def test_models_of_all_policies_end_and_send_all_their_tokens(found, data):
         weights=tuple(data.draw(st.integers(1, 3)) for _ in found),
         preemption_s=(plain.seconds or 1.0) / data.draw(st.sampled_from([3, 20])),
     )
-    trace = simulate_plan(replace(plan, options=options), found, data.draw(st.sampled_from(BARRIERS)))
+    staged = data.draw(st.booleans())
+    trace = simulate_plan(replace(plan, options=options), found, data.draw(st.sampled_from(BARRIERS)), staged=staged)
     for model in range(len(found)):
         of_model, before = trace.model_X == model, plain.model_X == model
         assert trace.bytes_X[of_model].sum() == plain.bytes_X[before].sum()
