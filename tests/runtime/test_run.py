@@ -273,7 +273,7 @@ def test_runs_of_their_own_processes_have_priorities(mixtral, qwen):
         own = (trace.phase_X == TRACE_PHASES.index("dispatch")) & (trace.peer_X >= 0)
         transfers.append(max(Counter(zip(trace.rank_X[own], trace.step_X[own], trace.layer_X[own], strict=True)).values()))
     assert transfers[0] == 2  # to the other rank and from it
-    assert transfers[1] > 2 * DRAWN
+    assert transfers[1] > DRAWN
 
 
 @pytest.mark.parametrize("priorities", [(), ("interactive", "batch", "interactive")])
