@@ -14,6 +14,7 @@ GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
 SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
+LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
 MICRO_BATCHES = (1, 2, 3, 4)  # into how many a model's batches can be cut
 
 
@@ -158,6 +159,8 @@ class PlanOptions:
     def __post_init__(self) -> None:
         zero_or_more(self, "seed")
         above_zero(self, "slots_per_gpu", "min_replicas", "time_limit_s", "preemption_s")
+        if self.preemption_s is not None and self.preemption_s < LEAST_PREEMPTION_S:
+            raise BadInput(f"`preemption_s`: expected at least {LEAST_PREEMPTION_S:g} seconds, found {self.preemption_s:g}")
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
         object.__setattr__(self, "weights", tuple(self.weights or ()))
         for name in self.priorities:

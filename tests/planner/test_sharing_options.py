@@ -60,6 +60,7 @@ def test_other_priorities_than_the_plans(pair):
         ({"priorities": ("interactive", "batch"), "time_slice": "step"}, "`priorities`: .* found `time_slice` step"),
         ({"weights": (1, 2, 3)}, "`weights`: expected one for each of 2 models, found 3"),
         ({"preemption_s": 0.0}, "`preemption_s`: expected more than zero"),
+        ({"preemption_s": 1e-12}, "`preemption_s`: expected at least 1e-06 seconds, found 1e-12"),
     ],
 )
 def test_wrong_ones_are_refused(pair, options, message):

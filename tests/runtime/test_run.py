@@ -209,7 +209,7 @@ def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, 
     monkeypatch.setattr("aurora.runtime.distributed_experts.MIN_CHUNK_ROWS", 3)
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
     plan = plan_for(paths, 2)
-    plan = replace(plan, options=replace(plan.options, time_slice="layer", preemption_s=1e-9))
+    plan = replace(plan, options=replace(plan.options, time_slice="layer", preemption_s=1e-6))
     colocate = "layers" if interleave == "processes" else None
     result, found = differences(plan, paths, prompts, transport=transport, interleave=interleave, colocate=colocate)
     assert found == []
@@ -245,7 +245,7 @@ def test_a_batch_model_lets_others_go_first_in_all_of_its_parts(mixtral, qwen, m
 
     monkeypatch.setattr(LayerContext, "yield_to_priority", seen)
     paths = [mixtral, qwen]
-    plan = with_priorities(plan_for(paths, 2, PlanOptions(preemption_s=1e-9)), ["interactive", "batch"])
+    plan = with_priorities(plan_for(paths, 2, PlanOptions(preemption_s=1e-6)), ["interactive", "batch"])
     _, found = differences(plan, paths, [prompts_for(mixtral, 2), prompts_for(qwen, 8, seed=1)], transport="memory", batch=8)
     assert found == []
     layers = range(len(plan.models[1].dispatch_L))
