@@ -188,3 +188,19 @@ def test_sharing_is_compared_at_the_profiles_own_batch():
     assert found.batch == BATCH
     assert APART not in found.gains
     assert "three models" in sharing_advice(found)
+
+
+def test_a_placement_is_no_gain_of_sharing():
+    """Large steps put three of four experts on GPU a; in small ones each expert takes a second, so that two on each are best."""
+    gpus = tuple(Gpu(kind, kind, rank, 1e9, 1e9, 10_000) for rank, kind in enumerate("ab"))
+    curves = {
+        kind: {
+            "gate": NOTHING,
+            "expert": Curve(np.array([0.0, 1.0, 32.0, 64.0]), np.array([0.0, 1.0, 1.0, last])),
+            "aggregate": NOTHING,
+        }
+        for kind, last in (("a", 8.0), ("b", 40.0))
+    }
+    model = Profile("m", "", np.full((1, 1, 2, 4), 64), 2, 1, 1, 100, 10, curves)
+    found = compare_ways(Cluster("mixed", gpus), [model], BATCH, steps=2, ways=(TIME_SLICED,))
+    assert found.gains[TIME_SLICED] == pytest.approx(1.0, abs=0.05)
