@@ -5,36 +5,47 @@ also while the others recover, and ranks that hang). With `--adapt` experts move
 nearly all ranks are lost in the middle of moves; a loss of one rank must then leave an expert to the model's files only where
 `--min-replicas` is 1. The pause after a change of membership is from the last token before it
 to the first after it, of any request; a change before the first token, while ranks still start, has none.
+
+Each kill is one line. After `--minutes`, or a SIGTERM, it ends with what it has. A run is a section of
+bench/results/soak-DATE.md; one with the same options replaces it. So many kills may be taken in pieces, of other `--seed`s.
 """
 
 import argparse
-import datetime
 import os
 import random
 import signal
 import statistics
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from drawn_moves import serve_with_drawn_moves
 from machine import machine
+from tables import today
 
 from aurora.io import shipped
 from aurora.models.decoding import greedy_decode
-from aurora.models.loading import load_model
+from aurora.models.loading import MoeModel, load_model
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import run as running
 from aurora.runtime.request_journal import RequestJournal
-from aurora.types import Cluster, ControlOptions, Gpu, PlanOptions, ProfileOptions, RunOptions
+from aurora.runtime.result import RunResult
+from aurora.types import Cluster, ControlOptions, Gpu, Plan, PlanOptions, ProfileOptions, RunOptions
 
 MODEL = "models/mixtral-topics"
+ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 16
 HANG_S = 3.0
+PERIOD_S = 0.2  # of a window with --adapt: after each, experts move
+AT_ONCE = 64  # answers that are compared in one forward pass
 
 
 class FaultInjector:
@@ -44,25 +55,33 @@ class FaultInjector:
         self.ranks, self.kills, self.until, self.rng = ranks, kills, until, rng
         self.done: list[str] = []
         self.over = False
+        self._began_s = time.monotonic()
 
     def watch(self, epoch: int, pids: dict[int, int]) -> None:
         mixed = self.kills is None
         ready = len(pids) == self.ranks or (mixed and self.rng.random() < 0.2)
         if ready and not self.over:
-            threading.Thread(target=self._strike, args=(dict(pids), mixed), daemon=True).start()
+            threading.Thread(target=self._strike, args=(epoch, dict(pids), mixed), daemon=True).start()
 
-    def _strike(self, pids: dict[int, int], mixed: bool) -> None:
+    def _strike(self, epoch: int, pids: dict[int, int], mixed: bool) -> None:
         time.sleep(self.rng.uniform(0.0, 1.5))
         if self.over or (self.kills is not None and len(self.done) >= self.kills):
             self.over = True
             return
         kind = self.rng.choice(["kill", "kill", "kill two", "stop"]) if mixed else "kill"
-        for rank in self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1)):
+        ranks = self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1))
+        for rank in ranks:
             try:
                 os.kill(pids[rank], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self.done.append(kind)
+        after_s = time.monotonic() - self._began_s
+        print(f"{len(self.done)}: {kind}, rank {' and '.join(map(str, ranks))}, epoch {epoch}, {after_s:.1f} s", flush=True)
+
+    def end(self, *_: object) -> None:
+        """Lets the run end now, with what it has."""
+        self.until = 0.0
 
     @property
     def ended(self) -> bool:
@@ -71,35 +90,21 @@ class FaultInjector:
         return out_of_time or (self.over and self.kills is not None)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--min-replicas", type=int, default=2)
-    parser.add_argument("--adapt", action="store_true", help="experts move while ranks are lost")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    chosen = parser.parse_args()
+def plan_of(ranks: int, min_replicas: int, adapt: bool) -> Plan:
+    """The plan that is served, with slots for two ranks less."""
+    texts = [ROOT / "LICENSE", ROOT / "README.md"]
+    options = ProfileOptions(sources=ranks, prompt_tokens=32, limit=4 * ranks)
+    profile = profile_model(shipped(MODEL), texts, options, lambda *_: None)
+    cluster = Cluster("soak", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(ranks)))
+    left = ranks if adapt else max(1, ranks - 2)  # with slots for all experts everywhere none would move
+    slots = -(-profile.experts * min_replicas // left) + 1
+    return make_plan(cluster, [profile], PlanOptions(min_replicas=min_replicas, slots_per_gpu=min(slots, profile.experts)))
 
-    path = shipped(MODEL)
-    root = Path(__file__).parents[1]
-    texts = [root / "LICENSE", root / "README.md"]
-    profile = profile_model(
-        path, texts, ProfileOptions(sources=chosen.ranks, prompt_tokens=32, limit=4 * chosen.ranks), lambda *_: None
-    )
-    cluster = Cluster("soak", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(chosen.ranks)))
-    left = chosen.ranks if chosen.adapt else max(1, chosen.ranks - 2)  # with slots for all experts everywhere none would move
-    slots = -(-profile.experts * chosen.min_replicas // left) + 1
-    plan = make_plan(
-        cluster, [profile], PlanOptions(min_replicas=chosen.min_replicas, slots_per_gpu=min(slots, profile.experts))
-    )
-    model = load_model(path)
-    ids = model.tokenizer((root / "README.md").read_text(), add_special_tokens=False)["input_ids"]
-    rng = random.Random(chosen.seed)
-    prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(20_000))]
 
-    faults = FaultInjector(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
+def serve(
+    plan: Plan, prompts: list[list[int]], faults: FaultInjector, adapt: bool
+) -> tuple[RunResult, list[float], list[psutil.Process]]:
+    """The result, when tokens came, and processes that are left."""
     token_s: list[float] = []
 
     class Ending(RequestJournal):
@@ -115,19 +120,37 @@ def main() -> None:
 
     running.RequestJournal = Ending  # type: ignore[misc]
     options = RunOptions(NEW_TOKENS, 4, "gloo", 60.0, survive=True, respawn=1000, hang_s=HANG_S)
-    if chosen.adapt:
-        options = replace(options, adapt=ControlOptions(period_s=0.2))
+    if adapt:
+        options = replace(options, adapt=ControlOptions(period_s=PERIOD_S))
         running.serve_elastic_rank = serve_with_drawn_moves
-    began = time.monotonic()
-    result = running.run_elastic(plan, [path], [prompts], options, watch=faults.watch)
-    took = time.monotonic() - began
-    left = [rank for child in psutil.Process().children() for rank in child.children()]
+    result = running.run_elastic(plan, [shipped(MODEL)], [prompts], options, watch=faults.watch)
+    return result, token_s, [rank for child in psutil.Process().children() for rank in child.children()]
 
-    answers = result.answers_M[0].tokens
-    wrong = 0
+
+@torch.inference_mode()
+def wrong_answers(model: MoeModel, prompts: Sequence[list[int]], answers: Mapping[int, list[int]]) -> int:
+    """How many answers are not the plain model's.
+
+    Each token must be what the model chooses after all tokens before it: one forward pass tells, for answers of equal length
+    together. Where it tells otherwise, the answer is decoded alone.
+    """
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, tokens in answers.items():
-        plain, _ = greedy_decode(model.model, prompts[index], len(tokens), model.tokenizer.eos_token_id)
-        wrong += plain != tokens
+        alike[len(prompts[index]), len(tokens)].append(index)
+    eos, wrong = model.tokenizer.eos_token_id, 0
+    for (before, count), indices in alike.items():
+        for at in range(0, len(indices), AT_ONCE) if count else ():
+            some = indices[at : at + AT_ONCE]
+            ids_BT = torch.tensor([[*prompts[index], *answers[index]] for index in some])
+            chosen_BT = model.model(ids_BT).logits[:, before - 1 : -1].argmax(dim=2)
+            apart_B = (chosen_BT != ids_BT[:, before:]).any(dim=1) | (ids_BT[:, before:-1] == eos).any(dim=1)
+            for index in np.array(some)[apart_B.numpy()].tolist():
+                wrong += greedy_decode(model.model, prompts[index], count, eos)[0] != answers[index]
+    return wrong
+
+
+def pauses(result: RunResult) -> tuple[list[float], list[float]]:
+    """Seconds without a token after ranks were killed, and after ranks hung."""
     killed: list[float] = []
     hung: list[float] = []
     resumed_s = None
@@ -136,54 +159,91 @@ def main() -> None:
         if change.lost and resumed_s is not None and change.stopped_s is not None:
             how = hung if any("said nothing" in how for how in change.lost.values()) else killed
             how.append(resumed_s - change.stopped_s)
+    return killed, hung
+
+
+def rows(result: RunResult, faults: FaultInjector, token_s: list[float], wrong: int, left: int, adapt: bool) -> list[str]:
+    """The rows of the table."""
+    answers = result.answers_M[0].tokens
+    found: dict[str, Any] = {f"{kind}, times": faults.done.count(kind) for kind in sorted(set(faults.done))}
+    found["changes of membership"] = len(result.changes)
+    found["answers begun; not the plain model's"] = f"{len(answers)}; {wrong}"
+    found["tokens"] = sum(map(len, answers.values()))
+    moved, from_files = sum(c.moved for c in result.changes), sum(c.from_checkpoint for c in result.changes)
+    found["experts' weights from other ranks; from the model's files"] = f"{moved}; {from_files}"
+    if adapt:
+        changes = [change for report in result.control_M for change in report.changes]
+        performed = [change for change in changes if change.took_s is not None]
+        given_up = sum(report.changes[-1].took_s is None for report in result.control_M if report.changes)
+        none = sum(all(change.took_s is None for change in report.changes) for report in result.control_M)
+        found["changes of placement in force; given up by a loss"] = (
+            f"{len(performed)}; {given_up} of {len(result.control_M)} epochs"
+        )
+        found["epochs in which no change came into force"] = none
+        found["moved experts"] = sum(change.moves for change in performed)
+    others = [how for change in result.changes for how in change.lost.values() if how != f"killed by signal {signal.SIGKILL:d}"]
+    found["ranks that were lost but not killed"] = f"{len(others)} {' '.join(sorted(set(others)))}".strip()
+    for name, gaps_s in zip(("killed", f"hung, found after {HANG_S:g} s"), pauses(result), strict=True):
+        if gaps_s:
+            found[f"no token after a rank was {name}, s: median, 95 %, worst of {len(gaps_s)}"] = (
+                f"{statistics.median(gaps_s):.2f}, {np.quantile(gaps_s, 0.95):.2f}, {max(gaps_s):.2f}"
+            )
+    usual_s = np.diff(token_s)
+    found["usual time between tokens, s: median, worst"] = f"{np.median(usual_s):.4f}, {usual_s.max():.2f}"
+    found["how it ended; processes left"] = f"{result.failure or 'as it should'}; {left}"
+    return ["| what | figure |", "|---|---|", *(f"| {what} | {figure} |" for what, figure in found.items())]
+
+
+def write(path: Path, section: str, lines: Sequence[str]) -> None:
+    """Puts a section into a file of results, in place of an earlier one of its name."""
+    _, *parts = path.read_text().rstrip().split("\n\n## ") if path.exists() else [""]
+    sections = {part.split("\n")[0]: f"## {part}" for part in parts} | {section: "\n".join([f"## {section}", "", *lines])}
+    head = f"# Ranks lost while serving, {today()}\n\nOn {machine()}."
+    path.write_text("\n\n".join([head, *(sections[name] for name in sorted(sections))]) + "\n")
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--min-replicas", type=int, default=2)
+    parser.add_argument("--adapt", action="store_true", help="experts move while ranks are lost")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a file instead of the one in bench/results")
+    chosen = parser.parse_args()
+    load = os.getloadavg()[0]
+
+    plan = plan_of(chosen.ranks, chosen.min_replicas, chosen.adapt)
+    model = load_model(shipped(MODEL))
+    ids = model.tokenizer((ROOT / "README.md").read_text(), add_special_tokens=False)["input_ids"]
+    rng = random.Random(chosen.seed)
+    prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(20_000))]
+
+    faults = FaultInjector(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
+    signal.signal(signal.SIGTERM, faults.end)
+    began = time.monotonic()
+    result, token_s, left = serve(plan, prompts, faults, chosen.adapt)
+    took_s = time.monotonic() - began
+    wrong = wrong_answers(model, prompts, result.answers_M[0].tokens)
+
     asked = " ".join(
         f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
         for name, value in vars(chosen).items()
         if value not in (None, False) and name != "out"
     )
-    lines = [
-        f"# Ranks lost while serving, {datetime.date.today()}",
-        "",
-        f"`python bench/soak.py {asked}` on {machine()}; load average {os.getloadavg()[1]:.1f}.",
-        "",
-        f"{chosen.ranks} ranks, mixtral-topics, floor {chosen.min_replicas}, a lost rank is started anew; {took:.0f} s.",
-        "",
-        "| what | figure |",
-        "|---|---|",
-        *(f"| {kind}, times | {faults.done.count(kind)} |" for kind in sorted(set(faults.done))),
-        f"| changes of membership | {len(result.changes)} |",
-        f"| answers begun; not the plain model's | {len(answers)}; {wrong} |",
-        f"| tokens | {sum(map(len, answers.values()))} |",
-        f"| experts' weights from other ranks; from the model's files | {sum(c.moved for c in result.changes)}; "
-        f"{sum(c.from_checkpoint for c in result.changes)} |",
-    ]
-    if chosen.adapt:
-        last_X = [report.changes[-1] for report in result.control_M if report.changes]
-        changes = [change for report in result.control_M for change in report.changes]
-        others = [how for change in result.changes for how in change.lost.values() if "SIGKILL" not in how]
-        lines += [
-            f"| changes of placement in force; given up by a loss | {sum(change.took_s is not None for change in changes)}; "
-            f"{sum(change.took_s is None for change in last_X)} of {len(result.control_M)} epochs |",
-            "| epochs in which no change came into force | "
-            f"{sum(all(change.took_s is None for change in report.changes) for report in result.control_M)} |",
-            f"| moved experts | {sum(change.moves for change in changes if change.took_s is not None)} |",
-            f"| ranks that were lost but not killed | {len(others)} {' '.join(sorted(set(others)))} |",
-        ]
-    for name, found in (("killed", killed), (f"hung, found after {HANG_S:g} s", hung)):
-        if found:
-            lines.append(
-                f"| no token after a rank was {name}, s: median, 95 %, worst of {len(found)} | {statistics.median(found):.2f}, "
-                f"{np.quantile(found, 0.95):.2f}, {max(found):.2f} |"
-            )
-    lines += [
-        f"| usual time between tokens, s: median, worst | {np.median(np.diff(token_s)):.4f}, {np.diff(token_s).max():.2f} |",
-        f"| how it ended; processes left | {result.failure or 'as it should'}; {len(left)} |",
-        "",
-    ]
-    text = "\n".join(lines)
-    if chosen.out is not None:
-        chosen.out.write_text(text)
-    print(text)
+    how = (
+        f"`python bench/soak.py {asked}` took {took_s:.0f} s; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after. "
+        f"{chosen.ranks} ranks, mixtral-topics, every expert on {chosen.min_replicas} at least; a lost rank is started anew."
+    )
+    kind = (
+        f"{chosen.kills or 'mixed'} kills{', experts move' if chosen.adapt else ''}, {chosen.ranks} ranks, seed {chosen.seed}"
+    )
+    lines = rows(result, faults, token_s, wrong, len(left), chosen.adapt)
+    print("\n".join([*lines, "", how]))
+    write(chosen.out or ROOT / "bench" / "results" / f"soak-{today()}.md", kind, [*lines, "", how])
 
 
 if __name__ == "__main__":

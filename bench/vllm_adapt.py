@@ -1,10 +1,11 @@
 """Experts that follow traffic through EPLB in vLLM: aurora's policy and vLLM's own, beside plans, on hosts of a rate.
 
-    .venv-vllm/bin/python bench/vllm_adapt.py [--moves NAME] [--switches 2] [--rounds 3] [--quick]
+    .venv-vllm/bin/python bench/vllm_adapt.py [--moves NAME] [--switches 1] [--rounds 3] [--quick]
 
 Needs what `make test-vllm` installs, and root (bench/network/net.py); elsewhere it says why it is skipped. Four hosts, DP4, a
 random Qwen3-MoE whose words are of two kinds, for which it chooses other experts; it answers with words of the kind that it is
-asked with. Experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py; all else is real. In each round
+asked with. Experts' compute is a stand-in that waits TOKEN_S a row, as in bench/interleave.py, so long that a pass waits more
+than two cores compute for four ranks; all else is real. In each round
 a rank gets SEQUENCES prompts and generates NEW_TOKENS for each, which is about one window of EPLB. After some rounds traffic
 switches from the first kind to the second, then back, and so on. Ways: the plan of either kind, kept; aurora's controller, from
 the plan of the first kind on; and vLLM's own policy. Experts move through EPLB, while serving waits or in the background, or
@@ -21,6 +22,7 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -42,11 +44,11 @@ from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 RANKS, LAYERS, HIDDEN, EXPERTS, TOP_K, SLOTS = 4, 4, 256, 16, 2, 5  # SLOTS: of a rank
 WORDS = 256  # half of them are of one kind
 KIND, QUIET = 0.1, 0.03  # how much words of a kind are alike, and what layers add to them
-SEQUENCES, PROMPT, NEW_TOKENS, PLANNED = 8, 32, 32, 32
-TOKEN_S, MBIT = 400e-6, 200
+SEQUENCES, PROMPT, NEW_TOKENS, PLANNED = 8, 8, 32, 64
+TOKEN_S, MBIT = 2e-3, 200
 FIRST, SECOND, OURS, VLLM = "plan of the first kind", "plan of the second kind", "aurora's controller", "vLLM's policy"
 MOVES = {"waiting": {"use_async": False}, "background": {"use_async": True}, "between passes": None}  # EPLB's options
-PERIOD_S = 2.0  # of a window without EPLB, about a round
+PERIOD_S = 2.0  # of a window without EPLB, about a fifth of a round
 NOTED = f"""
 import functools, inspect, time
 from vllm.distributed.eplb.eplb_state import EplbState
@@ -150,6 +152,11 @@ class Served:
         """When the last rank had ended a round."""
         return max(end_s for passes in self.passes_R for its, end_s in passes if its == number)
 
+    @property
+    def began_s(self) -> float:
+        """When the first pass that brought tokens ended."""
+        return min(passes[0][1] for passes in self.passes_R)
+
     @cached_property
     def moves(self) -> list[tuple[float, float, int]]:
         """Begin and end of each change of the placement, and its slots."""
@@ -203,9 +210,15 @@ def served(folder: Path, names: list[str], mode: str, switches: int, rounds: int
             "additional_config": {"aurora": {**settings, "order": "online", "required": True}}, "llm": llm,
             "before": NOTED, "after": WRITTEN, "environ": {"NOTES": f"{place}-"},
         }  # fmt: skip
+        began_s = time.perf_counter()
         run(place, names, RANKS, job)
         found[way] = Served.read(Path(f"{place}-"), place)
-        print(f"{way}: {len(found[way].moves)} changes of {sum(slots for *_, slots in found[way].moves)} slots", flush=True)
+        served_s, changes = found[way].end_s(rounds * (switches + 1) - 1) - found[way].began_s, found[way].moves
+        print(
+            f"{way}: {len(changes)} changes of {sum(slots for *_, slots in changes)} slots; {served_s:.0f} of "
+            f"{time.perf_counter() - began_s:.0f} s serving",
+            flush=True,
+        )
     return found
 
 
@@ -254,11 +267,11 @@ def table(mode: str, switches: int, rounds: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", action="append", choices=tuple(MOVES), help="repeat for several; default all")
-    parser.add_argument("--switches", type=int, default=2, help="of traffic")
+    parser.add_argument("--switches", type=int, default=1, help="of traffic")
     parser.add_argument("--rounds", type=int, default=3, help="before each switch, and after the last")
-    parser.add_argument("--quick", action="store_true", help="one switch, of three rounds")
+    parser.add_argument("--quick", action="store_true", help="one switch, of two rounds")
     chosen = options(parser)
-    switches, rounds = (1, 3) if chosen.quick else (chosen.switches, chosen.rounds)
+    switches, rounds = (1, 2) if chosen.quick else (chosen.switches, chosen.rounds)
     results = Results("vllm-adapt", "Experts in vLLM follow traffic that switches", chosen.out)
     for mode in chosen.moves or MOVES:
         results.add(f"experts move: {mode}", *table(mode, switches, rounds))

@@ -175,15 +175,32 @@ def longest(runs: list[Served], when: str) -> str:
     return f"{max(found):.2f}" if max(found) else ""
 
 
+def delays(adapted: Served, new: Served, start: int, switched_s: float) -> tuple[float, float, float] | None:
+    """How long after the switch the first change was in force, and throughput over the new plan's before and after that.
+
+    Steps count from `start` on. None if nothing changed after the switch.
+    """
+    in_force_s = [each.at_s + each.took_s for each in adapted.changes if each.at_s > switched_s and each.took_s is not None]
+    if not in_force_s:
+        return None
+    first = max(int(np.searchsorted(adapted.end_s_I, in_force_s[0])), start + 1)
+    over = (np.diff(each.end_s_I[[start, first, -1]]) for each in (new, adapted))
+    before, after = next(over) / next(over)
+    return in_force_s[0] - switched_s, float(before), float(after)
+
+
 def table(setting: Setting, repetitions: int, batches: int, period_s: float) -> list[str]:
     """The section of a setting, a row for each way."""
     runs = served(setting, repetitions, batches, period_s)
     after_s: dict[str, list[float]] = {way: [] for way in runs}
+    delays_X: list[tuple[float, float, float]] = []
     for number, adapted in enumerate(runs[ADAPT]):
         switched_s = adapted.end_s_I[batches // 3 * NEW_TOKENS - 1]
         start = int(np.searchsorted(adapted.end_s_I, switched_s + period_s))
         for way, each in runs.items():
             after_s[way].append(float(each[number].end_s_I[-1] - each[number].end_s_I[start]))
+        found = delays(adapted, runs[NEW][number], start, switched_s)
+        delays_X += [] if found is None else [found]
     lines = [
         "| way | seconds from a period after the switch, median | throughput over the new plan's, median (worst) | longest gap "
         f"over the median: {' | '.join(TIMES)} | changes | moved MB |",
@@ -203,9 +220,15 @@ def table(setting: Setting, repetitions: int, batches: int, period_s: float) -> 
     dry = [dry.result.seconds / old.result.seconds - 1 for dry, old in zip(runs[DRY], runs[OLD], strict=True)]
     tokens_M = [each[0].result.answers_M[0].tokens for each in runs.values()]
     differ = sum(any(tokens[index] != tokens_M[0][index] for tokens in tokens_M) for index in tokens_M[0])
+    follows = [] if not delays_X else [
+        "With --adapt the first change after the switch was in force {:.2f} s after it; throughput is {:.3f} of the new plan's "
+        "until then, {:.3f} from then on (medians).".format(*map(statistics.median, zip(*delays_X, strict=True))),
+        "",
+    ]  # fmt: skip
     return [
         *lines,
         "",
+        *follows,
         f"Planning beside serving: a dry run takes {statistics.median(dry):+.1%} ({min(dry):+.1%} to {max(dry):+.1%}) of the "
         f"run without. Answers that differ between ways: {differ} of {len(tokens_M[0])}. {repetitions} repetitions of "
         f"{batches} batches of {BATCH} requests a rank, windows of {period_s:g} s; experts wait {TOKEN_S * 1e6:g} us a row.",
