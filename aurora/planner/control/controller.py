@@ -296,7 +296,7 @@ class Controller:
             return self._keep("over-budget", f"{loses}, but one layer's moves are above `bytes_per_s`", now, loss)
         held_LGP = self.held_LGP.copy()
         held_LGP[chosen] = next_LGP[chosen]
-        self._expects = float(saved_L[chosen].sum() / mean_L.sum()), self.tracker.remaining
+        self._expects = float(saved_L[chosen].sum() / mean_L.sum()), self.tracker.horizon
         reason = f"{loses}; {len(chosen)} of {len(held_LGP)} layers change"
         decision = self._decide("move", "gain", reason, held_LGP, now, loss)
         if not decision.layers:
@@ -323,7 +323,7 @@ class Controller:
         moving_s_K = self._move_times.seconds(bytes_K)
         paced_s_K = bytes_K / (self.options.bytes_per_s or math.inf)
         cost_s_K = moving_s_K if self._stalls else np.maximum(moving_s_K, paced_s_K) * self._move_times.waiting
-        after_s_K = np.maximum(self.options.period_s * self.tracker.remaining - moving_s_K, 0.0)
+        after_s_K = np.maximum(self.options.period_s * self.tracker.horizon - moving_s_K, 0.0)
         gain_s_K = self._gains.discount * saved_K * after_s_K - PAY_BACK * cost_s_K
         return best_L[: gain_s_K.argmax() + 1].tolist() if gain_s_K.max() > 0 else []
 

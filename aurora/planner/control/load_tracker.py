@@ -4,6 +4,9 @@ Traffic stays alike for some windows, then changes: another task arrives, the mi
 tracker keeps the windows since the last change and finds changes by a test of equal shares between the newest windows and those
 before them. Traffic that returns is recognised, and what was seen of it counts again.
 
+Where traffic lasts for fewer windows than HORIZON, a placement for it is late, and wrong again soon: prompts and then answers
+of one batch after the other, or short tasks. What is expected is then also what came before it.
+
 Counts of single tokens vary less than windows do, since tokens of a prompt choose alike. So the test measures in units of what
 windows usually differ by (a design effect; Kish, Survey Sampling, 1965): two that follow each other, or windows of the same
 traffic that are further apart, whichever differ more. The former may be of the same prompts, so that they differ by less.
@@ -28,6 +31,7 @@ FEW = 4
 RECENT = 32  # windows that are kept one by one; older ones are summed
 HALF_LIFE = 64  # windows in which a sum of older windows loses half of its weight
 APART = (1, 2, 4, 8, 16)  # windows of the same traffic, by which it is measured what they differ by
+HORIZON = 8  # windows: traffic that lasts for fewer is expected with what came before it
 REMEMBERED = 8  # kinds of traffic, and lengths of their spells
 
 
@@ -91,6 +95,7 @@ class LoadTracker:
         self._differences: deque[float] = deque(maxlen=4 * FEW)  # of windows that follow each other
         self._alike_differences: deque[float] = deque(maxlen=4 * FEW)  # of windows of the same traffic
         self._last_LE: FloatArray | None = None
+        self._mixed_LE = np.zeros((layers, experts))  # all windows, the newest count most: as much as HORIZON windows
         self.windows = self.changes = 0
 
     def add(self, loads: ArrayLike) -> FloatArray:
@@ -116,6 +121,7 @@ class LoadTracker:
         self._last_LE = load_LE
         self.windows += 1
         self._now.add(load_LE)
+        self._mixed_LE = self._mixed_LE * (1 - 1 / HORIZON) + load_LE
         if newest := self._changed_since():
             self._divide(newest)
         before = [self._now.recent[-1 - apart] for apart in APART if apart < len(self._now.recent)]
@@ -146,12 +152,28 @@ class LoadTracker:
         return max(least, *(float(np.median(each)) for each in (self._differences, self._alike_differences) if each), 0.0)
 
     @property
+    def horizon(self) -> float:
+        """For how many windows loads are expected: as long as the present traffic lasts, and longer if that is short."""
+        return self._lasting * self.remaining + (1 - self._lasting) * HORIZON
+
+    @property
     def expected_LE(self) -> FloatArray:
-        """(L, E) float64, the loads to be expected in a window like the newest ones; zero before the first window."""
-        load_LE = self._now.load_LE()
+        """(L, E) float64, the loads to be expected in a window of the horizon, in the mean; zero before the first window.
+
+        Those of the present traffic, if it lasts. If it lasts for fewer than HORIZON windows, then also those of the windows
+        before, of whatever traffic: prompts and answers, or tasks, that take turns so fast are served by one placement.
+        """
         if self._last_LE is None:
-            return load_LE
-        return np.asarray(shrunk_shares(load_LE, self.effect) * self._last_LE.sum(axis=1, keepdims=True))
+            return self._mixed_LE
+        shares = (shrunk_shares(load_LE, self.effect) for load_LE in (self._now.load_LE(), self._mixed_LE))
+        share_LE = self._lasting * next(shares) + (1 - self._lasting) * next(shares)
+        return np.asarray(share_LE * self._last_LE.sum(axis=1, keepdims=True))
+
+    @property
+    def _lasting(self) -> float:
+        """What part of HORIZON the present traffic lasts in all, at most 1: as long as its spells usually did, or others."""
+        lengths = self._now.lengths or self._lengths
+        return min(max(self.age, float(np.median(lengths))) / HORIZON, 1.0) if lengths else 1.0
 
     @property
     def spread_LE(self) -> FloatArray:

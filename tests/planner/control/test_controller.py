@@ -113,11 +113,11 @@ def test_moves_wait_until_traffic_lasts_long_enough_to_pay_for_them():
     assert "move" in actions
 
 
-def test_moves_that_would_end_after_the_traffic_are_not_made():
-    rng, tasks = np.random.default_rng(0), ([skewed(0)] * 3 + [skewed(8)] * 3) * 4
+def test_tasks_that_end_before_moves_would_pay_are_served_by_one_placement():
+    rng, tasks = np.random.default_rng(0), ([skewed(0)] * 3 + [skewed(8)] * 3) * 5
     control = Controller(start(), 1000, ControlOptions(period_s=10.0), move_Bps=250.0)  # four seconds an expert
     actions = [each.action for each in served(control, tasks, rng)]
-    assert actions[6:] == ["keep"] * 18  # it knows by then how long tasks last
+    assert actions[18:] == ["keep"] * 12
 
 
 def test_bytes_stay_within_the_budget_and_all_layers_move_in_the_end():
