@@ -75,7 +75,7 @@ def plan(
         list[str] | None, option(PlanOptions, "priorities", "--priority", panel=STRATEGY, choices=["priority"])
     ] = None,
     weights: Annotated[list[int] | None, option(PlanOptions, "weights", "--weight", panel=STRATEGY)] = None,
-    preemption_s: Annotated[str, option(PlanOptions, "preemption_s", "--preemption", panel=STRATEGY)] = "auto",
+    preemption_s: Annotated[str, option(PlanOptions, "preemption_s", "--preemption", more=" (auto)", panel=STRATEGY)] = "auto",
     micro_batches: Annotated[
         str, option(PlanOptions, "micro_batches", more=": {micro_batches}", panel=STRATEGY, choices=["micro_batches"])
     ] = str(DEFAULTS.micro_batches),

@@ -22,7 +22,7 @@ from aurora.types import TRACE_PHASES, ControlReport, Trace
 from aurora.types.arrays import IntArray
 
 SAME = 0.01  # bytes that differ less are of the same traffic
-ALIKE = 1.5  # factor up to which dispatched bytes differ between traffic of which times can be compared
+ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of which times can be compared: numbers' widths do too
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ RECENT = 32  # windows that are kept one by one; older ones are summed
 HALF_LIFE = 64  # windows in which a sum of older windows loses half of its weight
 APART = (1, 2, 4, 8, 16)  # windows of the same traffic, by which it is measured what they differ by
 HORIZON = 8  # windows: traffic that lasts for fewer is expected with what came before it
+SPELLS = 2  # of traffic, after which it is known for how long traffic usually lasts
 REMEMBERED = 8  # kinds of traffic, and lengths of their spells
 
 
@@ -171,9 +172,13 @@ class LoadTracker:
 
     @property
     def _lasting(self) -> float:
-        """What part of HORIZON the present traffic lasts in all, at most 1: as long as its spells usually did, or others."""
-        lengths = self._now.lengths or self._lengths
-        return min(max(self.age, float(np.median(lengths))) / HORIZON, 1.0) if lengths else 1.0
+        """What part of HORIZON the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
+
+        1 until SPELLS have been seen: that one task was short tells little of the next.
+        """
+        if len(self._lengths) < SPELLS:
+            return 1.0
+        return min(max(self.age, float(np.median(self._now.lengths or self._lengths))) / HORIZON, 1.0)
 
     @property
     def spread_LE(self) -> FloatArray:

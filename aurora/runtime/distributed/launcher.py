@@ -33,6 +33,7 @@ PRELOAD = [
     "transformers.processing_utils",
     "transformers.tokenization_utils_tokenizers",
     "aurora.runtime.distributed.launcher",
+    "aurora.runtime.elastic_rank",  # with what ranks of every run import
 ]
 GRACE_S = 1.0  # after a first failure, how long to wait for a better explanation from other ranks
 
@@ -155,9 +156,9 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
 
 
 def start_fork_server() -> ForkServerContext:
-    """Starts the process that ranks are forked from, and returns its context. That process imports torch in the background.
+    """Starts the process that ranks are forked from, and returns its context. That process imports PRELOAD in the background.
 
-    An early call saves the first rank the time of that import; further calls cost nothing.
+    An early call saves the first rank the time of those imports; further calls cost nothing.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
