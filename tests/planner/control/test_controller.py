@@ -117,7 +117,7 @@ def test_tasks_that_end_before_moves_would_pay_are_served_by_one_placement():
     rng, tasks = np.random.default_rng(0), ([skewed(0)] * 3 + [skewed(8)] * 3) * 8
     control = Controller(start(), 1000, ControlOptions(period_s=10.0), move_Bps=250.0)  # four seconds an expert
     actions = [each.action for each in served(control, tasks, rng)]
-    assert actions[18:].count("keep") >= 29  # of 30 windows, in which the task changes ten times
+    assert actions[18:].count("keep") >= 28  # of 30 windows, in which the task changes ten times
 
 
 def test_bytes_stay_within_the_budget_and_all_layers_move_in_the_end():
