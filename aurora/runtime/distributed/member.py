@@ -132,7 +132,11 @@ class Member(LighthouseConnection):
         return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
 
     def perform(self, call: Callable[[], Any]) -> None:
-        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over."""
+        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
+
+        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
+        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
+        """
         with lost_others(self._rank):
             unless_stopped(self.stopped, call)
 

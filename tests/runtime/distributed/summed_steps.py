@@ -22,11 +22,12 @@ class SummedSteps:
         raise AssertionError("a member always holds the sum")
 
     def begin(self, epoch, settlement, groups):
-        self._group, self._members = groups[0], len(epoch.members)
+        group = self._group = groups[0]
+        self._members = len(epoch.members)
         state = torch.tensor([self.total, self.step], dtype=torch.float64)
         options = BroadcastOptions()
         options.rootRank = next(rank for rank, name in enumerate(epoch.members) if name not in settlement.stale)
-        self.member.perform(lambda: self._group.broadcast([state], options).wait())
+        self.member.perform(lambda: group.broadcast([state], options).wait())
         assert state[1] == settlement.version.step
         if self.member.name in settlement.stale:
             self.total, self.step = state[0].item(), int(state[1])
@@ -35,7 +36,8 @@ class SummedSteps:
 
     def prepare(self):
         share = torch.full((1,), (self.step + 1) / self._members, dtype=torch.float64)
-        self.member.perform(lambda: self._group.allreduce([share], ReduceOp.SUM).wait())
+        group = self._group
+        self.member.perform(lambda: group.allreduce([share], ReduceOp.SUM).wait())
         time.sleep(self._step_s)
         self._pending = share.item()
 
