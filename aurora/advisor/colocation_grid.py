@@ -65,7 +65,7 @@ def compare_over_grid(
         wrong = [value for value in values if not least <= value <= most]
         if wrong or not values or len(set(values)) != len(values):
             found = ", ".join(f"{value:g}" for value in wrong or values) or "none"
-            raise BadInput(f"`{name}`: expected different values from {least:g} to {most:g}, found {found}")
+            raise BadInput(f"`{name}`: expected different values from {least:g} to {most:.12g}, found {found}")
     settings = list(itertools.product(skews, bandwidths, batches))
     if len(settings) > MOST_CELLS:
         raise BadInput(f"`batch`: expected at most {MOST_CELLS} cells, found {len(settings)}")
