@@ -40,16 +40,31 @@ def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> Ser
         trace: predicted or measured.
         plan_model_M: which model each of the trace's is a micro-batch of; None: each is a model.
     """
-    began_s, of_M = trace.start_s_X.min(), range(len(trace.names_M)) if plan_model_M is None else plan_model_M
+    of_M = range(len(trace.names_M)) if plan_model_M is None else plan_model_M
     streams: dict[int, list[FloatArray]] = {model: [] for model in dict.fromkeys(of_M)}
     for number, model in enumerate(of_M):
-        own_X = trace.model_X == number
-        ends_T = np.zeros(int(trace.step_X[own_X].max(initial=-1)) + 1)
-        np.maximum.at(ends_T, trace.step_X[own_X], trace.end_s_X[own_X] - began_s)
-        streams[model].append(ends_T)
+        streams[model].append(step_times(trace, number)[1])
     computing_X = np.isin(trace.phase_X, COMPUTE)
     compute_s = float((trace.end_s_X - trace.start_s_X)[computing_X].sum())
     return ServedSteps(trace.seconds, compute_s, tuple(map(tuple, streams.values())))
+
+
+def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
+    """Returns when the steps of one of a trace's models begin and end, in seconds from the trace's first start.
+
+    Args:
+        trace: predicted or measured.
+        model: its number in the trace.
+
+    Returns:
+        (T,) float64, when each step begins, on the rank that begins first, and when it ends, on the one that ends last.
+    """
+    own_X, began_s = trace.model_X == model, trace.start_s_X.min(initial=np.inf)
+    steps_T, step_X = np.unique(trace.step_X[own_X], return_inverse=True)
+    begins_T, ends_T = np.full(len(steps_T), np.inf), np.zeros(len(steps_T))
+    np.minimum.at(begins_T, step_X, trace.start_s_X[own_X] - began_s)
+    np.maximum.at(ends_T, step_X, trace.end_s_X[own_X] - began_s)
+    return begins_T, ends_T
 
 
 def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:

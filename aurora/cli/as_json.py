@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aurora.types import PHASES, Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 
 if TYPE_CHECKING:
     from aurora.planner.evaluate import Evaluation
@@ -127,6 +127,22 @@ def summary_json(summary: Summary) -> Found:
     return {**head, "layers": layers}
 
 
+def models_json(summary: Summary) -> list[Found]:
+    """Returns the seconds, the steps and the time per output token of each model or micro-batch of a trace."""
+    from aurora.reports.request_tables import percentiles
+
+    return [
+        {
+            "model": each.model,
+            "steps": len(each.step_s_T),
+            "seconds": each.seconds,
+            "step_s": percentiles(each.step_s_T),
+            "tpot_s": percentiles(each.between_s_X),
+        }
+        for each in summary.models
+    ]
+
+
 def comparison_json(found: Comparison | None) -> Found | None:
     """Returns predicted and measured seconds by phase; None without a comparison."""
     return None if found is None else {**asdict(found), "error": found.error}
@@ -194,7 +210,7 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
     """Returns compute curves: seconds at token counts, by GPU kind and phase."""
     kinds: Mapping[str, Any] = made.curves if isinstance(made, Profile) else made.kinds
     table = {
-        kind: {phase: {"tokens": phases[phase].tokens_X, "seconds": phases[phase].seconds_X} for phase in PHASES}
+        kind: {phase: {"tokens": curve.tokens_X, "seconds": curve.seconds_X} for phase, curve in phases.items()}
         for kind, phases in kinds.items()
     }
     return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}

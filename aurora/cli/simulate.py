@@ -116,12 +116,12 @@ def simulate(
     from aurora import api
     from aurora.advisor.preemption import with_preemption
     from aurora.advisor.simulated_choice import with_micro_batches
-    from aurora.cli.as_json import summary_json
+    from aurora.cli.as_json import models_json, summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.traffic import check_traffic, without_proof
     from aurora.planner.plan_seconds import seconds_between
     from aurora.planner.resolve_options import with_priorities
-    from aurora.reports.trace_tables import summary_table
+    from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
     loaded = with_priorities(load_plan(plan), priorities or ())
@@ -140,8 +140,10 @@ def simulate(
     show(
         as_json,
         {"output": target, "between_s": between_s, "micro_batches": len(predicted.names_M) // len(loaded.models)}
-        | summary_json(found),
+        | summary_json(found)
+        | {"models": models_json(found)},
         summary_table(found, most=None if layers else WORST, between_s=between_s),
+        models_table(found),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )

@@ -7,6 +7,7 @@ from rich.table import Column, Table
 from aurora.reports.compare import CaseErrors, Comparison
 from aurora.reports.formatting import DASH, Row, add_worst, percent, right, seconds, size
 from aurora.reports.plan_tables import estimated
+from aurora.reports.request_tables import percentiles
 from aurora.reports.trace_times import Summary
 from aurora.types import Cluster, ControlReport, WorkerReport
 
@@ -38,6 +39,29 @@ def summary_table(
         bounds = (seconds(row.bound_s), percent(row.gap)) if bounded else ()
         rows.append((row.seconds, (row.model, str(row.layer), *cells, *bounds)))
     return add_worst(table, rows, most)
+
+
+def models_table(summary: Summary) -> Table | None:
+    """Returns a table of the time, the steps and the time per output token of each model or micro-batch; None for a single one.
+
+    Args:
+        summary: the summary of a trace.
+    """
+    if len(summary.models) == 1:
+        return None
+    columns = ("steps", "time", *(f"{what} {name}" for what in ("step", "TPOT") for name in ("p50", "p99")))
+    table = Table(
+        Column("model", overflow="fold"),
+        *right(*columns),
+        caption="time: from the start of a model's first step to the end of its last; TPOT: from the end of a step to the end "
+        "of the next, for which a request that generates waits",
+    )
+    for model in summary.models:
+        times = [percentiles(each_X)[name] for each_X in (model.step_s_T, model.between_s_X) for name in ("p50", "p99")]
+        cells = [DASH if value is None else seconds(value) for value in times]
+        table.add_row(model.model, str(len(model.step_s_T)), seconds(model.seconds), *cells)
+    table.add_row("all", "", seconds(summary.seconds), *[""] * 4)
+    return table
 
 
 def comparison_table(found: Comparison) -> Table:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aurora.advisor.served_steps import step_times
 from aurora.planner.network.nics import nics_of
 from aurora.reports.formatting import distinct
 from aurora.reports.spans import union
@@ -76,6 +77,35 @@ class LayerSummary:
         return gap(self.dispatch_s + self.combine_s, self.bound_s)
 
 
+@dataclass(frozen=True, eq=False)
+class ModelSummary:
+    """The steps of one model, or of one micro-batch of a model.
+
+    Attributes:
+        model: its name.
+        begins_s_T, ends_s_T: (T,) float64, when its steps begin and end, in seconds from the start of the run.
+    """
+
+    model: str
+    begins_s_T: FloatArray
+    ends_s_T: FloatArray
+
+    @property
+    def seconds(self) -> float:
+        """From the start of its first step to the end of its last."""
+        return float(self.ends_s_T.max(initial=0.0) - self.begins_s_T.min(initial=self.ends_s_T.max(initial=0.0)))
+
+    @property
+    def step_s_T(self) -> FloatArray:
+        """(T,) float64, from the start of each step to its end."""
+        return self.ends_s_T - self.begins_s_T
+
+    @property
+    def between_s_X(self) -> FloatArray:
+        """(T - 1,) float64, from the end of a step to that of the next: what a request that is in both waits for its token."""
+        return np.diff(self.ends_s_T)
+
+
 @dataclass(frozen=True)
 class Summary:
     """A trace in numbers.
@@ -87,6 +117,7 @@ class Summary:
             rank's first event to its last.
         utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
         layers: one LayerSummary per layer, by model and then by layer.
+        models: one ModelSummary per model, or micro-batch.
     """
 
     kind: str
@@ -94,6 +125,7 @@ class Summary:
     phases_M: tuple[Mapping[str, float], ...]
     utilisation_G: FloatArray
     layers: tuple[LayerSummary, ...]
+    models: tuple[ModelSummary, ...]
 
     @property
     def phases(self) -> dict[str, float]:
@@ -119,15 +151,15 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
         cluster: the GPUs, whose ports, and NICs of servers, give the bounds.
 
     Returns:
-        The run's and each layer's seconds, and each rank's utilisation.
+        The run's, each layer's and each model's seconds, and each rank's utilisation.
     """
     found, (case_C4, case_s_C) = bars(trace), case_seconds(trace)
     length_X, computing = found.end_s_X - found.start_s_X, np.isin(found.phase_X, COMPUTE_INDICES)
     busy_G = np.bincount(found.rank_X[computing], weights=length_X[computing], minlength=trace.ranks)
     waits = found.phase_X == TIMED_PHASES.index("waiting")
-    layers = []
+    layers, names_M = [], distinct(trace.names_M)
     served_X = trace.phase_X != TRACE_PHASES.index("moves")  # these belong to no layer's time
-    for model, name in enumerate(distinct(trace.names_M)):
+    for model, name in enumerate(names_M):
         for layer in np.unique(trace.layer_X[trace.model_X == model]).tolist():
             rows = served_X & (trace.model_X == model) & (trace.layer_X == layer)
             of_layer = (case_C4[:, 0] == model) & (case_C4[:, 2] == layer)
@@ -137,8 +169,9 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
             waiting_s = float(length_X[waits & (found.model_X == model) & (found.layer_X == layer)].sum()) / trace.ranks
             bound_s = _fluid(trace, rows, cluster)
             layers.append(LayerSummary(name, layer, span_s(trace, rows), dispatch_s, combine_s, waiting_s, bound_s))
+    models = tuple(ModelSummary(name, *step_times(trace, model)) for model, name in enumerate(names_M))
     seconds = trace.seconds
-    return Summary(trace.kind, seconds, phase_seconds(trace, found), busy_G / max(seconds, 1e-30), tuple(layers))
+    return Summary(trace.kind, seconds, phase_seconds(trace, found), busy_G / max(seconds, 1e-30), tuple(layers), models)
 
 
 def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:

@@ -40,6 +40,22 @@ def test_barriers_and_orders(aurora, plan):
     refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected on or off")
 
 
+def test_each_of_several_models_has_its_steps(aurora, plan):
+    """Together they take the whole time, one after the other each has its own part of it, from when its first rank begins."""
+    both = plan.parent / "both.json"
+    profiles = "--profile", plan.parent / "a.npz"
+    assert aurora("plan", "--cluster", CLUSTER, *profiles, *profiles, "-o", both)[0] == 0
+    assert "TPOT" in aurora("simulate", both)[1]
+    assert "TPOT" not in aurora("simulate", plan)[1]
+    found = {how: json.loads(aurora("simulate", both, "--interleave", how, "--json")[1]) for how in ("on", "off")}
+    for way in found.values():
+        assert [each["steps"] for each in way["models"]] == [3, 3]
+        assert len({each["model"] for each in way["models"]}) == 2
+        assert all(0 < each["step_s"]["p50"] <= each["tpot_s"]["p99"] <= each["seconds"] for each in way["models"])
+    assert max(each["seconds"] for each in found["on"]["models"]) <= found["on"]["seconds"]
+    assert sum(each["seconds"] for each in found["off"]["models"]) == pytest.approx(found["off"]["seconds"], rel=0.05)
+
+
 def test_micro_batches_in_place_of_the_plans(aurora, plan):
     """A plan with some, one number and auto; the report shows them, and tables name them."""
     found = {}

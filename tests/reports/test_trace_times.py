@@ -6,10 +6,10 @@ import pytest
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.reports.formatting import as_text
+from aurora.reports.formatting import DASH, as_text
 from aurora.reports.input_tables import profile_table
 from aurora.reports.plan_tables import plan_table
-from aurora.reports.trace_tables import summary_table
+from aurora.reports.trace_tables import models_table, summary_table
 from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions, TraceRecorder, servers
@@ -100,6 +100,29 @@ def test_the_first_steps_are_whole(alone):
 def test_a_run_without_events_took_no_time():
     found = summarise(TraceRecorder("measured", ("m",), 2).trace(), cluster(1.0, 1.0))
     assert (found.seconds, found.layers, sum(found.phases.values())) == (0.0, (), 0.0)
+    assert (found.models[0].seconds, len(found.models[0].step_s_T)) == (0.0, 0)
+
+
+def test_models_have_times_of_their_own():
+    """A rank begins a step half a second after the other; the second model has one step, and the recording begins at step 4."""
+    recorder = TraceRecorder("predicted", ("a", "b"), 2)
+    for step, start in ((4, 1.0), (5, 3.0), (6, 7.0)):
+        for rank in (0, 1):
+            recorder.add(rank, 0, step, 0, "gate", start + rank / 2, start + 1)
+            recorder.add(rank, 0, step, 1, "gate", start + 1, start + 2 - rank / 2)
+    recorder.add(0, 1, 9, 0, "gate", 5.0, 5.5)
+    found = summarise(recorder.trace(), cluster(1.0, 1.0))
+    first, second = found.models
+    assert (first.model, first.seconds, found.seconds) == ("a", 8.0, 8.0)
+    assert (first.step_s_T.tolist(), first.between_s_X.tolist()) == ([2.0] * 3, [2.0, 4.0])
+    assert (second.seconds, second.step_s_T.tolist(), second.between_s_X.tolist()) == (0.5, [0.5], [])
+    lines = [line.split() for line in as_text([models_table(found)]).splitlines()]
+    cells = [[each for each in line if each not in "│┃|"] for line in lines]
+    assert ["a", "3", "8", "s", "2", "s", "2", "s", "3", "s", "3.98", "s"] in cells
+    assert ["b", "1", "500", "ms", "500", "ms", "500", "ms", DASH, DASH] in cells
+    alone = TraceRecorder("predicted", ("a",), 1)
+    alone.add(0, 0, 0, 0, "gate", 0.0, 1.0)
+    assert models_table(summarise(alone.trace(), cluster(1.0))) is None
 
 
 def test_a_simulated_exclusive_plan_is_at_its_own_bound():
