@@ -23,6 +23,7 @@ from aurora.types.arrays import FloatArray
 Points = dict[tuple[str, int], tuple[FloatArray, FloatArray]]  # by operation and GPUs: bytes of a buffer, seconds
 SHARED = "gpu_moe_aiconfigurator"
 ALL_TO_ALL = "alltoall"
+OTHER_MODELS = "other models from DeepSeek-V3"
 
 
 def sources() -> Iterator[tuple[str, str, Points]]:
@@ -69,6 +70,12 @@ def held_back(size_X: FloatArray, seconds_X: FloatArray, gpus: int) -> FloatArra
     return np.asarray(abs(exchange_seconds([curve], size_X[asked_X], gpus - 1) / seconds_X[asked_X] - 1))
 
 
+def recorded_twice(size_X: FloatArray, seconds_X: FloatArray) -> FloatArray:
+    """Errors of one recording of a size as prediction of the other, with the other type: how well recordings repeat."""
+    pairs = (seconds_X[size_X == size] for size in np.unique(size_X))
+    return np.array([abs(one / other - 1) for one, other in (pair for pair in pairs if len(pair) == 2)])
+
+
 def from_fewer(points: Points, gpus: int) -> FloatArray | None:
     """Errors of all-to-alls on so many GPUs, from the two next smaller numbers of GPUs; None where they were not recorded."""
     fewer = sorted(many for operation, many in points if operation == ALL_TO_ALL and many < gpus)[-2:]
@@ -100,6 +107,7 @@ def collective_rows() -> list[str]:
         for (operation, gpus), (size_X, seconds_X) in points.items():
             kind = "all-to-all" if operation == ALL_TO_ALL else "other collectives"
             halves.setdefault(f"{kind}: half of the sizes from the other half", []).append(held_back(size_X, seconds_X, gpus))
+            halves.setdefault(f"{kind}: one recording from another of its size", []).append(recorded_twice(size_X, seconds_X))
         larger = {gpus: from_fewer(points, gpus) for operation, gpus in points if operation == ALL_TO_ALL}
         for gpus, errors in larger.items():
             if errors is not None:
@@ -111,14 +119,26 @@ def collective_rows() -> list[str]:
 
 
 def deepep_rows() -> list[str]:
-    """One row for each system and kind of DeepEP's kernels, of models that the curve is not of, and pooled ones."""
+    """Rows for each system and kind of DeepEP's kernels: sizes held back, models that the curve is not of; and pooled ones."""
     lines, pooled = [], {}
     for low_latency, table in ((False, "normal"), (True, "low latency")):
-        what = f"DeepEP, {table}: other models from DeepSeek-V3"
-        for system, errors in deepep_errors(low_latency):
-            lines.append(row(what, system, "aiconfigurator-core", shown(errors)))
-            pooled.setdefault(what, []).extend(errors)
+        for of, errors_of in (("half of the sizes from the other half", deepep_halves), (OTHER_MODELS, deepep_errors)):
+            what = f"DeepEP, {table}: {of}"
+            for system, errors in errors_of(low_latency):
+                lines.append(row(what, system, "aiconfigurator-core", shown(errors)))
+                pooled.setdefault(what, []).extend(errors)
     return [*lines, *(row(f"**{what}**", "all", "aiconfigurator-core", shown(found)) for what, found in pooled.items())]
+
+
+def deepep_halves(low_latency: bool) -> Iterator[tuple[str, list[FloatArray]]]:
+    """By system with such kernels, errors of dispatches and combines of each model at every other number of tokens."""
+    for system in systems():
+        try:
+            models = deep_ep_models(system, low_latency)
+            points = [deep_ep_points(system, low_latency, *model) for model in models]
+        except BadInput:
+            continue
+        yield system, [held_back(*way, each.partners + 1) for each in points for way in each.ways]
 
 
 def deepep_errors(low_latency: bool) -> Iterator[tuple[str, list[FloatArray]]]:
@@ -160,7 +180,7 @@ def main() -> None:
         f"`python bench/fidelity.py`, computed on {machine()}; nothing is timed here. Errors are |predicted / recorded - 1|.",
         f"Sources: `{SHARED}` is ai-dynamo/aiconfigurator @ 095f58a (NCCL on 2, 4 and 8 GPUs of a node), Apache-2.0; "
         "`aiconfigurator-core` the tables of the installed package, the newest version of each, Apache-2.0. Both types that "
-        "were recorded (half and int8) are predicted by one curve over bytes.",
+        "were recorded (half and int8) are predicted by one curve over bytes; one row says how well recordings repeat.",
         "Skewed experts are fused MoE kernels at bfloat16 whose tokens follow a power law (the most loaded expert-parallel "
         "rank), predicted from balanced ones; nothing is fitted to them. `experts and overhead` is what the simulator takes: "
         "an overhead, told by balanced points with at most one row an expert, and the sum of the experts beyond it; on several "
