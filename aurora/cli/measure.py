@@ -102,7 +102,7 @@ def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False)
 def system(
     name: Annotated[str, typer.Argument(help="a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all")],
     output: ClusterOutput = Path("cluster.toml"),
-    gpus: Annotated[int, typer.Option(help="how many GPUs, all of one node")] = 8,
+    gpus: Annotated[int | None, typer.Option(help="how many GPUs, all of one node; default: all that it has")] = None,
     exchange: Annotated[
         str,
         typer.Option(help="what performs all-to-alls: {exchange}", autocompletion=completed("exchange")),

@@ -1,4 +1,4 @@
-"""aurora profile: a model and text -> a profile."""
+"""aurora profile: a model and text -> a profile; or a model's shape and a GPU system -> its curves."""
 
 import sys
 from pathlib import Path
@@ -7,18 +7,21 @@ from typing import Annotated
 import typer
 
 from aurora.cli.common import check_model, check_output, need
-from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, show
+from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
 from aurora.errors import BadInput
 from aurora.io.prompts import check_corpus
 from aurora.types import CountingOptions, Profile, ProfileOptions
 
 DEFAULTS = ProfileOptions()
-TEXT, STOP, WORKERS = "Text", "What is counted", "Redundant workers"
+TEXT, STOP, WORKERS, SYSTEM = "Text", "What is counted", "Redundant workers", "GPUs that are not here"
+WITH_SYSTEM = ("shape", "system", "engine", "sources", "output", "as_json")  # options that go with --shape
 
 
 def profile(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="folder of a transformers MoE model, or its name in the local hub cache")],
+    model: Annotated[
+        str | None, typer.Argument(help="folder of a transformers MoE model, or its name in the local hub cache")
+    ] = None,
     more_text: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", show_default=False)] = None,
     text: Annotated[
         list[Path] | None,
@@ -49,6 +52,24 @@ def profile(
     timeout_s: Annotated[float, option(CountingOptions, "timeout_s", "--timeout", panel=WORKERS)] = CountingOptions.timeout_s,
     agreeing: Annotated[int, option(CountingOptions, "agreeing", panel=WORKERS)] = CountingOptions.agreeing,
     seed: Annotated[int, typer.Option(help="random seed, for --precision and --workers")] = DEFAULTS.seed,
+    shape: Annotated[
+        Path | None,
+        typer.Option(
+            help="instead of a model and text: a config.json, its folder or a shipped model, whose compute curves and "
+            "all-to-alls --system has measured; no traffic",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            help="with --shape: a GPU system of aiconfigurator-core, such as h200_sxm; an unknown name lists all",
+            rich_help_panel=SYSTEM,
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="with --shape: whose kernels: sglang, trtllm or vllm", rich_help_panel=SYSTEM)
+    ] = "vllm",
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +78,12 @@ def profile(
     Ctrl-C leaves a valid partial profile beside the output, and so does a crash, up to the last minute; the same command goes
     on from there.
     """
+    if shape is not None or system is not None:
+        _of_system(context, shape, system, as_json)
+        return
+    refuse_given(context, ("engine",), "with `shape`")
+    if model is None:
+        raise BadInput("profile: expected a model's folder, or --shape with --system, found neither")
     texts = [*(text or []), *(more_text or [])]
     unset = (None, CountingOptions.scheme, CountingOptions.timeout_s, CountingOptions.agreeing)
     if workers is None and (redundancy, scheme, timeout_s, agreeing) != unset:
@@ -90,6 +117,20 @@ def profile(
     if fleet is None:
         partial.unlink(missing_ok=True)
     shown_profile(made, output, layers, as_json, seed)
+
+
+def _of_system(context: typer.Context, shape: Path | None, system: str | None, as_json: bool) -> None:
+    """Writes and shows the curves of a GPU system."""
+    from aurora.cli.profile_system import profile_system
+
+    given = context.params
+    refuse_given(context, [name for name in given if name not in WITH_SYSTEM], "without `shape`")
+    if shape is None or system is None:
+        missing, other = ("shape", "system") if shape is None else ("system", "shape")
+        raise BadInput(f"`{missing}`: expected with `{other}`, found none")
+    sources = context.get_parameter_source("sources")
+    gpus = given["sources"] if sources is not None and sources.name == "COMMANDLINE" else None
+    profile_system(shape, system, given["engine"], gpus, given["output"], as_json)
 
 
 def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:

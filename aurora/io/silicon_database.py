@@ -68,10 +68,10 @@ def tables(system: str, operation: str, source: str, name: str, **wanted: object
         system: as in `systems`.
         operation, source: the table's folders, such as "moe" and "vllm".
         name: its file without suffix.
-        wanted: by column, the value of the rows to read; none: all.
+        wanted: by column, the value of the rows to read; none: all. A column that a table lacks is zero in all its rows.
 
     Raises:
-        BadInput: if there is none, or pyarrow is not installed.
+        BadInput: if there is none, one cannot be read, or pyarrow is not installed.
     """
     system_specs(system)
     folder = systems_folder() / "data" / system / operation / source
@@ -79,11 +79,29 @@ def tables(system: str, operation: str, source: str, name: str, **wanted: object
     if not versions:
         raise BadInput(f"silicon measurements of {system}: expected {operation}/{source}/*/{name}.parquet, found none")
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise BadInput(f"silicon measurements: expected the package pyarrow ({INSTALL}), found none") from None
     for file in versions:
-        yield parquet.read_table(file, filters=[(key, "=", value) for key, value in wanted.items()] or None).to_pydict()
+        try:
+            there = set(parquet.read_schema(file).names)
+            filters = [(key, "=", value) for key, value in wanted.items() if key in there]
+            found = parquet.read_table(file, filters=filters or None).to_pydict()
+        except (ArrowException, OSError) as error:
+            raise BadInput(f"{file}: expected a Parquet table, found {str(error).splitlines()[0]}") from None
+        none = any(value != 0 for key, value in wanted.items() if key not in there)
+        yield _Columns(str(file), {key: [] if none else values for key, values in found.items()})
+
+
+class _Columns(dict[str, list[Any]]):
+    """The columns of a table; one that it lacks is named."""
+
+    def __init__(self, file: str, columns: Mapping[str, list[Any]]) -> None:
+        super().__init__(columns)
+        self._file = file
+
+    def __missing__(self, name: str) -> list[Any]:
+        raise BadInput(f"{self._file}: expected a column {name}, found {', '.join(self)}")
 
 
 def _version(text: str) -> tuple[tuple[bool, int | str], ...]:

@@ -6,17 +6,15 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.io.silicon_attention import gate_curve
 from aurora.io.silicon_database import check_engine, system_specs, tables
 from aurora.io.silicon_exchanges import EXCHANGES
-from aurora.planner.workload.curve_fit import fit_curve
 from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
-from aurora.planner.workload.model_config import Shape
+from aurora.planner.workload.model_config import Shape, weight_format
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 
-DTYPE = "bfloat16"
 
-
-def system_cluster(system: str, gpus: int, exchange: str = "nccl") -> Cluster:
+def system_cluster(system: str, gpus: int | None = None, exchange: str = "nccl") -> Cluster:
     """Returns GPUs of one node of a system, with link curves of exchanges as measured there.
 
     Ports have the datasheet's rate, or that of the fastest all-to-all if it is faster. Orders are made for the seconds of the
@@ -24,7 +22,7 @@ def system_cluster(system: str, gpus: int, exchange: str = "nccl") -> Cluster:
 
     Args:
         system: its name, as in `aurora.io.silicon_database.systems`.
-        gpus: how many GPUs.
+        gpus: how many GPUs; None: all of a node.
         exchange: what performs all-to-alls, a name of `aurora.io.silicon_exchanges.EXCHANGES`.
 
     Raises:
@@ -34,6 +32,7 @@ def system_cluster(system: str, gpus: int, exchange: str = "nccl") -> Cluster:
         raise BadInput(f"`exchange`: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
     specs = system_specs(system)
     most = int(specs["node"]["num_gpus_per_node"])
+    gpus = most if gpus is None else gpus
     if not 2 <= gpus <= most:
         raise BadInput(f"`gpus`: expected from 2 to {most}, the GPUs of a node of {system}, found {gpus}")
     curves = EXCHANGES[exchange](system)
@@ -51,11 +50,11 @@ def device(system: str) -> str:
 
 
 def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: int) -> ComputeCurves:
-    """Returns the compute curves of a model at bfloat16 on a system, as an engine's kernels were measured there.
+    """Returns the compute curves of a model on a system, as an engine's kernels were measured there.
 
     `expert` and `overhead` are of the fused MoE kernel with balanced tokens, on the largest number of expert-parallel ranks
-    that was measured and is at most `ranks`. `gate` is the sum of the attention's two projections and the router, interpolated
-    between measured matrix sizes, and of attention over one sequence. `aggregate` is the memory's rate of the datasheet.
+    that was measured and is at most `ranks`. `gate` is attention over one sequence, with its projections and the router.
+    `aggregate` is the memory's rate of the datasheet. Weights have the type that the config says (`weight_format`).
 
     Args:
         config: the content of a transformers config.json.
@@ -68,27 +67,28 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
     """
     check_engine(engine)
     shape, specs = Shape.of(config), system_specs(system)
-    expert, overhead, kernel = _expert(shape, system, engine, ranks)
+    dtype = weight_format(config)
+    expert, overhead, kernel = _expert(shape, system, engine, ranks, dtype)
     row_bytes, memory_Bps = 2 * shape.hidden, float(specs["gpu"]["mem_bw"])
     at, least_s = expert.tokens_X, float(specs["gpu"]["mem_empirical_constant_latency"])
     phases = {
-        "gate": _gate(config, shape, system, engine),
+        "gate": gate_curve(config, system, engine),
         "expert": expert,
         OVERHEAD: overhead,
         "aggregate": Curve(at, least_s + at * (shape.top_k + 1) * row_bytes / memory_Bps),
     }
-    said = f"aiconfigurator-core, {system}, {engine}, {DTYPE}: {kernel} for balanced tokens; aggregate by the memory's rate"
+    said = f"aiconfigurator-core, {system}, {engine}, {dtype}: {kernel} for balanced tokens; aggregate by the memory's rate"
     kind = device(system)
     return ComputeCurves(
-        shape.model, "", shape.top_k, row_bytes, 6 * shape.hidden * shape.inner, {kind: phases}, {f"curves of {kind}": said}
+        shape.model, "", shape.top_k, row_bytes, shape.expert_bytes, {kind: phases}, {f"curves of {kind}": said}
     )
 
 
-def _expert(shape: Shape, system: str, engine: str, ranks: int) -> tuple[Curve, Curve, str]:
+def _expert(shape: Shape, system: str, engine: str, ranks: int, dtype: str) -> tuple[Curve, Curve, str]:
     """Seconds of one expert and of the overhead, as `grouped_curves`, and the kernel's name, of the newest version."""
     sizes = {"hidden_size": shape.hidden, "inter_size": shape.inner, "topk": shape.top_k, "num_experts": shape.experts}
     known, wanted = set(), tuple(sizes.values())
-    for columns in tables(system, "moe", engine, "moe_perf", moe_dtype=DTYPE, distribution="balanced", moe_tp_size=1):
+    for columns in tables(system, "moe", engine, "moe_perf", moe_dtype=dtype, distribution="balanced", moe_tp_size=1):
         of_X = list(zip(*(columns[name] for name in sizes), strict=True))
         known |= set(of_X)
         ep_X = columns["moe_ep_size"]
@@ -103,9 +103,12 @@ def _expert(shape: Shape, system: str, engine: str, ranks: int) -> tuple[Curve, 
                 for each in dict.fromkeys((ep, min(ep_X[index] for index in same)))
             )
             return *grouped_curves(points, *fewer), f"{kernel} on {ep} expert-parallel ranks"
+    what = f"silicon measurements of {system} with {engine}"
+    if not known:
+        raise BadInput(f"{what}: expected grouped kernels of {dtype} for balanced tokens, found none")
     raise BadInput(
-        f"silicon measurements of {system} with {engine}: expected a model whose hidden size, expert width, top-k and experts "
-        f"are one of {'; '.join(' x '.join(map(str, each)) for each in sorted(known))}, found {' x '.join(map(str, wanted))}"
+        f"{what}: expected a model with {dtype} experts whose hidden size, expert width, top-k and experts are one of "
+        f"{'; '.join(' x '.join(map(str, each)) for each in sorted(known))}, found {' x '.join(map(str, wanted))}"
     )
 
 
@@ -115,65 +118,3 @@ def _points(shape: Shape, columns: Mapping[str, Sequence[Any]], indices: Sequenc
         np.array([columns[name][index] for index in indices], dtype=np.float64) for name in ("num_tokens", "latency")
     )
     return BalancedPoints(tokens_X * shape.top_k, took_ms_X / 1e3, shape.experts, shape.experts // ranks)
-
-
-def _gate(config: Mapping[str, Any], shape: Shape, system: str, engine: str) -> Curve:
-    """Seconds between two MoE layers by tokens: projections, attention over one sequence, router."""
-    heads = int(config.get("num_attention_heads", 0))
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    width = int(config.get("head_dim") or (shape.hidden // heads if heads else 0))
-    if not heads or "kv_lora_rank" in config:
-        raise BadInput(
-            f"silicon measurements of {system}: expected attention with num_attention_heads and num_key_value_heads, found "
-            f"{'kv_lora_rank' if heads else 'neither'} in the config"
-        )
-    products = _Products(next(tables(system, "gemm", engine, "gemm_perf", gemm_dtype=DTYPE)))
-    sizes = ((heads + 2 * kv_heads) * width, shape.hidden), (shape.hidden, heads * width), (shape.experts, shape.hidden)
-    sequence = _attention(system, engine, heads, kv_heads, width)
-    tokens_X = np.array(products.tokens)
-    seconds_X = sum((products.seconds(*size, tokens_X) for size in sizes), start=np.zeros(len(tokens_X)))
-    return fit_curve(tokens_X, seconds_X + sequence(tokens_X)).curve
-
-
-class _Products:
-    """Measured matrix products by output width n, inner width k and tokens m."""
-
-    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        self.tokens = sorted(set(columns["m"]))
-        self._points: dict[tuple[int, int], list[tuple[float, float]]] = {}
-        for n, k, tokens, milliseconds in zip(*(columns[name] for name in ("n", "k", "m", "latency")), strict=True):
-            self._points.setdefault((n, k), []).append((tokens, milliseconds / 1e3))
-        self._n, self._k = (sorted({size[axis] for size in self._points}) for axis in (0, 1))
-
-    def seconds(self, n: int, k: int, tokens_X: np.ndarray) -> np.ndarray:
-        """(X,) seconds, linear between the measured widths; widths beyond them count as the nearest."""
-        total_X = np.zeros(len(tokens_X))
-        for at_n, part_n in _around(self._n, n):
-            for at_k, part_k in _around(self._k, k):
-                if (at_n, at_k) not in self._points:
-                    raise BadInput(f"silicon measurements: expected a matrix product of widths {at_n} and {at_k}, found none")
-                points_X2 = np.array(self._points[at_n, at_k])
-                total_X += part_n * part_k * fit_curve(points_X2[:, 0], points_X2[:, 1]).curve(tokens_X)
-        return total_X
-
-
-def _around(grid: Sequence[int], value: int) -> list[tuple[int, float]]:
-    """The neighbours of a value in a rising grid, and their parts."""
-    after = int(np.searchsorted(grid, value))
-    if after == len(grid) or grid[after] == value or after == 0:
-        return [(grid[min(after, len(grid) - 1)], 1.0)]
-    part = (value - grid[after - 1]) / (grid[after] - grid[after - 1])
-    return [(grid[after - 1], 1 - part), (grid[after], part)]
-
-
-def _attention(system: str, engine: str, heads: int, kv_heads: int, width: int) -> Curve:
-    """Seconds of attention over one sequence by its tokens."""
-    sizes = {"num_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width, "batch_size": 1, "window_size": 0}
-    types = {"attn_dtype": DTYPE, "kv_cache_dtype": DTYPE, "step": 0}
-    columns = next(tables(system, "attention", engine, "context_attention_perf", **sizes, **types))
-    if not columns["isl"]:
-        raise BadInput(
-            f"silicon measurements of {system} with {engine}: expected attention of {heads} heads, {kv_heads} for keys and "
-            f"values, of width {width}, found none"
-        )
-    return fit_curve(columns["isl"], np.array(columns["latency"]) / 1e3).curve

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Table
 
+from aurora.planner.network.transfer_seconds import exchange_seconds
 from aurora.planner.workload.load_statistics import LEVEL
-from aurora.reports.formatting import Row, add_worst, percent, right, seconds
+from aurora.reports.formatting import Row, add_worst, percent, right, seconds, size
 from aurora.types import PHASES, Cluster, Curve, Profile
 from aurora.types.arrays import FloatArray
 
@@ -99,4 +101,19 @@ def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
         most = int(max(curve.tokens_X[-1] for curve in curves))
         for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
             table.add_row(kind, str(tokens), *(seconds(float(curve(tokens))) for curve in curves))
+    return table
+
+
+def link_curves_table(cluster: Cluster) -> Table:
+    """Returns a table of the seconds of exchanges by a cluster's link curves: bytes that a GPU sends down, partners across.
+
+    Args:
+        cluster: with link curves.
+    """
+    curves = cluster.link_curves
+    title = f"{cluster.name}: exchanges with so many GPUs at once"
+    table = Table(*right("a GPU sends", *(str(curve.partners) for curve in curves)), title=title)
+    least, most = (round(np.log10(reach([curve.bytes_X[at] for curve in curves]))) for reach, at in ((min, 0), (max, -1)))
+    for sent in 10.0 ** np.arange(least, most + 1):
+        table.add_row(size(sent), *(seconds(float(exchange_seconds([curve], [sent], [curve.partners])[0])) for curve in curves))
     return table

@@ -138,6 +138,33 @@ def test_a_system_of_the_package_becomes_a_cluster_and_compute_curves(aurora, he
     refused(aurora("synthetic", "uniform", "config.json", "--system", "two", "-o", "p.npz"), "expected one of one, found 'two'")
 
 
+def test_a_shape_and_a_system_become_curves_without_traffic(aurora, here, monkeypatch):
+    """The curves join a profile of recorded traffic, and the cluster beside them has its exchanges."""
+    silicon_package.write_all(silicon_package.install(here, monkeypatch))
+    (here / "config.json").write_text(json.dumps(silicon_package.CONFIG))
+    shape = "profile", "--shape", "config.json", "--system", "one"
+    code, out, err = aurora(*shape, "--engine", "vllm", "-o", "one.npz", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["output"], found["cluster"]) == ("one.npz", "one.toml")
+    assert set(found["kinds"]["NVIDIA One"]) == {"gate", "expert", "aggregate", "overhead"}
+    assert [curve["partners"] for curve in found["link_curves"]] == [1]
+    assert len(load_cluster("one.toml")) == 4
+    assert aurora("synthetic", "uniform", "config.json", "--sources", 2, "-o", "p.npz")[0] == 0
+    assert aurora("measure", "compute", "--join", "one.npz", "-o", "p.npz")[0] == 0
+    assert set(load_profile("p.npz").curves) == {"reference", "NVIDIA One"}
+    code, out, _ = aurora(*shape, "--sources", 2, "-o", "two.npz")
+    assert code == 0
+    assert "a GPU sends" in out
+    assert len(load_cluster("two.toml")) == 2
+    refused(aurora(*shape, "--limit", 3), "--limit: expected without --shape")
+    refused(aurora("profile", "MODEL", *shape[1:]), "MODEL: expected without --shape")
+    refused(aurora("profile", "--shape", "config.json"), "--system: expected with --shape, found none")
+    refused(aurora("profile", "--system", "one"), "--shape: expected with --system, found none")
+    refused(aurora("profile", "--engine", "vllm", "x"), "--engine: expected with --shape")
+    refused(aurora("profile"), "profile: expected a model's folder, or --shape with --system, found neither")
+
+
 def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):
     from aurora.cli.run import sampled
 

@@ -7,9 +7,10 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.io import silicon_database as database
+from aurora.io.silicon_attention import LATENT
 from aurora.io.silicon_exchanges import MODEL, deep_ep_points
 from aurora.io.silicon_systems import system_cluster, system_curves
-from tests.silicon_package import CONFIG, MOE, install, nccl, write, write_all
+from tests.silicon_package import ATTENTION, CONFIG, MOE, install, nccl, write, write_all
 
 
 @pytest.fixture
@@ -97,7 +98,16 @@ def test_kernels_with_few_rows_tell_their_overhead(tables):
     ("change", "engine", "said"),
     [
         ({"hidden_size": 24}, "vllm", r"one of 8 x 16 x 2 x 4; 64 x 16 x 2 x 4, found 24 x 16 x 2 x 4"),
-        ({"kv_lora_rank": 4}, "vllm", "expected attention with num_attention_heads .*, found kv_lora_rank"),
+        ({"kv_lora_rank": 4}, "vllm", "expected latent attention with kv_lora_rank 512, .*, found 4, None, None, None"),
+        (LATENT, "vllm", "expected latent attention of 2 heads, hidden size 8 and bfloat16, found none"),
+        (
+            {"num_attention_heads": "2"},
+            "vllm",
+            "config: expected a whole number above zero under num_attention_heads or n_heads",
+        ),
+        ({"num_key_value_heads": [1]}, "vllm", r"heads for keys and values, and their width, above zero, found \[1\], 4"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "vllm", "grouped kernels of fp8 for balanced tokens, found none"),
+        ({"quantization_config": {"quant_method": "awq"}}, "vllm", "grouped kernels of awq for balanced tokens, found none"),
         ({"num_key_value_heads": 2}, "vllm", "expected attention of 2 heads, 2 for keys and values, of width 4, found none"),
         ({}, "trtllm", r"expected moe/trtllm/\*/moe_perf.parquet, found none"),
         ({}, "other", "`engine`: expected one of sglang, trtllm, vllm, found 'other'"),
@@ -107,6 +117,79 @@ def test_models_that_were_not_measured_are_refused(tables, change, engine, said)
     write_all(tables)
     with pytest.raises(BadInput, match=said):
         system_curves(CONFIG | change, "one", engine, 3)
+
+
+def test_latent_attention_is_a_module_or_a_kernel_with_its_projections(tables):
+    """Products take m n k milliseconds: 10 of width 8 for queries' and keys' low ranks, then 384, 256 x 512 and 8 x 256."""
+    write_all(tables)
+    about = {"num_heads": 2, "batch_size": 1, "mla_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "step": 0, "tp_size": 1}
+    rows = [about | {"isl": tokens, "latency": 5.0 * tokens} for tokens in (1, 64)]
+    write(tables / "mla" / "vllm" / "0.9", "context_mla_perf", rows)
+    plain = system_curves(CONFIG | LATENT, "one", "vllm", 3).kinds["NVIDIA One"]["gate"]
+    router, capped = 4 * 8, 32 * 8  # products are measured up to widths of 32
+    assert plain([1.0]) == pytest.approx([(router + capped + 32 * 32 + 8 * 32 + 5) / 1e3])
+    ranks = system_curves(CONFIG | LATENT | {"q_lora_rank": 16}, "one", "vllm", 3).kinds["NVIDIA One"]["gate"]
+    assert ranks([1.0]) == pytest.approx([(router + capped + 32 * 16 + 32 * 32 + 8 * 32 + 5) / 1e3])
+    module = [row | {"gemm_type": "bfloat16", "latency": 9.0 * row["isl"]} for row in rows]
+    write(tables / "mla" / "vllm" / "0.8", "mla_context_module_perf", module)
+    moe = MOE | {"hidden_size": 7168, "inter_size": 16, "moe_ep_size": 2}
+    write(tables / "moe" / "vllm" / "0.11", "moe_perf", [moe | {"num_tokens": tokens, "latency": 1.0} for tokens in (2, 8)])
+    deepseek = system_curves(CONFIG | LATENT | {"hidden_size": 7168, "q_lora_rank": 1536}, "one", "vllm", 3)
+    assert deepseek.kinds["NVIDIA One"]["gate"]([1.0]) == pytest.approx([(4 * 32 + 9) / 1e3])
+
+
+def test_weights_have_the_configs_type(tables):
+    """FP8 experts and projections; the router stays at bfloat16."""
+    write_all(tables)
+    sizes = {"hidden_size": 8, "inter_size": 16, "moe_ep_size": 2, "moe_dtype": "fp8_block"}
+    rows = [MOE | sizes | {"num_tokens": tokens, "latency": tokens * 1.0} for tokens in (2, 4, 8)]
+    write(tables / "moe" / "vllm" / "0.11", "moe_perf", rows)
+    products = [("bfloat16", 1.0), ("fp8_block", 0.5)]
+    gemm = [
+        {"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": m * n * k * part}
+        for dtype, part in products for m in (1, 64) for n in (4, 32) for k in (4, 32)
+    ]  # fmt: skip
+    write(tables / "gemm" / "vllm" / "0.11", "gemm_perf", gemm)
+    quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    made = system_curves(CONFIG | quantised, "one", "vllm", 3)
+    phases = made.kinds["NVIDIA One"]
+    assert phases["expert"]([1.0]) == pytest.approx([2e-3 / 2])
+    assert phases["gate"]([1.0]) == pytest.approx([((16 * 8 + 8 * 8) / 2 + 4 * 8 + 7) / 1e3])
+    assert made.expert_bytes == 3 * 8 * 16
+    assert "fp8_block: k on 2" in made.provenance["curves of NVIDIA One"]
+
+
+def test_sliding_windows_count_as_many_times_as_layers_have_them(tables):
+    write_all(tables)
+    window = [ATTENTION | {"isl": tokens, "window_size": 4, "latency": 1.0 * tokens} for tokens in (1, 64)]
+    full = [ATTENTION | {"isl": tokens, "latency": 7.0 * tokens} for tokens in (1, 64)]
+    write(tables / "attention" / "vllm" / "0.10", "context_attention_perf", window + full)
+    layers = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 4}
+    before, after = (system_curves(CONFIG | each, "one", "vllm", 3).kinds["NVIDIA One"]["gate"]([1.0]) for each in ({}, layers))
+    assert before - after == pytest.approx([(7 - (3 * 1 + 7) / 4) / 1e3])
+
+
+def test_a_models_text_part_counts(tables):
+    write_all(tables)
+    nested = {"model_type": "seeing", "text_config": CONFIG, "vision_config": {"hidden_size": 2}}
+    whole, part = (system_curves(each, "one", "vllm", 3).kinds for each in (CONFIG, nested))
+    assert whole == part
+
+
+def test_older_tables_lack_columns_and_broken_ones_are_refused(tables):
+    """A table without windows has none; a table without seconds, or of another format, is named."""
+    write_all(tables)
+    rows = [{key: value for key, value in ATTENTION.items() if key != "window_size"} | {"isl": 1, "latency": 7.0}]
+    write(tables / "attention" / "vllm" / "0.10", "context_attention_perf", rows)
+    assert system_curves(CONFIG, "one", "vllm", 3).kinds["NVIDIA One"]["gate"]([1.0]) == pytest.approx(
+        [(16 * 8 + 96 + 7) / 1e3]
+    )
+    write(tables / "attention" / "vllm" / "0.11", "context_attention_perf", [ATTENTION | {"isl": 1}])
+    with pytest.raises(BadInput, match=r"0\.11/context_attention_perf\.parquet: expected a column latency, found attn_dtype, "):
+        system_curves(CONFIG, "one", "vllm", 3)
+    (tables / "gemm" / "vllm" / "0.9" / "gemm_perf.parquet").write_text("gemm")
+    with pytest.raises(BadInput, match=r"0\.9/gemm_perf\.parquet: expected a Parquet table, found "):
+        system_curves(CONFIG, "one", "vllm", 3)
 
 
 def test_what_is_missing_is_named(tables, monkeypatch):

@@ -29,6 +29,7 @@ class Shape:
         inner: width of an expert.
         groups: groups of experts, equally many consecutive ones each, for group-limited routing.
         token_groups: groups that a token's experts are in at most.
+        weight_bits: bits of a number of an expert's weights, with its part of the scales.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Shape:
     inner: int
     groups: int = 1
     token_groups: int = 1
+    weight_bits: float = 16.0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -51,13 +53,13 @@ class Shape:
         Raises:
             BadInput: if the config does not describe a MoE model.
         """
-        config = _flat(config)
+        config = flat_config(config)
         experts = expert_count(config)
         dense = dense_layers(config)
         layers = decoder_layers(config) - len(dense)
         chosen = top_k(config)
-        hidden = _number(config, "hidden_size", "d_model")
-        inner = _number(config, "moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
+        hidden = number(config, "hidden_size", "d_model")
+        inner = number(config, "moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
         if not 1 <= chosen <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
         if experts > MOST_EXPERTS:
@@ -65,7 +67,12 @@ class Shape:
         if max(hidden, inner) > MOST_WIDTH:
             raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner)}")
         name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
-        return cls(name, layers, dense, experts, chosen, hidden, inner, *expert_groups(config))
+        return cls(name, layers, dense, experts, chosen, hidden, inner, *expert_groups(config), weight_bits(config))
+
+    @property
+    def expert_bytes(self) -> int:
+        """The bytes of an expert's three matrices."""
+        return round(3 * self.hidden * self.inner * self.weight_bits / 8)
 
     @property
     def decoder_layers(self) -> int:
@@ -96,7 +103,7 @@ class Shape:
             recorded: numbers of the decoder layers that the tokens are of; None: all that have experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
         """
-        expert_bytes, row_bytes = 2 * 3 * self.hidden * self.inner, 2 * self.hidden
+        expert_bytes, row_bytes = self.expert_bytes, 2 * self.hidden
         gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
         work = {  # of a phase: floating-point operations a token, bytes per token, bytes independent of tokens
             "gate": (2 * gate, 2 * row_bytes, 2 * gate),
@@ -143,20 +150,20 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
 
 def decoder_layers(config: Mapping[str, Any]) -> int:
     """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
-    flat = _flat(config)
+    flat = flat_config(config)
     kinds = flat.get("layers_block_type")  # of each layer, in place of their number
-    return len(kinds) if isinstance(kinds, list) and kinds else _number(flat, "num_hidden_layers", "n_layers")
+    return len(kinds) if isinstance(kinds, list) and kinds else number(flat, "num_hidden_layers", "n_layers")
 
 
 def expert_count(config: Mapping[str, Any]) -> int:
     """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
-    return _number(_flat(config), "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    return number(flat_config(config), "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 def top_k(config: Mapping[str, Any]) -> int:
     """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
-    return _number(_flat(config), *names)
+    return number(flat_config(config), *names)
 
 
 def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -170,10 +177,10 @@ def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
     Raises:
         BadInput: if the groups do not divide the experts, or a token's groups hold fewer experts than it chooses.
     """
-    flat = _flat(config)
+    flat = flat_config(config)
     if flat.get("topk_method") == "greedy" or not flat.get("n_group") or not flat.get("topk_group"):
         return 1, 1
-    groups, token_groups = _number(flat, "n_group"), _number(flat, "topk_group")
+    groups, token_groups = number(flat, "n_group"), number(flat, "topk_group")
     experts = expert_count(flat)
     if experts % groups or token_groups > groups or token_groups * (experts // groups) < top_k(flat):
         raise BadInput(
@@ -195,7 +202,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     Raises:
         BadInput: if one of them is not what transformers reads.
     """
-    config = _flat(config)
+    config = flat_config(config)
     layers = decoder_layers(config)
     if layers > MOST_LAYERS:
         raise BadInput(f"config: num_hidden_layers must be at most {MOST_LAYERS}, found {layers}")
@@ -257,13 +264,43 @@ _LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
 }
 
 
+_WEIGHT_BITS = {
+    "bfloat16": 16.0,
+    "fp8": 8.0,
+    "fp8_block": 8.0,
+    "w4a16_mxfp4": 4.25,
+}  # by weight_format; MXFP4 has a scale for 32
+
+
+def weight_format(config: Mapping[str, Any]) -> str:
+    """Returns the type of an expert's weights by a transformers config.json's content, as aiconfigurator names it.
+
+    "bfloat16" without `quantization_config`; "fp8", with scales for blocks "fp8_block"; "w4a16_mxfp4"; of others the name of
+    their method.
+
+    Args:
+        config: the content of a transformers config.json.
+    """
+    quantised = flat_config(config).get("quantization_config") or config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return "bfloat16"
+    method = str(quantised.get("quant_method"))
+    block = "_block" if quantised.get("weight_block_size") else ""
+    return {"fp8": f"fp8{block}", "mxfp4": "w4a16_mxfp4"}.get(method, method)
+
+
+def weight_bits(config: Mapping[str, Any]) -> float:
+    """Returns the bits of a number of an expert's weights, with its part of the scales; 16 for types that are not known."""
+    return _WEIGHT_BITS.get(weight_format(config), 16.0)
+
+
 def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
-    return {key: value for key, value in _flat(config).items() if key not in _LAYER_RULES} | {"num_hidden_layers": 1}
+    return {key: value for key, value in flat_config(config).items() if key not in _LAYER_RULES} | {"num_hidden_layers": 1}
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part."""
+def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part."""
     flat = dict(config)
     for part in ("text_config", "ffn_config"):
         nested = flat.pop(part, None)
@@ -281,8 +318,12 @@ def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(range(layers)) - set(numbers)))
 
 
-def _number(config: Mapping[str, Any], *names: str) -> int:
-    """The first of `names` that the config gives a whole number above zero, or such a number for each layer, all alike."""
+def number(config: Mapping[str, Any], *names: str) -> int:
+    """Returns the first of `names` that the config gives a whole number above zero, or such a number for each layer, all alike.
+
+    Raises:
+        BadInput: if it gives none of them such a number.
+    """
     for name in names:
         value = config.get(name)
         if isinstance(value, list) and value and all(each == value[0] for each in value):

@@ -3,7 +3,15 @@
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape, dense_layers, expert_groups, moe_layers, one_moe_layer, top_k
+from aurora.planner.workload.model_config import (
+    Shape,
+    dense_layers,
+    expert_groups,
+    moe_layers,
+    one_moe_layer,
+    top_k,
+    weight_format,
+)
 
 SIZES = {"num_local_experts": 4, "num_experts_per_tok": 1, "hidden_size": 8, "intermediate_size": 8}
 
@@ -71,3 +79,26 @@ def test_groups_of_experts_that_a_token_is_limited_to():
     for said in ({"n_group": 7}, {"topk_group": 9}, {"n_group": 256}):
         with pytest.raises(BadInput, match="n_group that divides 256 experts and a topk_group with 8 experts or more"):
             expert_groups(v3 | said)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "named", "expert_bytes"),
+    [
+        (None, "bfloat16", 2 * 3 * 64 * 32),
+        ({"quant_method": "fp8"}, "fp8", 3 * 64 * 32),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block", 3 * 64 * 32),
+        ({"quant_method": "mxfp4"}, "w4a16_mxfp4", 3 * 64 * 32 * 17 // 32),
+        ({"quant_method": "awq"}, "awq", 2 * 3 * 64 * 32),
+    ],
+)
+def test_weights_have_the_type_of_the_config(quantised, named, expert_bytes):
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    config = sizes | ({} if quantised is None else {"quantization_config": quantised})
+    assert (weight_format(config), Shape.of(config).expert_bytes) == (named, expert_bytes)
+    assert weight_format({"text_config": sizes, "quantization_config": quantised}) == named
