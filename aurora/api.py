@@ -814,7 +814,8 @@ def follow(
         FollowedTraffic, with load, bytes and stalls of each way.
 
     Raises:
-        BadInput: if the change is unknown, a number is out of range, or the profiles are of another model.
+        BadInput: if the change is unknown, a number is out of range, the profiles are of another model, or there is one alone,
+            unless its own windows are replayed.
 
     Example:
         >>> import aurora

@@ -221,7 +221,7 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     ways = [
         {
             "name": each.name,
-            "slowest": each.slowest_W[followed.traffic.known_W].mean(),
+            "slowest": each.slowest_W[followed.counted_W].mean(),
             "slowest_all": each.slowest_W.mean(),
             "worst": each.worst(),
             "bytes": each.bytes_W.sum(),
@@ -233,7 +233,7 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
     ]
     return {
         "change": followed.change,
-        "windows": len(followed.traffic.known_W),
+        "windows": len(followed.counted_W),
         "ways": ways,
         "pictures": [str(path) for path in pictures],
     }

@@ -12,7 +12,8 @@ from aurora.types import ControlOptions, PlanOptions, RequestOptions
 
 DEFAULTS = ControlOptions()
 ENGINE = RequestOptions()
-REPLAYED = ("windows", "lasting", "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
+DRAWN_WINDOWS = ("windows", "lasting")  # of --adapt, unless the profiles' own windows are replayed
+REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
 TRACED = (
@@ -31,7 +32,10 @@ def simulate(
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
     profile: Annotated[
         list[Path] | None,
-        typer.Option(help="the traffic, one profile per model; default: the profiles that the plan was made from"),
+        typer.Option(
+            help="the traffic, one profile per model; default: the profiles that the plan was made from; "
+            "with --adapt: the kinds of traffic of one model, two or more"
+        ),
     ] = None,
     barriers: Annotated[
         str,
@@ -155,8 +159,11 @@ def _adapt(context: typer.Context, change: str, as_json: bool) -> None:
     from aurora.cli.as_json import followed_json
     from aurora.io import load_plan, load_profile
     from aurora.reports.following import draw_followed, followed_table
+    from aurora.simulator.changing_traffic import RECORDED
 
     given = context.params
+    if change == RECORDED:
+        refuse_given(context, DRAWN_WINDOWS, f"without `adapt` {RECORDED}, which replays the profiles' own windows")
     picture: Path | None = given["picture"]
     if picture is not None:
         check_output(picture=picture.with_suffix(".svg") if picture.name else picture)

@@ -31,8 +31,8 @@ def _alternating(windows: int, domains: int, lasting: int, rng: np.random.Genera
 
 def _steps(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
     """Another domain at random times, so many windows apart in the mean."""
-    number_W = np.cumsum(rng.random(windows) < 1 / lasting) if domains > 1 else np.zeros(windows, dtype=np.int64)
-    jump_X = rng.integers(1, max(domains, 2), int(number_W[-1]) + 1).cumsum()
+    number_W = np.cumsum(rng.random(windows) < 1 / lasting)
+    jump_X = rng.integers(1, domains, int(number_W[-1]) + 1).cumsum()
     return np.asarray(np.eye(domains)[jump_X[number_W] % domains])
 
 
@@ -54,8 +54,7 @@ def _diurnal(windows: int, domains: int, lasting: int, rng: np.random.Generator)
 def _flash_crowd(windows: int, domains: int, lasting: int, rng: np.random.Generator) -> FloatArray:
     """The first domain; now and then a crowd of another one, for so many windows."""
     time_W = np.arange(windows) // lasting
-    crowd_W = (time_W % FLASHES == FLASHES - 1) & (domains > 1)
-    other_W = np.where(crowd_W, 1 + time_W // FLASHES % max(domains - 1, 1), 0)
+    other_W = np.where(time_W % FLASHES == FLASHES - 1, 1 + time_W // FLASHES % (domains - 1), 0)
     each_DD = np.eye(domains)
     return np.asarray((1 - FLASH) * each_DD[np.zeros_like(other_W)] + FLASH * each_DD[other_W])
 
@@ -118,7 +117,8 @@ def changing_traffic(
         seed: for the draws.
 
     Raises:
-        BadInput: if the change is unknown, a number is not above zero, or the profiles differ in layers or experts.
+        BadInput: if the change is unknown, a number is not above zero, the profiles differ in layers or experts, or there is
+            one alone, unless its own windows are replayed.
     """
     recorded_D = [profile.tokens_TLSE.sum(axis=2) for profile in profiles]
     if len({loads_TLE.shape[1:] for loads_TLE in recorded_D}) != 1:
@@ -133,6 +133,8 @@ def changing_traffic(
     for name, value in (("windows", windows), ("lasting", lasting), ("tokens", 1 if tokens is None else tokens)):
         if value < 1:
             raise BadInput(f"`{name}`: expected one or more, found {value}")
+    if len(profiles) < 2:
+        raise BadInput(f"`profile`: expected two or more, between which traffic changes, found {len(profiles)}")
     rng = np.random.default_rng(seed)
     part_WD = CHANGES[change](windows, len(profiles), lasting, rng)
     total = tokens or int(max(loads_TLE.sum(axis=2).max() for loads_TLE in recorded_D))
@@ -183,6 +185,12 @@ class FollowedTraffic:
     change: str
     traffic: ChangingTraffic
     ways: tuple[Followed, ...]
+
+    @property
+    def counted_W(self) -> BoolArray:
+        """(W,) bool: the windows by which ways are compared: those that are known, or all if each begins other traffic."""
+        known_W = self.traffic.known_W
+        return known_W if known_W.any() else ~known_W
 
 
 def follow(

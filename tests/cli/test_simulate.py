@@ -157,8 +157,11 @@ def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message)
     refused(aurora("replay", tmp_path / "t.csv", *args), message)
 
 
-def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
-    again = ("simulate", plan, "--adapt", "steps", "--windows", 12, "--lasting", 4)
+def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
+    synthetic = ("synthetic", "zipf:1", shape, "--windows", 3, "--window-tokens", 50, "--seed", 1)
+    assert aurora(*synthetic, "-o", tmp_path / "b.npz")[0] == 0
+    both = ("simulate", plan, "--profile", tmp_path / "a.npz", "--profile", tmp_path / "b.npz")
+    again = (*both, "--adapt", "steps", "--windows", 12, "--lasting", 4)
     code, out, _ = aurora(*again, "--picture", tmp_path / "steps")
     assert code == 0
     assert "clairvoyant" in out
@@ -169,7 +172,18 @@ def test_changing_traffic_is_replayed(aurora, plan, tmp_path):
     assert (found["change"], found["windows"]) == ("steps", 12)
     assert [way["name"] for way in found["ways"]][-3:] == ["controller", "mean known", "clairvoyant"]
     assert found["ways"][0]["bytes"] == 0
+    assert json.loads(aurora("simulate", plan, "--adapt", "recorded", "--json")[1])["windows"] == 3
+    each = (*both, "--adapt", "alternating", "--windows", 5, "--lasting", 1)  # begins other traffic
+    assert all(way["slowest"] == way["slowest_all"] for way in json.loads(aurora(*each, "--json")[1])["ways"])
+    assert "all windows, each of other traffic" in " ".join(aurora(*each)[1].split())
     refused(aurora("simulate", plan, "--adapt", "suddenly"), "--adapt: expected one of alternating, steps, drift")
+    refused(
+        aurora("simulate", plan, "--adapt", "drift"), "--profile: expected two or more, between which traffic changes, found 1"
+    )
+    refused(aurora(*both, "--adapt", "recorded", "--lasting", 4), "--lasting: expected without --adapt recorded")
+    for option in ("--period-s", "--bytes-per-s", "--loss", "--windows", "--lasting"):
+        for value in ("nan", "0" if option != "--loss" else "1", "-1", "inf", "many"):
+            refused(aurora(*again, option, value), f"{option}'?: ")
     refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
     refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
     refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --adapt")

@@ -90,6 +90,9 @@ def test_what_cannot_be_replayed_is_refused(domains):
     ):
         with pytest.raises(BadInput, match=sentence):
             changing_traffic(domains, *arguments)
+    for change in CHANGES:  # nothing would change
+        with pytest.raises(BadInput, match="`profile`: expected two or more, between which traffic changes, found 1"):
+            changing_traffic(domains[:1], change)
     other = synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
     with pytest.raises(BadInput, match="expected profiles of one model, found different layers or experts"):
         changing_traffic([domains[0], other], "steps")
