@@ -25,6 +25,7 @@ WARM_UPS = 8
 REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
 
 SlotsG = tuple[tuple[int, ...], ...]
+_compiled: set[str] = set()  # methods of orders, in this process
 
 
 @dataclass
@@ -56,11 +57,17 @@ class ChangePreparation:
         self._local_first, self._device = local_first, device
 
     def warm_up(self, ops_L: Sequence[tuple[Op, ...]], held_GP: IntArray, experts: int) -> None:
-        """Compiles what makes orders, which would take seconds beside serving: all methods, for uneven tokens as they come."""
+        """Compiles what makes orders, which would take seconds beside serving: all methods, for uneven tokens as they come.
+
+        A method that this process has compiled costs nothing.
+        """
         held_G, rng = slots_G(held_GP), np.random.default_rng(0)
-        for ops in {_method(ops): ops for ops in ops_L}.values():
+        for method, ops in {_method(ops): ops for ops in ops_L}.items():
+            if method is None or method in _compiled:
+                continue
             for draw in range(WARM_UPS):
                 self.ordered(ops, draw, held_G, rng.integers(1, 10**6, (len(held_G), experts)))
+            _compiled.add(method)
 
     def prepare(
         self,

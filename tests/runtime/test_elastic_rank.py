@@ -5,9 +5,11 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +18,14 @@ from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.compile import compile_plan
+from aurora.planner.migration.survivors import program_among
+from aurora.runtime import change_preparation
 from aurora.runtime import run as running
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.elastic_rank import EpochOrders, EpochWork
+from aurora.runtime.elastic_rank import EpochOrders, EpochWork, _warm_up
 from aurora.runtime.request_journal import RequestJournal, fewest_first
 from aurora.runtime.run import run_elastic, verify
 from aurora.types import PlanOptions, RunOptions
@@ -160,6 +166,27 @@ def test_ranks_that_are_left_begin_with_what_was_measured(monkeypatch):
     assert [pairs for _, pairs, _ in third] == [6, 2, 0]
     assert len({tuple(map(tuple, seconds)) for _, _, seconds in third}) == 1
     assert sum(used_M[0].exchanges.values()) == 3
+
+
+def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral):
+    """Those that are left have orders of the same method: in no epoch is anything compiled."""
+    compiled, made = set(), []
+    monkeypatch.setattr(change_preparation, "_compiled", compiled)
+    monkeypatch.setattr(
+        change_preparation, "both_ways", lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more)
+    )
+    plan = plan_for([mixtral], 4)
+    worker = SimpleNamespace(row_bytes=4)
+    _warm_up([worker], plan, 0, RunOptions())
+    assert compiled == {plan.models[0].dispatch_L[0].method}
+    assert made == [4] * change_preparation.WARM_UPS
+    placement = plan.models[0].placement
+    held_ML = [[[layer[rank] for layer in placement.slots_LG]] for rank in (0, 2, 3)]
+    left = program_among(compile_plan(plan), (0, 2, 3), [np.ones((len(placement.slots_LG), placement.experts))], held_ML)
+    network = cluster(1e9, 1e9, 1e9).network
+    preparation = change_preparation.ChangePreparation(0, worker.row_bytes, network, False, torch.device("cpu"))
+    preparation.warm_up(left.ops_ML[0], left.placements_M[0].held_LGP()[0], placement.experts)
+    assert made == [4] * change_preparation.WARM_UPS
 
 
 def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):

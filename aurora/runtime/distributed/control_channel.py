@@ -5,14 +5,17 @@ and `Finish`; a rank sends `MemberState`, `Heartbeat`, `Progress` and `MemberRes
 an epoch's process groups travels this way, too, so that no store listens.
 """
 
+import faulthandler
 import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from aurora.errors import AuroraError
@@ -23,6 +26,8 @@ from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.runtime.distributed.signed_messages import StoreValue
 
 HEARTBEAT_S = 0.1
+LATE_S = 60.0  # since its start, after which a rank that is not ready for its first epoch says where it is
+OURS = str(Path(__file__).parents[2])  # the folder of aurora's files
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class ControlChannel:
     gone.
 
     Attributes:
+        ready: set when the rank first waits for an epoch.
         stopped: set while the last epoch is over and the next has not begun.
         busy_since: function that returns when the present computation began, by time.monotonic, or None while this rank waits
             for others; the supervisor kills a rank that computes for longer than the time-out.
@@ -101,7 +107,7 @@ class ControlChannel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self.stopped = threading.Event()
+        self.ready, self.stopped = threading.Event(), threading.Event()
         self._changed = threading.Condition()
         self._next: EpochStart | Finish | None = None
         self._epoch, self._values = 0, dict[str, bytes]()  # the last epoch's number, and its rendezvous
@@ -112,6 +118,7 @@ class ControlChannel:
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | Finish:
         """Sends this rank's MemberState (`state`, `lost`), then waits for the next epoch or the end of all work."""
+        self.ready.set()
         self._send(MemberState(state, lost))
         with self._changed:
             self._changed.wait_for(lambda: self._next is not None)
@@ -203,12 +210,31 @@ def run_member(connection: Connection, rank_info: RankInfo, target: Callable[...
     if not os.environ.get("AURORA_DEBUG"):
         _silence_gloo()
     control = ControlChannel(connection)
+    late = rank_info.rank, control.ready, threading.get_ident()
+    threading.Thread(target=_tell_if_late, args=late, daemon=True, name="aurora-late").start()
     try:
         target(rank_info, control, *args)
     except AuroraError as error:
         control.send_result(error)
     except BaseException as error:
         control.send_result(MemberCrashed(describe_error(error)))
+
+
+def _tell_if_late(rank: int, ready: threading.Event, thread: int) -> None:
+    """Says on stderr where a rank's main thread is, if it is not ready LATE_S after its start; AURORA_DEBUG: all threads."""
+    if ready.wait(LATE_S):
+        return
+    print(f"aurora: rank {rank} is not ready {LATE_S:g} s after its start; it is in {_whereabouts(thread)}", file=sys.stderr)
+    if os.environ.get("AURORA_DEBUG"):
+        faulthandler.dump_traceback(all_threads=True)
+
+
+def _whereabouts(thread: int) -> str:
+    """The innermost function of aurora that a thread of this process is in, and what that has called."""
+    stack = traceback.extract_stack(sys._current_frames()[thread])
+    ours = next((frame for frame in reversed(stack) if frame.filename.startswith(OURS)), stack[0])
+    where = [f"{each.name} ({os.path.basename(each.filename)}:{each.lineno})" for each in (ours, stack[-1])]
+    return where[0] if where[0] == where[1] else ", which has called ".join(where)
 
 
 def _silence_gloo() -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed import control_channel
 from aurora.runtime.distributed.control_channel import EpochStart
 from aurora.runtime.distributed.epoch_groups import unless_stopped
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.rank_processes import OwnTime, RankProcess
+from aurora.runtime.distributed.rank_processes import Outbox, OwnTime, RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
 
 GOAL = 30  # rounds
@@ -212,6 +214,24 @@ def test_a_pause_of_the_supervisor_is_no_silence_of_its_ranks(monkeypatch):
         now_s[0] += 0.1
         clock.check(0.1)
     assert member.hangs(HANG_S) == f"said nothing for {HANG_S:g} s"
+
+
+def test_one_that_is_not_ready_says_where_it_is(monkeypatch, capsys):
+    """The innermost function of ours, and what that has called; one that is ready says nothing."""
+    monkeypatch.setattr(control_channel, "LATE_S", 0.0)
+    called, on, outbox = threading.Event(), threading.Event(), Outbox(time.monotonic)
+    outbox.send(lambda: (called.set(), on.wait()))
+    thread = threading.Thread(target=outbox.write, args=(lambda message: message(),), daemon=True)
+    thread.start()
+    called.wait()
+    control_channel._tell_if_late(3, threading.Event(), thread.ident)
+    said = r"aurora: rank 3 is not ready 0 s after its start; it is in write \(rank_processes.py:\d+\), which has called .+ \(.+\)\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    on.set()
+    outbox.stop()
+    thread.join()
+    control_channel._tell_if_late(3, on, thread.ident)
+    assert capsys.readouterr().err == ""
 
 
 def test_one_that_is_busy_for_ever_is_ended():
