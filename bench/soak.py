@@ -36,6 +36,7 @@ from aurora.models.loading import MoeModel, load_model
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import run as running
+from aurora.runtime.elastic_rank import Decided, NewTokens
 from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import RunResult
 from aurora.types import Cluster, ControlOptions, Gpu, Plan, PlanOptions, ProfileOptions, RunOptions
@@ -45,26 +46,41 @@ ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 16
 HANG_S = 3.0
 PERIOD_S = 0.2  # of a window with --adapt: after each, experts move
+WITHIN_S = {False: 1.5, True: 3.0}  # in an epoch, until a rank is struck; with --adapt so late that experts move by then
 AT_ONCE = 64  # answers that are compared in one forward pass
 
 
 class FaultInjector:
-    """Kills or stops members of an epoch some time after it has begun, once all ranks are back."""
+    """Kills or stops members of an epoch up to `within_s` after it has begun, once all ranks are back.
 
-    def __init__(self, ranks: int, kills: int | None, until: float, rng: random.Random) -> None:
-        self.ranks, self.kills, self.until, self.rng = ranks, kills, until, rng
+    Attributes:
+        done: what was done.
+        struck: the ranks that were killed alone, each with the epoch in which it was, and whether it was that one's first.
+        absent_s: how long each rank that was lost and came back took part in no epoch.
+        away_s: the same of those that have not come back, until the end.
+    """
+
+    def __init__(self, ranks: int, kills: int | None, until: float, rng: random.Random, within_s: float) -> None:
+        self.ranks, self.kills, self.until, self.rng, self.within_s = ranks, kills, until, rng, within_s
         self.done: list[str] = []
+        self.struck: list[tuple[int, bool]] = []
+        self.absent_s: list[float] = []
         self.over = False
         self._began_s = time.monotonic()
+        self._epoch, self._first, self._ended_s = 0, 0, self._began_s
+        self._gone_s: dict[int, float] = {}  # since when, by rank
 
     def watch(self, epoch: int, pids: dict[int, int]) -> None:
-        mixed = self.kills is None
+        mixed, now_s = self.kills is None, time.monotonic()
+        self._epoch, self._first = epoch, min(pids)
+        self.absent_s += [now_s - self._gone_s.pop(rank) for rank in sorted(pids.keys() & self._gone_s.keys())]
+        self._gone_s |= {rank: now_s for rank in range(self.ranks) if rank not in pids and rank not in self._gone_s}
         ready = len(pids) == self.ranks or (mixed and self.rng.random() < 0.2)
         if ready and not self.over:
             threading.Thread(target=self._strike, args=(epoch, dict(pids), mixed), daemon=True).start()
 
     def _strike(self, epoch: int, pids: dict[int, int], mixed: bool) -> None:
-        time.sleep(self.rng.uniform(0.0, 1.5))
+        time.sleep(self.rng.uniform(0.0, self.within_s))
         if self.over or (self.kills is not None and len(self.done) >= self.kills):
             self.over = True
             return
@@ -75,9 +91,16 @@ class FaultInjector:
                 os.kill(pids[rank], signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
             except ProcessLookupError:
                 continue
+            self._gone_s[rank] = time.monotonic()
+        if kind == "kill":
+            self.struck.append((self._epoch, ranks[0] == self._first))
         self.done.append(kind)
         after_s = time.monotonic() - self._began_s
         print(f"{len(self.done)}: {kind}, rank {' and '.join(map(str, ranks))}, epoch {epoch}, {after_s:.1f} s", flush=True)
+
+    @property
+    def away_s(self) -> list[float]:
+        return [self._ended_s - gone_s for gone_s in self._gone_s.values()]
 
     def end(self, *_: object) -> None:
         """Lets the run end now, with what it has."""
@@ -85,7 +108,8 @@ class FaultInjector:
 
     @property
     def ended(self) -> bool:
-        out_of_time = time.monotonic() > self.until
+        self._ended_s = time.monotonic()
+        out_of_time = self._ended_s > self.until
         self.over |= out_of_time
         return out_of_time or (self.over and self.kills is not None)
 
@@ -103,9 +127,10 @@ def plan_of(ranks: int, min_replicas: int, adapt: bool) -> Plan:
 
 def serve(
     plan: Plan, prompts: list[list[int]], faults: FaultInjector, adapt: bool
-) -> tuple[RunResult, list[float], list[psutil.Process]]:
-    """The result, when tokens came, and processes that are left."""
+) -> tuple[RunResult, list[float], list[psutil.Process], set[int]]:
+    """The result, when tokens came, processes that are left, and the epochs whose last change of placement came to nothing."""
     token_s: list[float] = []
+    moving: set[int] = set()
 
     class Ending(RequestJournal):
         """Ends when the faults have, whatever is left to answer."""
@@ -115,7 +140,11 @@ def serve(
             return super().finished or faults.ended
 
         def on_progress(self, rank, progress):  # type: ignore[no-untyped-def]
-            token_s.append(time.perf_counter())
+            if isinstance(progress, NewTokens):
+                token_s.append(time.perf_counter())
+            if isinstance(progress, Decided):
+                last = progress.report.changes[-1:]
+                (moving.add if last and last[0].took_s is None else moving.discard)(progress.epoch)
             return super().on_progress(rank, progress)
 
     running.RequestJournal = Ending  # type: ignore[misc]
@@ -124,7 +153,7 @@ def serve(
         options = replace(options, adapt=ControlOptions(period_s=PERIOD_S))
         running.serve_elastic_rank = serve_with_drawn_moves
     result = running.run_elastic(plan, [shipped(MODEL)], [prompts], options, watch=faults.watch)
-    return result, token_s, [rank for child in psutil.Process().children() for rank in child.children()]
+    return result, token_s, [rank for child in psutil.Process().children() for rank in child.children()], moving
 
 
 @torch.inference_mode()
@@ -162,7 +191,9 @@ def pauses(result: RunResult) -> tuple[list[float], list[float]]:
     return killed, hung
 
 
-def rows(result: RunResult, faults: FaultInjector, token_s: list[float], wrong: int, left: int, adapt: bool) -> list[str]:
+def rows(
+    result: RunResult, faults: FaultInjector, token_s: list[float], wrong: int, left: int, moving: set[int], adapt: bool
+) -> list[str]:
     """The rows of the table."""
     answers = result.answers_M[0].tokens
     found: dict[str, Any] = {f"{kind}, times": faults.done.count(kind) for kind in sorted(set(faults.done))}
@@ -181,6 +212,9 @@ def rows(result: RunResult, faults: FaultInjector, token_s: list[float], wrong: 
         )
         found["epochs in which no change came into force"] = none
         found["moved experts"] = sum(change.moves for change in performed)
+        found["kills while experts moved; of the rank that decides, which cannot say"] = (
+            f"{sum(epoch in moving for epoch, first in faults.struck if not first)}; {sum(first for _, first in faults.struck)}"
+        )
     others = [how for change in result.changes for how in change.lost.values() if how != f"killed by signal {signal.SIGKILL:d}"]
     found["ranks that were lost but not killed"] = f"{len(others)} {' '.join(sorted(set(others)))}".strip()
     for name, gaps_s in zip(("killed", f"hung, found after {HANG_S:g} s"), pauses(result), strict=True):
@@ -188,6 +222,10 @@ def rows(result: RunResult, faults: FaultInjector, token_s: list[float], wrong: 
             found[f"no token after a rank was {name}, s: median, 95 %, worst of {len(gaps_s)}"] = (
                 f"{statistics.median(gaps_s):.2f}, {np.quantile(gaps_s, 0.95):.2f}, {max(gaps_s):.2f}"
             )
+    if faults.absent_s:
+        found[f"a rank that was lost took part again after s: median, worst of {len(faults.absent_s)}; away at the end"] = (
+            f"{statistics.median(faults.absent_s):.2f}, {max(faults.absent_s):.2f}; {max(faults.away_s, default=0.0):.2f}"
+        )
     usual_s = np.diff(token_s)
     found["usual time between tokens, s: median, worst"] = f"{np.median(usual_s):.4f}, {usual_s.max():.2f}"
     found["how it ended; processes left"] = f"{result.failure or 'as it should'}; {left}"
@@ -222,10 +260,11 @@ def main() -> None:
     rng = random.Random(chosen.seed)
     prompts = [ids[at : at + rng.randint(3, 12)] for at in (rng.randrange(len(ids) - 12) for _ in range(20_000))]
 
-    faults = FaultInjector(chosen.ranks, chosen.kills, time.monotonic() + 60 * chosen.minutes, rng)
+    until_s = time.monotonic() + 60 * chosen.minutes
+    faults = FaultInjector(chosen.ranks, chosen.kills, until_s, rng, WITHIN_S[chosen.adapt])
     signal.signal(signal.SIGTERM, faults.end)
     began = time.monotonic()
-    result, token_s, left = serve(plan, prompts, faults, chosen.adapt)
+    result, token_s, left, moving = serve(plan, prompts, faults, chosen.adapt)
     took_s = time.monotonic() - began
     wrong = wrong_answers(model, prompts, result.answers_M[0].tokens)
 
@@ -241,7 +280,7 @@ def main() -> None:
     kind = (
         f"{chosen.kills or 'mixed'} kills{', experts move' if chosen.adapt else ''}, {chosen.ranks} ranks, seed {chosen.seed}"
     )
-    lines = rows(result, faults, token_s, wrong, len(left), chosen.adapt)
+    lines = rows(result, faults, token_s, wrong, len(left), moving, chosen.adapt)
     print("\n".join([*lines, "", how]))
     write(chosen.out or ROOT / "bench" / "results" / f"soak-{today()}.md", kind, [*lines, "", how])
 
