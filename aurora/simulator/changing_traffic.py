@@ -16,6 +16,7 @@ from aurora.planner.replication.registry import place_unbounded
 from aurora.planner.replication.server_rebalance import rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.option_checks import at_most
 
 WHOLE = 10  # windows over which the worst mean is taken
 FLASH = 0.9  # part of a window's tokens that a crowd sends
@@ -117,7 +118,7 @@ def changing_traffic(
         seed: for the draws.
 
     Raises:
-        BadInput: if the change is unknown, a number is not above zero, the profiles differ in layers or experts, or there is
+        BadInput: if the change is unknown, a number is out of range, the profiles differ in layers or experts, or there is
             one alone, unless its own windows are replayed.
     """
     recorded_D = [profile.tokens_TLSE.sum(axis=2) for profile in profiles]
@@ -133,6 +134,7 @@ def changing_traffic(
     for name, value in (("windows", windows), ("lasting", lasting), ("tokens", 1 if tokens is None else tokens)):
         if value < 1:
             raise BadInput(f"`{name}`: expected one or more, found {value}")
+        at_most(name, value)
     if len(profiles) < 2:
         raise BadInput(f"`profile`: expected two or more, between which traffic changes, found {len(profiles)}")
     rng = np.random.default_rng(seed)

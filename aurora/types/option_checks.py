@@ -23,6 +23,8 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "min_ranks": 4096,
     "window_tokens": 1 << 30,
     "windows": 1 << 20,
+    "lasting": 1 << 40,
+    "tokens": 1 << 40,
     "slots_per_gpu": 1 << 16,
     "min_replicas": 1 << 16,
     "hot": 1 << 16,

@@ -184,6 +184,8 @@ def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
     for option in ("--period-s", "--bytes-per-s", "--loss", "--windows", "--lasting"):
         for value in ("nan", "0" if option != "--loss" else "1", "-1", "inf", "many"):
             refused(aurora(*again, option, value), f"{option}'?: ")
+    for option in ("--windows", "--lasting"):
+        refused(aurora(*again, option, 10**30), f"{option}: expected at most ")
     refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
     refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
     refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --adapt")
