@@ -10,11 +10,12 @@ import torch
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.compile import compile_plan
 from aurora.planner.control.move_sequence import Move
 from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.runtime.dispatch_layout import ExpertMap
-from aurora.types import Exchange, Network, Op, Placement
+from aurora.types import Exchange, Network, Op, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 from aurora.types.program import hierarchy_of
@@ -111,6 +112,14 @@ class ChangePreparation:
 
     def _expert_map(self, held_G: SlotsG, ops: tuple[Op, ...]) -> ExpertMap:
         return ExpertMap(held_G, self._rank, _split_EG(held_G), self._local_first, hierarchy_of(ops)).to(self._device)
+
+
+def compile_orders(plan: Plan) -> None:
+    """Compiles what makes orders anew by the methods of a plan; see `ChangePreparation.warm_up`."""
+    program = compile_plan(plan)
+    preparation = ChangePreparation(0, 1, plan.cluster.network, False, torch.device("cpu"))
+    for placement, ops_L in zip(program.placements_M, program.ops_ML, strict=True):
+        preparation.warm_up(ops_L, placement.held_LGP()[0], placement.experts)
 
 
 def _method(ops: tuple[Op, ...]) -> str | None:

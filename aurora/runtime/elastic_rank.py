@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from aurora.errors import RankFailed
-from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
-from aurora.runtime.change_preparation import ChangePreparation
+from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
 from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
@@ -178,7 +177,7 @@ def serve_elastic_rank(
     recorder = TraceRecorder("measured", names_M, rank_info.ranks, MOST_EVENTS)
     orders = EpochOrders(planned_method(plan), names_M) if options.order == "auto" else None
     if options.adapt is not None:  # what is compiled before an epoch delays nobody
-        _warm_up(workers, plan, rank_info.rank, options)
+        compile_orders(plan)
         compile_decisions()
         log_decisions()
     lost: str | None = None
@@ -204,14 +203,6 @@ def serve_elastic_rank(
     answers_M = [worker.answers for worker in workers]
     found = RankResult(answers_M, seconds, list(recorder.rows), options.transport, calibration, orders_M, [], None)
     channel.send_result(found)
-
-
-def _warm_up(workers: Sequence[ModelWorker], plan: Plan, rank: int, options: RunOptions) -> None:
-    """Compiles what makes the orders of each model's exchanges when experts move."""
-    program, device = compile_plan(plan), torch.device("cpu")
-    for worker, placement, ops_L in zip(workers, program.placements_M, program.ops_ML, strict=True):
-        preparation = ChangePreparation(rank, worker.row_bytes, plan.cluster.network, options.local_first, device)
-        preparation.warm_up(ops_L, placement.held_LGP()[0], placement.experts)
 
 
 def _send_tokens(channel: ControlChannel, model: int, tokens: Sequence[Token]) -> None:

@@ -17,6 +17,8 @@ from aurora.io.journals import JournalFile
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
+from aurora.planner.control.plan_controller import compile_decisions
+from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.memory import Memory
@@ -145,6 +147,9 @@ def run_elastic(
     began_s, failure = time.perf_counter(), None
     results: list[RankResult] = []
     about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
+    if options.adapt is not None:  # else every rank compiles the same at its first start
+        compile_decisions()
+        compile_orders(plan)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
         requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG)

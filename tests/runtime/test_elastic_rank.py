@@ -5,7 +5,6 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from aurora.runtime import change_preparation
 from aurora.runtime import run as running
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.elastic_rank import EpochOrders, EpochWork, _warm_up
+from aurora.runtime.elastic_rank import EpochOrders, EpochWork
 from aurora.runtime.request_journal import RequestJournal, fewest_first
 from aurora.runtime.run import run_elastic, verify
 from aurora.types import PlanOptions, RunOptions
@@ -176,15 +175,14 @@ def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral)
         change_preparation, "both_ways", lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more)
     )
     plan = plan_for([mixtral], 4)
-    worker = SimpleNamespace(row_bytes=4)
-    _warm_up([worker], plan, 0, RunOptions())
+    change_preparation.compile_orders(plan)
     assert compiled == {plan.models[0].dispatch_L[0].method}
     assert made == [4] * change_preparation.WARM_UPS
     placement = plan.models[0].placement
     held_ML = [[[layer[rank] for layer in placement.slots_LG]] for rank in (0, 2, 3)]
     left = program_among(compile_plan(plan), (0, 2, 3), [np.ones((len(placement.slots_LG), placement.experts))], held_ML)
     network = cluster(1e9, 1e9, 1e9).network
-    preparation = change_preparation.ChangePreparation(0, worker.row_bytes, network, False, torch.device("cpu"))
+    preparation = change_preparation.ChangePreparation(0, 4, network, False, torch.device("cpu"))
     preparation.warm_up(left.ops_ML[0], left.placements_M[0].held_LGP()[0], placement.experts)
     assert made == [4] * change_preparation.WARM_UPS
 
