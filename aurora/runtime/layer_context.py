@@ -7,9 +7,10 @@ from contextlib import contextmanager
 import torch
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.slice_sequence import piece, slices_of
+from aurora.planner.slice_sequence import slices_of
 from aurora.runtime.dispatch_layout import ExchangeStep
 from aurora.runtime.distributed.transport import Observe, Transport
+from aurora.runtime.exchange_slices import in_slices
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter
@@ -27,6 +28,7 @@ class LayerContext:
         arbiter: the model's access to this rank's GPU and port.
         recorder: records the model's phases on this rank.
         watch: chooses the fastest order of each exchange in place of the planned one; None: the planned orders are used.
+        sleep: sleeps for so many seconds, or less where there is a reason to wake up.
 
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
@@ -45,6 +47,7 @@ class LayerContext:
         arbiter: PortArbiter,
         recorder: PhaseRecorder,
         watch: OrderWatch | None = None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.model, self.transport, self.recorder = model, transport, recorder
         self.mask: torch.Tensor | None = None
@@ -54,7 +57,7 @@ class LayerContext:
         self.busy_since: float | None = None
         self.waiting_since: float | None = None
         self.layers_done = 0
-        self._arbiter = arbiter
+        self._arbiter, self._sleep = arbiter, sleep
         self._watched = None if watch is None else WatchedExchanges(watch, recorder)
         self._compute_start: object = None
 
@@ -134,7 +137,7 @@ class LayerContext:
         if next_s == float("inf"):
             return False
         self._arbiter.pause()
-        time.sleep(max(0.0, min(next_s, when_s - time.perf_counter())))
+        self._sleep(max(0.0, min(next_s, when_s - time.perf_counter())))
         if not self.joins:
             self.join_sequence()
         return True
@@ -242,16 +245,9 @@ class LayerContext:
             pieces = slices_of(bytes_SRR[0], self.network, slice_s)
         if self.joins:
             self.join_sequence(len(bytes_SRR) * pieces)
-
-        def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
-            for number in range(pieces):
-                if number % self._arbiter.most_ahead == self._arbiter.most_ahead - 1:
-                    self.transport.gather(torch.zeros(1, dtype=torch.long))
-                out, into = ([each[piece(len(each), number, pieces)] for each in tensors] for tensors in (sends, recvs))
-                with self._arbiter.exchange():
-                    self.transport.exchange(op.order, out, into, observe)
-
-        return exchange
+        return in_slices(
+            self.transport, self._arbiter, pieces, lambda out, into: self.transport.exchange(op.order, out, into, observe)
+        )
 
     def finish_exchanges(self) -> None:
         """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""

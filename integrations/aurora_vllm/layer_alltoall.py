@@ -120,9 +120,10 @@ class LayerAllToAll:
         if isinstance(layout, RowPerServer) and (small or not self._over_servers(flat_RR, row_bytes)):
             layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
-        bytes_GG = layout.sizes_SRR.sum(axis=0) * row_bytes
+        bytes_SGG = layout.sizes_SRR * row_bytes
+        bytes_GG = bytes_SGG.sum(axis=0)
         dispatch_order, combine_order = self._at_once if small else self._orders(bytes_GG)
-        with self._exchanging("dispatch", dispatch_order, bytes_GG) as exchange:
+        with self._exchanging("dispatch", dispatch_order, bytes_SGG) as exchange:
             rows = layout.dispatch(exchange)
         received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
@@ -143,11 +144,11 @@ class LayerAllToAll:
         """
         assert len(answers) == batch.received
         began_s = time.perf_counter()
-        bytes_GG = batch.layout.sizes_SRR.sum(axis=0).T * (answers.shape[1] * answers.element_size())
-        with self._exchanging("combine", batch.combine_order, bytes_GG) as exchange:
+        bytes_SGG = batch.layout.sizes_SRR.swapaxes(1, 2) * (answers.shape[1] * answers.element_size())
+        with self._exchanging("combine", batch.combine_order, bytes_SGG) as exchange:
             returned = batch.layout.combine(answers.contiguous(), exchange)
         returned_s = time.perf_counter()
-        self._report("combine", self._layer, returned_s - began_s, bytes_GG)
+        self._report("combine", self._layer, returned_s - began_s, bytes_SGG.sum(axis=0))
         summed = batch.layout.aggregate(returned)
         batch.aggregate_s = time.perf_counter() - returned_s
         return summed
@@ -164,14 +165,17 @@ class LayerAllToAll:
         return order, order.reversed
 
     @contextmanager
-    def _exchanging(self, phase: str, order: Order, bytes_GG: IntArray) -> Iterator[ExchangeStep]:
+    def _exchanging(self, phase: str, order: Order, bytes_SGG: IntArray) -> Iterator[ExchangeStep]:
         """Context manager that grants the port for an all-to-all; it gives what performs an exchange, planned in `order`."""
         exchange = self._transport.exchange
+        if self._time_slices.cuts:
+            yield self._time_slices.cut(self._transport, order, bytes_SGG, self._network)
+            return
         with self._time_slices.exchanging(self._transport):
             if self._watched is None or any(order is each for each in self._at_once):
                 yield lambda sends, recvs: exchange(order, sends, recvs, lambda *_event: None)
             else:
-                with self._watched.exchanging(order, phase, self._transport.rank, bytes_GG) as chosen:
+                with self._watched.exchanging(order, phase, self._transport.rank, bytes_SGG.sum(axis=0)) as chosen:
                     yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
 
 

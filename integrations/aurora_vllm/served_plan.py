@@ -243,7 +243,8 @@ class ServedPlan:
         servers = [] if ways is None else [ways.chunks, ways.level_from, ways.server_G.tolist()]
         settings = self._settings
         control = (settings.adapt, settings.loss, settings.bytes_per_s, settings.period_s, settings.dry_run)
-        shared = (settings.order, settings.colocate, settings.priority, models, orders, physical, servers, control)
+        slices = (settings.colocate, settings.priority, settings.slice_s)
+        shared = (settings.order, slices, models, orders, physical, servers, control)
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:

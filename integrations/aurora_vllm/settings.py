@@ -10,6 +10,7 @@ from typing import Any
 
 from aurora.errors import AuroraError, BadInput
 from aurora.types import PRIORITIES, ControlOptions
+from aurora.types.options import LEAST_PREEMPTION_S
 
 ORDERS = ("auto", "plan", "online", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
@@ -35,6 +36,8 @@ class Settings:
         record_every_s: seconds between two writes.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
         priority: with colocate: "interactive" (its compute and its all-to-alls go before those of batch servers) or "batch".
+        slice_s: with colocate, of a batch server with a plan: seconds of a port that a slice of its all-to-alls takes at most,
+            between which interactive servers send; None: none is cut.
         metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
@@ -56,6 +59,7 @@ class Settings:
     record_every_s: float = 60.0
     colocate: str | None = None
     priority: str = PRIORITIES[1]
+    slice_s: float | None = None
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     agree_s: float = 60.0
@@ -90,6 +94,20 @@ class Settings:
             raise BadInput(f"priority: expected one of {', '.join(PRIORITIES)}, found {self.priority!r}")
         if self.priority != Settings.priority and self.colocate is None:
             raise BadInput(f"priority: expected colocate, among whose servers {self.priority!r} goes first, found none")
+        if self.slice_s is not None:
+            self._check_slices(self.slice_s)
+
+    def _check_slices(self, slice_s: float) -> None:
+        """Raises BadInput if all-to-alls cannot be cut into slices."""
+        if not LEAST_PREEMPTION_S <= slice_s <= LONGEST_S:
+            raise BadInput(f"slice_s: expected seconds from {LEAST_PREEMPTION_S:g} to {LONGEST_S:.0e}, found {slice_s}")
+        if self.colocate is None or self.priority == PRIORITIES[0]:
+            raise BadInput("slice_s: expected a batch server with colocate, which lets interactive servers send")
+        if self.plan is None or self.order not in ("plan", "online"):
+            raise BadInput(
+                "slice_s: expected a plan, whose cluster says how fast ports are, and the order plan or online, "
+                f"found {'no plan' if self.plan is None else repr(self.order)}"
+            )
 
 
 def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
@@ -169,6 +187,7 @@ def _value(name: str, value: Any) -> Any:
     kinds: dict[str, type] = {
         "plan": Path, "record": Path, "record_every_s": float, "agree_s": float, "metrics_port": int, "required": bool,
         "adapt": bool, "loss": float, "bytes_per_s": float, "period_s": float, "dry_run": bool,
+        "slice_s": float,
     }  # fmt: skip
     kind = kinds.get(name, str)
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]

@@ -1,19 +1,26 @@
 """Time slices of colocated servers: one server at a time computes on each GPU, and one at a time sends on its port.
 
-A rank that waits for other ranks of its own server never holds its GPU, so that servers cannot deadlock.
+A rank that waits for other ranks of its own server never holds its GPU, so that servers cannot deadlock. A batch server may cut
+its all-to-alls, so that interactive servers wait for a slice of one and not for all of it.
 """
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from aurora.errors import BadInput
+from aurora.planner.slice_sequence import slices_of
+from aurora.runtime.dispatch_layout import ExchangeStep
 from aurora.runtime.distributed.transport import Transport
+from aurora.runtime.exchange_slices import in_slices
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
-from aurora.types import SlicePolicy
+from aurora.types import Network, Order, SlicePolicy
+from aurora.types.arrays import IntArray
 
 
 class TimeSlices:
@@ -23,10 +30,11 @@ class TimeSlices:
         arbiter: port arbiter of this server on this GPU.
         holds_between_layers: whether this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
             parallelism, because its ranks wait for each other there.
+        slice_s: as of `SlicePolicy`.
     """
 
-    def __init__(self, arbiter: PortArbiter, holds_between_layers: bool) -> None:
-        self.arbiter, self.holds_between_layers = arbiter, holds_between_layers
+    def __init__(self, arbiter: PortArbiter, holds_between_layers: bool, slice_s: float = float("inf")) -> None:
+        self.arbiter, self.holds_between_layers, self._slice_s = arbiter, holds_between_layers, slice_s
         self._holds_gpu = False
 
     def hold_gpu(self) -> None:
@@ -56,6 +64,28 @@ class TimeSlices:
         with self.arbiter.exchange():
             yield
             transport.wait()  # another server's process gets the port
+
+    @property
+    def cuts(self) -> bool:
+        """Whether all-to-alls are cut into slices, by `cut`."""
+        return self._slice_s < float("inf")
+
+    def cut(self, transport: Transport, order: Order, bytes_SGG: IntArray, network: Network) -> ExchangeStep:
+        """Returns what performs each exchange of an all-to-all, in slices that wait for the port by themselves.
+
+        Args:
+            transport: carries tensors between the expert-parallel ranks.
+            order: the order of each exchange.
+            bytes_SGG: (S, G, G) bytes from each rank to each other in each exchange; only a single one is cut.
+            network: the ports' rates.
+        """
+
+        def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
+            transport.exchange(order, sends, recvs, lambda *_event: None)
+            transport.wait()  # another server's process gets the port
+
+        pieces = slices_of(bytes_SGG[0], network, self._slice_s) if len(bytes_SGG) == 1 else 1
+        return in_slices(transport, self.arbiter, pieces, exchange)
 
 
 def join_port_arbiter(

@@ -40,10 +40,11 @@ EXPERTS, WIDTH, TOP_K = 6, 8, 2
     tokens=st.lists(st.integers(0, 5), min_size=3, max_size=3),
     planned=st.booleans(),
     servers=st.sampled_from([None, (0, 0, 0), (0, 1, 2), (0, 1, 0), (1, 0, 0)]),
+    slice_s=st.sampled_from([float("inf"), 50.0]),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=50)
-def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, servers, seed):
+def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, planned, servers, slice_s, seed):
     """Expert e multiplies by e + 1: exact in float32, whatever the order of sums. Ranks may hold no expert and have no token.
 
     Every rank knows what each computes; the last row of a rank is padding, which does not count.
@@ -68,7 +69,7 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
 
     def serve(rank):
         orders = (order, order.reversed) if planned else None
-        time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
+        time_slices = TimeSlices(thread_port_arbiters(1)[0], False, slice_s)
         layer = LayerAllToAll(
             4, MemoryTransport(memory, rank), time_slices, slots_G, orders, hierarchy, None,
             lambda *phase: reported.append(phase), torch.device("cpu"),

@@ -54,6 +54,17 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ),
         ({"order": "online", "priority": "interactive"}, "priority: expected colocate, among whose servers 'interactive' goes"),
         ({"order": "online", "colocate": "both", "priority": 1}, "priority: expected text, found 1"),
+        ({"slice_s": 0.01, "order": "online"}, "slice_s: expected a batch server with colocate"),
+        (
+            {"slice_s": 0.01, "order": "online", "colocate": "both", "priority": "interactive"},
+            "slice_s: expected a batch server with colocate",
+        ),
+        ({"slice_s": 0.01, "order": "online", "colocate": "both"}, "slice_s: expected a plan, .* found no plan"),
+        ({"slice_s": 0.01, "plan": "p", "colocate": "both"}, "slice_s: expected a plan, .* found 'auto'"),
+        (
+            {"slice_s": 0, "plan": "p", "order": "plan", "colocate": "both"},
+            "slice_s: expected seconds from 1e-06 to 1e.09, found 0",
+        ),
         ({"all_to_all": "two-hop"}, "all_to_all: expected one of auto, flat, hierarchical, found 'two-hop'"),
         (
             {"all_to_all": "hierarchical", "order": "online"},

@@ -261,7 +261,8 @@ class WorkerStartup:
                 SlicePolicy(interactive=settings.priority == PRIORITIES[0]),
             )
             arbiter = join_port_arbiter(store, key, rank, folder, settings.agree_s, finish, policy)
-            integration.time_slices = TimeSlices(arbiter, self._config.parallel_config.world_size == 1)
+            holds, slice_s = self._config.parallel_config.world_size == 1, settings.slice_s or float("inf")
+            integration.time_slices = TimeSlices(arbiter, holds, slice_s)
         except BadInput as error:
             refusal = str(error)
         fingerprint = integration.served.fingerprint
