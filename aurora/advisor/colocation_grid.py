@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aurora.advisor.colocation_ways import STEPS, compare_ways
-from aurora.advisor.ways import WAYS, WaysCompared
+from aurora.advisor.colocation_ways import compare_ways
+from aurora.advisor.ways import SIMULATED_STEPS, WAYS, WaysCompared
 from aurora.errors import BadInput
 from aurora.types import Cluster, Profile
 
@@ -42,7 +42,7 @@ def compare_over_grid(
     batches: Sequence[int] = BATCHES,
     bandwidths: Sequence[float] = BANDWIDTHS,
     skews: Sequence[float] = SKEWS,
-    steps: int = STEPS,
+    steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,

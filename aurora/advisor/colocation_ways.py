@@ -14,6 +14,7 @@ from aurora.advisor.ways import (
     BY_LAYER,
     IN_SEQUENCE,
     MICRO_BATCHES,
+    SIMULATED_STEPS,
     THREE_MODELS,
     TIME_SLICED,
     WAYS,
@@ -32,7 +33,6 @@ from aurora.types.arrays import BoolArray, IntArray
 from aurora.types.program import AUTO_TIME_SLICES
 
 MODELS = 3  # at most
-STEPS = 4  # of each model that are simulated
 MICRO = 2  # micro-batches of a step
 IN_FLIGHT = (2, 3)  # micro-batches of a step that are tried where attention and experts are apart
 TRIED_STEPS = 2  # simulated to choose among those
@@ -45,7 +45,7 @@ def compare_ways(
     profiles: Sequence[Profile],
     batch: int,
     skew: float = 1.0,
-    steps: int = STEPS,
+    steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
 ) -> WaysCompared:

@@ -5,7 +5,7 @@ from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHE
 from aurora.types import Cluster, Profile
 
 ADVISED = (IN_SEQUENCE, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # what the runtime can do
-STEPS = 2  # simulated of each model
+ADVISED_STEPS = 2  # simulated of each model
 WORTH = 1.05  # a gain that is worth doing something for
 MORE = 1.1  # by what three models must be ahead of two
 
@@ -22,7 +22,7 @@ def compare_sharing(cluster: Cluster, profile: Profile) -> WaysCompared:
         InfeasiblePlan: if the GPUs' memory does not hold the model.
     """
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
-    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=STEPS, ways=ADVISED)
+    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED)
 
 
 def sharing_advice(compared: WaysCompared) -> str:

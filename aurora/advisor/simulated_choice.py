@@ -18,7 +18,7 @@ from aurora.planner.resolve_options import flat_reason
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, PlanOptions, Profile
-from aurora.types.options import MICRO_BATCHES
+from aurora.types.options import MICRO_BATCH_COUNTS
 from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
@@ -110,10 +110,11 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         return with_time_slice(asked, profiles) if parts > 1 and asked.options.time_slice == "auto" else asked
     if plan.colocated:
         return one
-    cuts = [plan.with_micro_batches(number) for number in MICRO_BATCHES[1:]]
+    cuts = [plan.with_micro_batches(number) for number in MICRO_BATCH_COUNTS[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
-        min(((_seconds(each, profiles, 2 * MICRO_BATCHES[-1]), each) for each in plans), key=itemgetter(0)) for plans in plans_N
+        min(((_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
+        for plans in plans_N
     ]
     best_s, best = min(timed_N, key=itemgetter(0))
     chosen = best if best_s * MICRO_BATCHES_PAY <= timed_N[0][0] else one

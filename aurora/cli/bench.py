@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aurora.advisor.ways import SIMULATED_STEPS
 from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, Subcommand, refuse_given, show
 from aurora.errors import BadInput
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from aurora.cli.measured_ways import MeasuredCell
 
 CLUSTER = "demo-4"
-STEPS = 4
 
 app = typer.Typer(help="Comparisons over a grid of settings.", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def colocate(
         list[float] | None,
         typer.Option(help="exponent on the experts' shares, 1: as profiled, 0: all equal; repeat it. Default: 0, 1"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="steps of each model that are simulated")] = STEPS,
+    steps: Annotated[int, typer.Option(help="steps of each model that are simulated")] = SIMULATED_STEPS,
     measure: Annotated[
         bool, typer.Option("--measure", help="also run some cells with the shipped models, as processes of this machine")
     ] = False,

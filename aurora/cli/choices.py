@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from aurora.types import BARRIERS, PRIORITIES, TIME_SLICES, PlanOptions
-from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, MICRO_BATCHES, SIMULATED_ORDERS
+from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, MICRO_BATCH_COUNTS, SIMULATED_ORDERS
 from aurora.types.run_options import DTYPES, INTERLEAVE, RUN_ORDERS, TRANSPORTS
 from aurora.types.train_options import TRAIN_DTYPES, TRAIN_TRANSPORTS
 
@@ -161,7 +161,7 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "gpu_kind": _gpu_kinds,
     "time_slice": lambda: TIME_SLICES,
     "priority": lambda: PRIORITIES,
-    "micro_batches": lambda: ("auto", *map(str, MICRO_BATCHES)),
+    "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),
     "all_to_all": lambda: ALL_TO_ALLS,
     "transport": lambda: TRANSPORTS,
     "dtype": lambda: DTYPES,

@@ -9,7 +9,7 @@ from pathlib import Path
 from aurora.cli.subcommand import RUNNING
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
-from aurora.types.options import MICRO_BATCHES
+from aurora.types.options import MICRO_BATCH_COUNTS
 
 INSTEAD = ": {micro_batches}; default: the plan's"  # of an option that takes the place of a plan's own
 
@@ -172,8 +172,8 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
 
 def micro_batch_count(text: str) -> int:
     """Returns a number of micro-batches as PlanOptions has it. Raises BadInput if `text` is neither auto nor one of them."""
-    if text != "auto" and text not in map(str, MICRO_BATCHES):
-        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCHES[-1]}, found {text!r}")
+    if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
+        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
     return 0 if text == "auto" else int(text)
 
 

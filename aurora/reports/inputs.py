@@ -9,7 +9,7 @@ from aurora.errors import BadInput
 from aurora.planner.check.traffic import check_traffic
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
-from aurora.types.options import MICRO_BATCHES
+from aurora.types.options import MICRO_BATCH_COUNTS
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def named_traces(paths: Sequence[str], traces: Sequence[Trace]) -> dict[str, Tra
 
 
 def _check_trace(plan: Plan, name: str, trace: Trace) -> None:
-    cuts: Sequence[int] = (1,) if plan.colocated else MICRO_BATCHES
+    cuts: Sequence[int] = (1,) if plan.colocated else MICRO_BATCH_COUNTS
     named = {parts: plan.with_micro_batches(parts).served_names for parts in cuts}
     parts = next((parts for parts, names in named.items() if names == tuple(trace.names_M)), 1)
     names = named[parts]

@@ -15,7 +15,7 @@ SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
-MICRO_BATCHES = (1, 2, 3, 4)  # into how many a model's batches can be cut
+MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class PlanOptions:
         for weight in self.weights:
             if not 1 <= weight <= MOST_WEIGHT or weight != int(weight):
                 raise BadInput(f"`weights`: expected each a whole number from 1 to {MOST_WEIGHT}, found {weight}")
-        if self.micro_batches not in (0, *MICRO_BATCHES):
-            raise BadInput(f"`micro_batches`: expected a number from 1 to {MICRO_BATCHES[-1]}, found {self.micro_batches}")
+        if self.micro_batches not in (0, *MICRO_BATCH_COUNTS):
+            raise BadInput(f"`micro_batches`: expected a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {self.micro_batches}")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Curve, PlanOptions
-from aurora.types.options import MICRO_BATCHES
+from aurora.types.options import MICRO_BATCH_COUNTS
 from aurora.types.program import AUTO_TIME_SLICES
 from tests.conftest import cluster
 from tests.simulator.test_interpreter import profile
@@ -82,7 +82,9 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     shared = replace(profile([window]), curves={"reference": {**profile([window]).curves["reference"], "expert": line}})
     plan = make_plan(cluster(1.0, 1.0), [shared])
     chosen = with_micro_batches(plan, [shared])
-    in_s = {number: simulate_plan(with_micro_batches(plan, [shared], number), [shared]).seconds for number in MICRO_BATCHES}
+    in_s = {
+        number: simulate_plan(with_micro_batches(plan, [shared], number), [shared]).seconds for number in MICRO_BATCH_COUNTS
+    }
     best = chosen.options.micro_batches
     assert best > 1
     assert in_s[best] == min(in_s.values())

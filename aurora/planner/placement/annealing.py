@@ -6,7 +6,7 @@ from numba import njit
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.types.arrays import IntArray
 
-STEPS = 80  # for every pair of GPUs, 0.2 us each
+STEPS_PER_PAIR = 80  # for every pair of GPUs, 0.2 us each
 HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's time
 
 
@@ -27,7 +27,7 @@ def anneal(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Genera
     group_GM = group_MG.T.copy()
     value_s = problem.value_s(group_MG)
     if problem.gpus > 1 and value_s > 0:
-        steps = STEPS * problem.gpus**2
+        steps = STEPS_PER_PAIR * problem.gpus**2
         _anneal(problem.arrays, group_GM, problem.movers_M, steps, HOT * value_s, COLD * value_s, rng)
     return group_GM.T.copy()
 

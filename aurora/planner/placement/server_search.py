@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
-STEPS = 1500  # of a run, for each expert
+STEPS_PER_EXPERT = 1500  # of a run, for each expert
 RUNS, MOST_STEPS = 8, 700_000  # runs at most, and steps of all of them, unless one takes more
 HOT, COLD = 0.08, 0.016  # first and last temperature, as shares of the mean expert's tokens
 LENIENT, STRICT = 1.0, 30.0  # first and last price of a token above a limit, in tokens that cross
@@ -99,7 +99,7 @@ def server_search(
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
     best_E, best = gpu_E, (np.inf, 0)
-    steps = STEPS * experts
+    steps = STEPS_PER_EXPERT * experts
     tokens = some_tokens(experts_UK, server_U, rng)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
         found_E = gpu_E.copy()

@@ -31,7 +31,7 @@ LEAST_RELIEF = 1e-9  # relative: a smaller one is none
 LARGE = 0.5  # of the target time: experts with larger replicas may be divided further
 SMALLER = 0.9  # times a divided expert's replicas that those of the expert which gives a slot up are at most
 WORTH_DIVIDING = 0.01  # relative: dividing experts must lower the largest time by as much more
-STEPS = 8  # per slot: more steps than a layer ever took
+STEPS_PER_SLOT = 8  # per slot: more steps than a layer ever took
 NO_STEP, SWAP, REPLACE = range(3)
 
 
@@ -211,7 +211,7 @@ def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target, min_
 def _search(layer, most, target):
     """Takes steps until the largest time is `target`, or no step helps, with at most `most` moves in all."""
     moves = _moved(layer)
-    for _ in range(STEPS * layer.held_GP.size):
+    for _ in range(STEPS_PER_SLOT * layer.held_GP.size):
         slowest = np.argmax(layer.time_G)
         if layer.time_G[slowest] <= target:
             break
