@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from aurora.advisor.colocation_grid import GridCell
 from aurora.advisor.ways import APART, BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
@@ -45,7 +45,10 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
     from aurora.advisor.ways import winners
 
     table = Table(
-        "way", *right("wins", "or as fast", "gain, least", "median", "most", "utilisation, median"), title="over all cells"
+        Column("way", min_width=max(map(len, " ".join(WAYS).split()))),
+        *right("wins", "or as fast", "least gain", "median", "most"),
+        Column("utilisation, median", justify="right", min_width=len("utilisation,")),
+        title="over all cells",
     )
     for way in WAYS:
         found = [outcome for cell in cells for outcome in cell.compared.outcomes if outcome.way == way]
