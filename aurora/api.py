@@ -856,7 +856,7 @@ def run(
         resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
             another one.
         arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all are
-            there. A model without requests takes no time of GPUs and ports; not with `options.survive` or `options.adapt`.
+            there. A model without requests takes no time of GPUs and ports. With `resume` they are counted anew.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
@@ -891,10 +891,10 @@ def run(
         return None
     cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
     if options.survive:
-        if arrivals:
-            raise BadInput("`arrivals`: expected a run without `survive`, whose prompts are all there when it begins")
         loads_MLE = [each.load_LE.astype(float) for each in profiles] or None
-        return run_elastic(plan, models, prompts, options, loads_MLE, journal=journal, resume=resume, cost_MG=cost_MG)
+        return run_elastic(
+            plan, models, prompts, options, loads_MLE, journal=journal, resume=resume, cost_MG=cost_MG, arrivals=arrivals
+        )
     if journal is not None:
         raise BadInput("`journal`: expected a run with `survive`")
     return served(plan, models, prompts, options, cost_MG, arrivals)

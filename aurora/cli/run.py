@@ -150,10 +150,6 @@ def run(
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
     arrivals = arrivals if any(map(any, arrivals)) else []
-    if arrivals and (survive or adapt):
-        raise BadInput(
-            f"`prompts`: expected all to be there from the beginning with `{'survive' if survive else 'adapt'}`, found at_s"
-        )
     for path in model:
         check_model(path)
     need("torch", "transformers")

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from aurora.cli.subcommand import show
 from aurora.errors import AuroraError, BadInput
 from aurora.types import Plan, Trace
@@ -78,11 +76,11 @@ def show_result(
     """
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
-    from aurora.reports.request_tables import percentiles
+    from aurora.reports.request_tables import percentiles, rank_lines, served_table
     from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
     from aurora.reports.trace_times import summarise
 
-    summary = summarise(result.trace, plan.cluster)
+    summary, names_M = summarise(result.trace, plan.cluster), [planned.model for planned in plan.models]
     compared = None if expected is None else compare(expected, result.trace)
     rates = [
         {
@@ -91,7 +89,17 @@ def show_result(
             "finished": len(answers.finished),
             "tokens_per_s": result.tokens_per_second(index),
             "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
-            "tpot_s": percentiles(np.array(answers.gaps_s)),
+            "ttft_s": percentiles(answers.ttft_s),
+            "tpot_s": percentiles(answers.tpot_s),
+            "ranks": [
+                {
+                    "rank": rank,
+                    "requests": len(times.ttft_s),
+                    "ttft_s": percentiles([*times.ttft_s.values()]),
+                    "tpot_s": percentiles(times.tpot_s),
+                }
+                for rank, times in sorted(answers.times_R.items())
+            ],
         }
         for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
     ]
@@ -120,7 +128,8 @@ def show_result(
         None if result.conditions is None else network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
         *_orders_used(plan, result.orders_M),
-        *(_served(result, index, planned.model) for index, planned in enumerate(plan.models)),
+        served_table(result, names_M),
+        *rank_lines(result, names_M),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         *map(_told, result.changes),
         *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
@@ -138,18 +147,6 @@ def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
         if used.servers:
             yield f"{plan.served_names[index]}, before serving: {used.servers}"
         yield from (f"order changed over: {change}" for change in used.changes)
-
-
-def _served(result: RunResult, index: int, name: str) -> str:
-    """Returns in a sentence how many requests of a model were served, and how fast."""
-    answers = result.answers_M[index]
-    requests, unfinished = len(answers.tokens), len(answers.tokens) - len(answers.finished)
-    fast, with_start = (result.tokens_per_second(index, counted) for counted in (False, True))
-    parts = f"{requests} requests{f' ({unfinished} not finished)' if unfinished else ''}, {fast:.1f} tokens/s"
-    if answers.gaps_s:
-        p50, p99 = np.percentile(answers.gaps_s, (50, 99)) * 1000
-        parts += f", TPOT {p50:.1f} ms (p50) and {p99:.1f} ms (p99),"
-    return f"{name}: {parts} over {result.transport} ({with_start:.1f} with the {result.start_s:.1f} s before serving)"
 
 
 def _told(change: MembershipChange) -> str:

@@ -1,18 +1,23 @@
-"""Table and lines on simulated requests: tokens per second, time to first token and per output token."""
+"""Tables and lines on simulated and served requests: tokens per second, time to first token and per output token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
-from aurora.reports.formatting import DASH, percent, right, seconds, speedup
+from aurora.reports.formatting import DASH, distinct, percent, right, seconds, speedup
 from aurora.simulator.request_simulation import RequestSimulation
 from aurora.types.arrays import FloatArray
 
+if TYPE_CHECKING:
+    from aurora.runtime.result import RunResult
+
 PERCENTILES = (50, 90, 99)
+MOST_NAME = 15  # characters of a model's name that are on one line in 80 columns
 
 
-def percentiles(seconds_X: FloatArray) -> dict[str, float | None]:
+def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | None]:
     """Returns the percentiles of some seconds by their names; None if there are none.
 
     Args:
@@ -80,3 +85,52 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
                 f"{percent(float(np.median(off)))} in the median, {percent(float(off.max()))} at most."
             )
     return [*lines, *next(iter(found.values())).assumptions]
+
+
+def served_table(result: "RunResult", names_M: Sequence[str]) -> Table:
+    """Returns a table of a run's models: requests, tokens per second, TTFT and TPOT.
+
+    Args:
+        result: the run's result.
+        names_M: the models' names.
+    """
+    with_start = ", ".join(f"{result.tokens_per_second(model, with_start=True):.1f}" for model in range(len(names_M)))
+    names = distinct(names_M)
+    table = Table(
+        Column("model", overflow="fold", min_width=min(MOST_NAME, max(map(len, names)))),
+        *right("requests", "tokens\n/s", "TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"),
+        title=f"served over {result.transport}",
+        caption=f"with the {result.start_s:.1f} s before serving {with_start} tokens/s; TTFT: from a request's arrival to its "
+        "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
+    )
+    for model, (name, answers) in enumerate(zip(names, result.answers_M, strict=True)):
+        requests, finished = len(answers.tokens), len(answers.finished)
+        times = [percentiles(each)[p] for each in (answers.ttft_s, answers.tpot_s) for p in ("p50", "p99")]
+        table.add_row(
+            name,
+            str(requests) if finished == requests else f"{finished} of {requests}",
+            f"{result.tokens_per_second(model):.1f}",
+            *(DASH if each is None else seconds(each) for each in times),
+        )
+    return table
+
+
+def rank_lines(result: "RunResult", names_M: Sequence[str]) -> Iterator[str]:
+    """For each model that several ranks served, a line on the ranks whose TTFT and TPOT are shortest and longest.
+
+    Args:
+        result: the run's result.
+        names_M: the models' names.
+    """
+    for name, answers in zip(distinct(names_M), result.answers_M, strict=True):
+        parts = []
+        for what, times_R in (
+            ("TTFT", {rank: [*times.ttft_s.values()] for rank, times in answers.times_R.items()}),
+            ("TPOT", {rank: times.tpot_s for rank, times in answers.times_R.items()}),
+        ):
+            slow_s = sorted((value, rank) for rank, each in times_R.items() if (value := percentiles(each)["p99"]) is not None)
+            if len(slow_s) > 1:
+                (least_s, first), (most_s, last) = slow_s[0], slow_s[-1]
+                parts.append(f"{what} p99 from {seconds(least_s)} (rank {first}) to {seconds(most_s)} (rank {last})")
+        if parts:
+            yield f"{name}: {', '.join(parts)}"

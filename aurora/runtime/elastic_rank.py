@@ -73,6 +73,9 @@ class EpochWork:
         requests_M: by model, further requests to serve: for each number, the tokens of its answer so far.
         calibration: what a member has of earlier epochs; None: nobody has one.
         cost_MG: as of `controlled`.
+        arrives_s_M: by model, for each number in how many seconds from the beginning of serving the request arrives; empty: all
+            are there.
+        served_s: seconds since then; None: no rank has begun to serve.
     """
 
     program: Program
@@ -82,6 +85,8 @@ class EpochWork:
     requests_M: tuple[dict[int, tuple[int, ...]], ...]
     calibration: OrderCalibration | None = None
     cost_MG: FloatArray | None = None
+    arrives_s_M: tuple[dict[int, float], ...] = ()
+    served_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,7 @@ def _serve_epoch(
     def tell(model: int, report: ControlReport) -> None:
         channel.send_progress(Decided(epoch.number, model, report))
 
+    assigned_s = time.perf_counter()
     channel.on_stop(abort)
     contexts: list[LayerContext] = []
     controls: list[PlacementControl] = []
@@ -250,14 +256,19 @@ def _serve_epoch(
         watches = orders.begin(work, transports[0], channel.stopped, device) if orders is not None else [None] * len(workers)
         recorder.begin(epoch.number, epoch.members)
         timers = [None if device == "cpu" else StreamTimer(began_s) for _ in workers]
+        recorders = [PhaseRecorder(recorder, rank, index, began_s, timer) for index, timer in enumerate(timers)]
         contexts += [
-            LayerContext(index, transport, arbiters[index], PhaseRecorder(recorder, rank, index, began_s, timer), watch)
-            for index, (transport, timer, watch) in enumerate(zip(transports, timers, watches, strict=True))
+            LayerContext(index, *each, channel.stopped.wait)
+            for index, each in enumerate(zip(transports, arbiters, recorders, watches, strict=True))
         ]
         channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
-        for worker, context, prompts, requests in zip(workers, contexts, prompts_M, work.requests_M, strict=True):
+        arrives_s_M = work.arrives_s_M or (None,) * len(workers)
+        serving_s = time.perf_counter() if work.served_s is None else assigned_s - work.served_s
+        shared = zip(workers, contexts, prompts_M, work.requests_M, arrives_s_M, strict=True)
+        for worker, context, prompts, requests, arrives_s in shared:
             worker.perform(work.program, context, work.cluster.network)
             worker.waiting.extend(Request(index, prompts[index], produced) for index, produced in requests.items())
+            worker.begin(serving_s, arrives_s)
         rules = options, min_replicas, began_s, work.cost_MG, tell
         controls += controlled(workers, work.program, work.cluster, *rules)
         channel.send_progress(BeganServing())

@@ -28,6 +28,7 @@ from aurora.runtime.elastic_rank import (
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_watch import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token
+from aurora.runtime.token_times import TokenTimes
 from aurora.types import (
     Cluster,
     ControlOptions,
@@ -50,7 +51,7 @@ WIRE = WireFormat(
     *MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
     EpochWork, Exchange, ExpertTransfer, FetchedWeights, Gpu, HeldExperts, Hierarchy, NewTokens, Order, OrderCalibration,
     OrdersUsed, Placement, PlacementChange, Program, RankResult, RunOptions, SlicePolicy,
-    SubChannels, Token,
+    SubChannels, Token, TokenTimes,
 )  # fmt: skip
 
 

@@ -132,8 +132,8 @@ class LivePlacement:
         self._recent_s: deque[float] = deque(maxlen=RECENT)
         self._steps = 0  # of this window
         self._steps_s: list[float] = []  # of these, by the placement in force
-        self._began_s = 0.0  # this window
-        self._left_s: float | None = None
+        self._began_s: float | None = None  # this window
+        self._left_s: float | None = None  # the last work between steps; None: no step began since
 
     def perform(self, decision: Decision) -> float:
         """Moves the experts of a decision, and returns when the new placement is in force. Called on rank 0, in any thread.
@@ -153,14 +153,16 @@ class LivePlacement:
 
     def next_step(self, active: bool) -> bool:
         """Returns whether any rank is active, and does what is due between two steps. A collective call."""
-        now_s = time.perf_counter()
-        if self._left_s is None:
-            self._began_s = self._left_s = now_s
-        rows_RX = self._gathered(self._report(active, now_s - self._left_s))
+        now_s, paused = time.perf_counter(), self._began_s is not None and self._left_s is None
+        if self._began_s is None:
+            self._began_s = now_s
+        rows_RX = self._gathered(self._report(active, 0.0 if self._left_s is None else now_s - self._left_s))
         if not rows_RX[:, ACTIVE].any():
-            self.close()
+            self._left_s = None  # the next step may be long after
             return False
         if self.control is not None:
+            if paused:
+                self.control.beat()  # moves waited for this step
             self.control.check()
         self._learn(rows_RX[:, STEP_NS].max() / 1e9)
         self._learn_piece(rows_RX[:, PIECE_NS].max() / 1e9)
@@ -189,7 +191,7 @@ class LivePlacement:
     def _report(self, active: bool, step_s: float) -> torch.Tensor:
         """(7,) int64: what this rank tells the others."""
         first = self._context.transport.rank == 0
-        ends = first and time.perf_counter() - self._began_s >= self._period_s
+        ends = first and self._began_s is not None and time.perf_counter() - self._began_s >= self._period_s
         announced = prepared = 0
         if self._request is not None and self._moves is None:
             self._announced = _encoded(self._request[0], self._held_LGP)

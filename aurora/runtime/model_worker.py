@@ -3,9 +3,10 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 
@@ -28,7 +29,7 @@ class Request:
         index: number of the prompt.
         prompt: token ids of the prompt.
         produced: tokens of the answer so far.
-        at_s: when it arrives, by time.perf_counter.
+        at_s: when it arrives, by time.perf_counter; `ModelWorker.begin` sets it.
     """
 
     index: int
@@ -52,6 +53,7 @@ class ModelWorker:
         arriving: whether requests of any rank arrive while the run serves; the same on all ranks.
         between_steps: called before each step with whether this rank has requests; returns whether any rank has. A collective
             call, which `perform` sets.
+        end_serving: called when no rank has requests any more, nor will; `perform` sets it to nothing.
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
@@ -66,10 +68,9 @@ class ModelWorker:
         self.arriving = False
         self.expert_bytes, self.row_bytes = model.expert_bytes, model.row_bytes
         self.layers = [DistributedExperts(layer.experts) for layer in model.layers]
-        self._model, self._options, self._on_tokens = model, options, on_tokens or self.answers.add
+        self._model, self._options, self._on_tokens = model, options, on_tokens or self._keep
         self._batch: GreedyBatch | None = None
         self._current: list[Request] = []
-        self._token_s: float | None = None  # when the batch's latest tokens came
         self._has_points = False
         for layer, distributed in zip(model.layers, self.layers, strict=True):
             setattr(layer.block, layer.name, distributed)
@@ -87,6 +88,7 @@ class ModelWorker:
             self._has_points = True
             self._add_preemption_points()
         self.between_steps: Callable[[bool], bool] = context.any_active
+        self.end_serving: Callable[[], None] = lambda: None
         index, context.program, context.network = context.model, program, network
         deduplicated = program.deduplicated_M[index] if self._options.deduplicate is None else self._options.deduplicate
         for number, layer in enumerate(self.layers):
@@ -116,16 +118,16 @@ class ModelWorker:
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.share(theirs)
 
-    def arrive(self, began_s: float, at_s: Sequence[float]) -> None:
-        """Lets the waiting requests arrive while the run serves. All ranks call it.
+    def begin(self, began_s: float, arrives_s: Mapping[int, float] | None = None) -> None:
+        """Says when the waiting requests arrive. All ranks call it, with `arrives_s` or without.
 
         Args:
-            began_s: when the run began, by time.perf_counter.
-            at_s: by number of the request, seconds from then.
+            began_s: when serving began, by time.perf_counter.
+            arrives_s: by number of the request, seconds from then; None: all are there.
         """
-        self.arriving = True
-        arriving = (replace(request, at_s=began_s + at_s[request.index]) for request in self.waiting)
-        self.waiting = deque(sorted(arriving, key=lambda request: request.at_s))
+        self.arriving, given = arrives_s is not None, arrives_s or {}
+        arriving = (replace(request, at_s=began_s + given.get(request.index, 0.0)) for request in self.waiting)
+        self.waiting = deque(sorted(arriving, key=attrgetter("at_s")))
 
     @property
     def serving(self) -> list[int]:
@@ -151,18 +153,16 @@ class ModelWorker:
                 self._idle_step()
                 continue
             self._on_tokens(self._step(self._batch))
-            self._note_gap()
             if self._batch.done:
-                self._batch, self._current, self._token_s = None, [], None
+                self._batch, self._current = None, []
         self.answers.seconds += time.perf_counter() - began
+        self.end_serving()
         self.context.leave()
 
-    def _note_gap(self) -> None:
-        """Keeps the seconds since the batch's previous tokens came."""
-        now = time.perf_counter()
-        if self._token_s is not None:
-            self.answers.add_gap(now - self._token_s)
-        self._token_s = now
+    def _keep(self, tokens: Sequence[Token]) -> None:
+        """Adds new tokens to `answers`."""
+        arrived_s = {request.index: request.at_s for request in self._current}
+        self.answers.add(tokens, self.context.transport.rank, time.perf_counter(), arrived_s)
 
     def rewind(self) -> None:
         """Prepares for the next `serve` after a step that failed.
@@ -171,7 +171,6 @@ class ModelWorker:
         """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []
-        self._token_s = None
         self.waiting.clear()
 
     def _arrived(self) -> int:

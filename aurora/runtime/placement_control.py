@@ -102,7 +102,7 @@ def controlled(
         context, placement = worker.context, program.placements_M[index]
         how = cluster.network, options.local_first, options.adapt.period_s
         live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
-        worker.between_steps = live.next_step
+        worker.between_steps, worker.end_serving = live.next_step, live.close
         if context.transport.rank == 0:
             rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
             hierarchy = hierarchy_of(program.ops_ML[index][0])

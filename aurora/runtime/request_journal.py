@@ -24,7 +24,7 @@ class RequestJournal:
     Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
     `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
     one joins, and decide by `cost_MG`, as of `controlled`. Tokens go to `file`, too, whose answers of an earlier run are not
-    produced anew.
+    produced anew. Requests arrive as `arrivals_M` says, as of `serve_rank`.
 
     Attributes:
         answers_M: the answers so far, by model; their seconds count from when ranks began to serve.
@@ -40,11 +40,13 @@ class RequestJournal:
         adapts: bool = False,
         file: JournalFile | None = None,
         cost_MG: FloatArray | None = None,
+        arrivals_M: Sequence[Sequence[float]] = (),
     ) -> None:
         self.answers_M = journalled_answers({} if file is None else file.resumed, len(prompts_M))
         self.start_s: float | None = None
         self.changes: list[MembershipChange] = []
-        self._file = file
+        self._file, self._arrivals_M = file, arrivals_M
+        self._arrived_s_M: list[dict[int, float]] = []  # from when ranks begin to serve
         self._adapts, self._cost_MG = adapts, cost_MG
         self._decided: dict[tuple[int, int], ControlReport] = {}  # by epoch and model
         self._plan, self._program, self._prompts_M, self._load_MLE = plan, compile_plan(plan), prompts_M, load_MLE
@@ -83,6 +85,8 @@ class RequestJournal:
             return False
         if self.start_s is None:
             self.start_s = now_s
+            arrivals_M = self._arrivals_M or [[0.0] * len(prompts) for prompts in self._prompts_M]
+            self._arrived_s_M = [{at: now_s + each for at, each in enumerate(arrivals)} for arrivals in arrivals_M]
         if isinstance(progress, BeganServing):
             return False
         answers = self.answers_M[progress.model]
@@ -90,7 +94,7 @@ class RequestJournal:
             for token in progress.tokens:
                 at = len(answers.tokens.get(token.request, ()))
                 self._file.add(progress.model, token.request, at, [token.token], token.last)
-        answers.add(progress.tokens)
+        answers.add(progress.tokens, rank, now_s, self._arrived_s_M[progress.model])
         answers.seconds = now_s - self.start_s
         self._open_M[progress.model] -= answers.finished
         if self.changes and self.changes[-1].resumed_s is None:
@@ -133,6 +137,7 @@ class RequestJournal:
         calibration = next((state.calibration for state in held if state.calibration is not None), None)
         cost_MG = None if self._cost_MG is None else self._cost_MG[:, list(members)]
         requests_MR = [self._deal_requests(model, held) for model in range(len(self._prompts_M))]
+        served_s = None if self.start_s is None else time.perf_counter() - self._began_s - self.start_s
         return {
             rank: EpochWork(
                 program,
@@ -142,6 +147,11 @@ class RequestJournal:
                 tuple(requests_R[at] for requests_R in requests_MR),
                 calibration,
                 cost_MG,
+                tuple(
+                    {index: arrivals[index] for index in requests_R[at]}
+                    for arrivals, requests_R in zip(self._arrivals_M, requests_MR, strict=False)
+                ),
+                served_s,
             )
             for at, rank in enumerate(members)
         }

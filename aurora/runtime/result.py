@@ -1,6 +1,6 @@
 """Results of a run: each rank's, and the merged one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from aurora.io.journals import JournalledAnswers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_watch import OrdersUsed
+from aurora.runtime.token_times import TokenTimes
 from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.trace import Row
 
-MOST_GAPS = 100_000  # of a model on a rank
 MOST_EVENTS = 200_000  # that a rank keeps for the trace, the latest ones, so that its memory does not grow for ever
 Routing = tuple[NDArray[Any], IntArray]  # experts_ULK of a rank's U tokens, and in which step each was routed
 
@@ -46,8 +46,7 @@ class Answers:
         finished: numbers of the requests whose answers are complete.
         resumed: number of tokens that an earlier run produced.
         seconds: serving time.
-        gaps_s: seconds between two steps that each brought the next tokens of one batch, at least the latest MOST_GAPS of each
-            rank; empty if the run survives lost ranks.
+        times_R: when tokens came, by the rank that they came from.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -55,7 +54,8 @@ class Answers:
     finished: set[int] = field(default_factory=set)
     resumed: int = 0
     seconds: float = 0.0
-    gaps_s: list[float] = field(default_factory=list)
+    times_R: dict[int, TokenTimes] = field(default_factory=dict)
+    _last_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)  # when unfinished answers' last tokens came
 
     def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
         """Takes over what an earlier run has produced of an answer."""
@@ -64,21 +64,40 @@ class Answers:
         if finished:
             self.finished.add(request)
 
-    def add_gap(self, seconds: float) -> None:
-        """Adds the seconds between two steps, in bounded memory."""
-        self.gaps_s.append(seconds)
-        if len(self.gaps_s) == 2 * MOST_GAPS:
-            del self.gaps_s[:MOST_GAPS]
+    def add(self, tokens: Sequence[Token], rank: int, at_s: float, arrived_s: Mapping[int, float]) -> None:
+        """Appends new tokens, and their logits if kept, to the answers of their requests.
 
-    def add(self, tokens: Sequence[Token]) -> None:
-        """Appends new tokens, and their logits if kept, to the answers of their requests."""
+        Args:
+            tokens: the tokens.
+            rank: the rank that they came from.
+            at_s: when they came.
+            arrived_s: by number of the request, when it arrived, by the same clock.
+        """
+        times = self.times_R.setdefault(rank, TokenTimes())
         for token in tokens:
             answer = self.tokens.setdefault(token.request, [])
             if token.logits is not None and (kept := self.logits.get(token.request, token.logits[:0])).shape[0] == len(answer):
                 self.logits[token.request] = np.concatenate([kept, token.logits])
+            last_s = self._last_s.pop(token.request, None)
+            if last_s is not None:
+                times.add_between(at_s - last_s)
+            elif not answer:  # else an earlier run began it
+                times.ttft_s[token.request] = at_s - arrived_s[token.request]
             answer.append(token.token)
             if token.last:
                 self.finished.add(token.request)
+            else:
+                self._last_s[token.request] = at_s
+
+    @property
+    def ttft_s(self) -> list[float]:
+        """Seconds from the arrival of each request to its first token."""
+        return [seconds for times in self.times_R.values() for seconds in times.ttft_s.values()]
+
+    @property
+    def tpot_s(self) -> list[float]:
+        """Seconds between two tokens of an answer, of each answer and token; see `TokenTimes`."""
+        return [seconds for times in self.times_R.values() for seconds in times.tpot_s]
 
 
 def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answers]:
@@ -242,7 +261,8 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
         merged.logits |= answers.logits
         merged.finished |= answers.finished
         merged.seconds = max(merged.seconds, answers.seconds)
-        merged.gaps_s = [*merged.gaps_s, *answers.gaps_s]
+        for rank, times in answers.times_R.items():
+            merged.times_R.setdefault(rank, TokenTimes()).merge(times)
     return merged
 
 

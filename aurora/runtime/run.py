@@ -52,9 +52,9 @@ def run(
     """
     asked_s = time.perf_counter()
     _check(plan, models, prompts, options)
-    _check_arrivals(prompts, options, arrivals)
+    _check_arrivals(prompts, arrivals)
     if options.survive:
-        return run_elastic(plan, models, prompts, options, cost_MG=cost_MG)
+        return run_elastic(plan, models, prompts, options, cost_MG=cost_MG, arrivals=arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks = len(plan.cluster)
     if options.transport == "memory":
@@ -102,12 +102,10 @@ def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunO
         raise BadInput(f"`compare`: expected {parts} prompts on a rank, one for each micro-batch, found {most}")
 
 
-def _check_arrivals(prompts: Sequence[Sequence[list[int]]], options: RunOptions, arrivals: Sequence[Sequence[float]]) -> None:
+def _check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Sequence[float]]) -> None:
     """Raises BadInput unless every prompt has a time of arrival, or none has."""
     if not arrivals:
         return
-    if options.adapt is not None:
-        raise BadInput("`arrivals`: expected a run without `adapt`, whose prompts are all there when it begins")
     if list(map(len, arrivals)) != list(map(len, prompts)):
         raise BadInput(f"`arrivals`: expected a time for each prompt, found {list(map(len, arrivals))}")
     if wrong := [at_s for each in arrivals for at_s in each if not 0 <= at_s <= LONGEST_S]:
@@ -124,6 +122,7 @@ def run_elastic(
     journal: str | Path | None = None,
     resume: bool = False,
     cost_MG: FloatArray | None = None,
+    arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult:
     """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
 
@@ -134,11 +133,13 @@ def run_elastic(
         watch: called for each epoch with (its number, the process id of every member by rank).
         journal, resume: as in `aurora.run`.
         cost_MG: as of `controlled`.
+        arrivals: as in `aurora.run`.
 
     Returns:
         The result; if the run cannot go on, the result so far, with `failure` set.
     """
     _check(plan, models, prompts, options)
+    _check_arrivals(prompts, arrivals)
     if rank_info_from_environment(options.timeout_s) is not None:
         raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
     options = _with_transport(plan, options)
@@ -152,7 +153,7 @@ def run_elastic(
         compile_orders(plan)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
-        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG)
+        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG, arrivals)
         supervisor = Supervisor(
             serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
             timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch, lead=lead,

@@ -161,9 +161,9 @@ def serve_rank(
         ports = None if options.interleave == "off" else plan.cluster.network
         for worker, context in zip(workers, contexts, strict=True):
             worker.perform(program, context, ports)
-        for workers_P, at_s in zip(workers_MP, arrivals_M, strict=False):
+        for index, workers_P in enumerate(workers_MP):
             for worker in workers_P:
-                worker.arrive(began_s, at_s)
+                worker.begin(began_s, dict(enumerate(arrivals_M[index])) if arrivals_M else None)
         controls = controlled(workers, program, plan.cluster, options, plan.options.min_replicas, began_s, cost_MG)
         if controls and not memories:
             log_decisions()

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,29 @@ def test_replicas_spare_the_checkpoint(monkeypatch, mixtral):
     result, different = served(monkeypatch, plan, [mixtral], {10: kill(1)})
     assert not different
     assert [change.from_checkpoint for change in result.changes] == [0] * len(result.changes)
+
+
+def test_a_rank_is_lost_while_all_wait_for_requests(monkeypatch, mixtral):
+    """The others go on at once, in an epoch that begins before the next request arrives, and answer it."""
+    epochs_s = {}
+
+    class Timed(Blows):
+        def watch(self, epoch, pids):
+            super().watch(epoch, pids)
+            epochs_s[epoch] = time.perf_counter()
+
+    plan, prompts, later_s = plan_for([mixtral], 3), [prompts_for(mixtral, 6)], 4.0
+    options = RunOptions(2, 2, "gloo", 60.0, keep_logits=True, survive=True)
+    struck = Timed(monkeypatch, {6: kill(1)})  # the last token of the first three
+    result = run_elastic(plan, [mixtral], prompts, options, watch=struck.watch, arrivals=[[0.0] * 3 + [later_s] * 3])
+    assert not verify(result, [mixtral], prompts, options)
+    (change,) = result.changes
+    assert change.lost.keys() == {1}
+    assert epochs_s[2] < epochs_s[1] + later_s
+    (answers,) = result.answers_M
+    assert answers.times_R.keys() == {0, 1, 2}
+    assert (len(answers.ttft_s), len(answers.tpot_s)) == (6, 6)
+    assert min(answers.ttft_s) > 0 < min(answers.tpot_s)
 
 
 def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):

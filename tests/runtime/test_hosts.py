@@ -28,6 +28,7 @@ from aurora.runtime.hosts import WIRE, about_run, join_run, lead_of
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_watch import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token
+from aurora.runtime.token_times import TokenTimes
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
 from aurora.types.control import ControlWindow, PlacementChange
 from tests.runtime.test_run import plan_for
@@ -57,8 +58,10 @@ def test_all_that_ranks_and_leader_say_travels(mixtral):
         "m", False, 2, 0, {"gain": 1}, 0.5, None, 1.0, 8, 0.1, 0, 0,
         (PlacementChange(0.1, "move", "gain", "pays", (0,), 1, 8, None),), (ControlWindow(0.1, 1, 0.5, 0.6, 1.0, 0),),
     )  # fmt: skip
-    work = EpochWork(program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration, np.ones((1, 2)))
-    answers = Answers({0: [1, 2]}, {0: np.ones((2, 3), np.float32)}, {0})
+    work = EpochWork(
+        program, plan.cluster, tuple(moves), order, ({0: (), 5: (1, 2)},), calibration, np.ones((1, 2)), ({0: 0.5},), 0.1
+    )
+    answers = Answers({0: [1, 2]}, {0: np.ones((2, 3), np.float32)}, {0}, times_R={1: TokenTimes({0: 0.5}, [0.1])})
     result = RankResult([answers], 1.5, [(0.0, 1.0, 0, 1, 0, 2, 3, 1, -1, True, 80)], "gloo", None, [OrdersUsed({"a": 1}, ("b",))], [], None)  # fmt: skip
     for sent in (
         ToRank(1, EpochStart(3, (0, 1), work)), MemberState(held, "lost rank 1"), Progress(Decided(1, 0, report)),

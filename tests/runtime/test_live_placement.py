@@ -155,6 +155,21 @@ def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
     assert [report.model for report in result.control_M] == ["mixtral-topics", "qwen3moe-stdlib"]
 
 
+def test_requests_arrive_while_experts_follow_them(monkeypatch, mixtral):
+    """Between two bursts no rank makes steps; windows go on after it, and the pause is in no step's time."""
+    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    steps_s = []
+    learn = LivePlacement._learn
+    monkeypatch.setattr(LivePlacement, "_learn", lambda live, step_s: steps_s.append(step_s) or learn(live, step_s))
+    plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
+    prompts, options = [prompts_for(mixtral, 4)], RunOptions(20, 2, "memory", 120, keep_logits=True, adapt=EAGER)
+    result = aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0, 0.0, 3.0, 3.0]])
+    check_moved(mixtral, result, verify(result, [mixtral], prompts, options))
+    (report,) = result.control_M
+    assert report.series[0].at_s < 3 < report.series[-1].at_s
+    assert steps_s.count(0.0) == 4  # no step's: on two ranks at the beginning, and after the pause
+
+
 def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
     monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
@@ -323,6 +338,7 @@ class Ranks:
                     while self.live_R[0]._request is None:
                         time.sleep(0.001)
             assert not self.live_R[rank].next_step(False)
+            self.live_R[rank].close()
 
         threads = [threading.Thread(target=rank_steps, args=(rank,)) for rank in range(self.ranks)]
         for thread in threads:

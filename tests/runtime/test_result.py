@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.runtime.result import Answers, RankResult, RunConditions, measured_trace
+from aurora.runtime.result import Answers, RankResult, RunConditions, Token, measured_trace, merge_answers
+from aurora.runtime.token_times import TokenTimes
 from aurora.types import Curve, Profile, TokenRouting
 from aurora.types.coactivation import CoActivation
 from tests.conftest import cluster
@@ -59,3 +60,27 @@ def test_a_long_runs_trace_has_the_steps_that_all_ranks_still_have(monkeypatch):
     assert from_s == 10.0
     kept = {(rank, step): 3 for rank in (0, 1) for step in range(4, 10 - rank)} | {(2, step): 3 for step in range(7, 10)}
     assert Counter(zip(trace.rank_X.tolist(), trace.step_X.tolist(), strict=True)) == kept | {(1, 9): 2}
+
+
+def test_times_of_tokens_are_kept_by_rank():
+    """Request 1 goes on at another rank after a pause; of request 2 an earlier run knew a token."""
+    answers = Answers()
+    answers.resume(2, [7], finished=False)
+    arrived_s = {0: 1.0, 1: 1.5, 2: 1.0}
+    answers.add([Token(0, 5, False), Token(1, 5, False)], 0, 2.0, arrived_s)
+    answers.add([Token(0, 6, True), Token(1, 6, False)], 0, 2.5, arrived_s)
+    answers.add([Token(1, 7, True), Token(2, 8, False)], 3, 6.5, arrived_s)
+    answers.add([Token(2, 9, True)], 3, 7.0, arrived_s)
+    assert answers.times_R == {0: TokenTimes({0: 1.0, 1: 0.5}, [0.5, 0.5]), 3: TokenTimes({}, [4.0, 0.5])}
+    other = Answers(times_R={3: TokenTimes({4: 2.0}, [1.0])})
+    merged = merge_answers([answers, other])
+    assert merged.times_R[3] == TokenTimes({4: 2.0}, [4.0, 0.5, 1.0])
+    assert (merged.ttft_s, merged.tpot_s) == ([1.0, 0.5, 2.0], [0.5, 0.5, 4.0, 0.5, 1.0])
+
+
+def test_times_between_tokens_stay_bounded(monkeypatch):
+    monkeypatch.setattr("aurora.runtime.token_times.MOST_TIMES", 3)
+    times = TokenTimes()
+    for second in range(11):
+        times.add_between(float(second))
+    assert times.tpot_s == [6.0, 7.0, 8.0, 9.0, 10.0]

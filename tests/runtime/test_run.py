@@ -36,7 +36,6 @@ from aurora.runtime.timers import HostTimer
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     TRACE_PHASES,
-    ControlOptions,
     Curve,
     Cut,
     Fabric,
@@ -231,7 +230,18 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
     prompts = [prompts_for(path, count, seed=seed) for seed, (path, count) in enumerate(zip(paths, (5, 2, 1), strict=True))]
     result, found = differences(replace(plan, options=options), paths, prompts, transport="memory", batch=2)
     assert found == []
-    assert all(answers.gaps_s and min(answers.gaps_s) > 0 for answers in result.answers_M)
+    for answers, requests in zip(result.answers_M, prompts, strict=True):
+        assert len(answers.ttft_s) == len(requests)
+        assert len(answers.tpot_s) == sum(map(len, answers.tokens.values())) - len(requests)
+        assert min(answers.ttft_s) > 0 < min(answers.tpot_s)
+
+
+def test_eight_models_share_two_ranks(mixtral, qwen):
+    paths = [mixtral, qwen] * 4
+    plan, prompts = plan_for(paths, 2), [prompts_for(path, 2, seed=seed) for seed, path in enumerate(paths)]
+    result, found = differences(plan, paths, prompts, transport="memory", batch=2, max_new_tokens=2)
+    assert found == []
+    assert set(result.trace.model_X.tolist()) == set(range(8))
 
 
 def test_a_batch_model_lets_others_go_first_in_all_of_its_parts(mixtral, qwen, monkeypatch):
@@ -301,10 +311,8 @@ def test_arrivals_that_do_not_fit_are_refused(mixtral):
         aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0]])
     with pytest.raises(BadInput, match="`arrivals`: expected from 0 to 1e\\+06 seconds, found -1"):
         aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0, -1.0]])
-    with pytest.raises(BadInput, match="`arrivals`: expected a run without `survive`"):
-        aurora.run(plan, [mixtral], prompts, RunOptions(survive=True), arrivals=[[0.0, 1.0]])
-    with pytest.raises(BadInput, match="`arrivals`: expected a run without `adapt`"):
-        aurora.run(plan, [mixtral], prompts, replace(options, adapt=ControlOptions()), arrivals=[[0.0, 1.0]])
+    with pytest.raises(BadInput, match=r"`arrivals`: expected a time for each prompt, found \[1\]"):
+        aurora.run(plan, [mixtral], prompts, RunOptions(survive=True), arrivals=[[0.0]])
 
 
 def test_one_after_the_other_gives_the_same_answers(mixtral, qwen):
