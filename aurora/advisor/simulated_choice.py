@@ -7,6 +7,7 @@ from operator import itemgetter
 import numpy as np
 
 from aurora.advisor.slice_weights import weights_by_need
+from aurora.advisor.ways import TIE
 from aurora.errors import BadInput
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
@@ -92,9 +93,10 @@ def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> t
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) -> Plan:
     """Returns a plan with some number of micro-batches, and with the faster time slice if its options leave that open.
 
-    By default the number is the one that serves the profile soonest in the simulator. More than one are chosen only if
-    throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what each number takes. All are simulated on the
-    same windows, or layers of large plans, half as many as TRANSFERS allow. Plans of several models are not cut.
+    By default the number is the one that serves the profile soonest in the simulator, or the smallest that takes at most TIE
+    times as long. More than one are chosen only if throughput is MICRO_BATCHES_PAY times as large. A note on the plan says what
+    each number takes. All are simulated on the same windows, or layers of large plans, half as many as TRANSFERS allow. Plans
+    of several models are not cut.
 
     Args:
         plan: the plan.
@@ -116,8 +118,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         min(((_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
         for plans in plans_N
     ]
-    best_s, best = min(timed_N, key=itemgetter(0))
-    chosen = best if best_s * MICRO_BATCHES_PAY <= timed_N[0][0] else one
+    most_s = min(timed_N[0][0] / MICRO_BATCHES_PAY, min(seconds for seconds, _ in timed_N) * TIE)
+    chosen = next((each for seconds, each in timed_N if seconds <= most_s), one)
     said = ", ".join(f"{_micro_batches_of(each)} {seconds:.4g} s" for seconds, each in timed_N)
     note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
     return replace(chosen, notes=(*chosen.notes, note))

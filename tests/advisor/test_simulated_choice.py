@@ -15,6 +15,7 @@ from aurora.advisor.simulated_choice import (
     with_micro_batches,
     with_time_slice,
 )
+from aurora.advisor.ways import TIE
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
@@ -87,7 +88,7 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     }
     best = chosen.options.micro_batches
     assert best > 1
-    assert in_s[best] == min(in_s.values())
+    assert best == min(number for number, seconds in in_s.items() if seconds <= min(in_s.values()) * TIE)
     assert chosen.options.time_slice in AUTO_TIME_SLICES
     (note,) = chosen.notes
     assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
