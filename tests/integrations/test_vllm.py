@@ -751,11 +751,18 @@ def test_served_over_http(tmp_path, checkpoints, alone):
 
 @slow
 def test_two_servers_over_http_take_turns_and_one_outlives_the_other(tmp_path, checkpoints, alone):
-    """Both are asked at once, answer as if alone, and exchange by the same table; one is killed, the other answers on."""
+    """Both are asked at once, answer as if alone, and exchange by the same table; one is killed, the other answers on.
+
+    One is interactive; what the other one sends is cut into slices by the ports of its plan.
+    """
     name = f"http-{os.getpid()}"
-    settings = {"order": "online", "colocate": name}
+    save(scattered(checkpoints("mixtral"), 2), tmp_path / "plan.json")
+    sliced = {"plan": str(tmp_path / "plan.json"), "order": "plan", "slice_s": 1e-6}
     names = ("qwen3moe", "mixtral")
-    stays, dies = (Server(tmp_path / each, checkpoints(each), settings) for each in names)
+    stays, dies = (
+        Server(tmp_path / each, checkpoints(each), {"colocate": name, **more})
+        for each, more in zip(names, ({"order": "online", "priority": "interactive"}, sliced), strict=True)
+    )
     try:
         with stays, dies:
             stays.wait_until_ready()
