@@ -46,7 +46,7 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
 
     table = Table(
         Column("way", min_width=max(map(len, " ".join(WAYS).split()))),
-        *right("wins", "or as fast", "least gain", "median", "most"),
+        *right("wins", "or as fast", "least\ngain", "median", "most"),
         Column("utilisation, median", justify="right", min_width=len("utilisation,")),
         title="over all cells",
     )
