@@ -13,6 +13,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.types import Plan, Trace
 
 if TYPE_CHECKING:
+    from aurora.reports.request_tables import ServedModel
     from aurora.runtime.order_watch import OrdersUsed
     from aurora.runtime.result import Answers, MembershipChange, RunResult
 
@@ -76,31 +77,22 @@ def show_result(
     """
     from aurora.cli.as_json import comparison_json, summary_json
     from aurora.reports.compare import compare
-    from aurora.reports.request_tables import percentiles, rank_lines, served_table
+    from aurora.reports.request_tables import ServedModel, rank_lines, served_table
     from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
     from aurora.reports.trace_times import summarise
 
-    summary, names_M = summarise(result.trace, plan.cluster), [planned.model for planned in plan.models]
+    summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
-    rates = [
-        {
-            "model": planned.model,
-            "requests": len(answers.tokens),
-            "finished": len(answers.finished),
-            "tokens_per_s": result.tokens_per_second(index),
-            "tokens_per_s_with_start": result.tokens_per_second(index, with_start=True),
-            "ttft_s": percentiles(answers.ttft_s),
-            "tpot_s": percentiles(answers.tpot_s),
-            "ranks": [
-                {
-                    "rank": rank,
-                    "requests": len(times.ttft_s),
-                    "ttft_s": percentiles([*times.ttft_s.values()]),
-                    "tpot_s": percentiles(times.tpot_s),
-                }
-                for rank, times in sorted(answers.times_R.items())
-            ],
-        }
+    served = [
+        ServedModel(
+            planned.model,
+            len(answers.tokens),
+            len(answers.finished),
+            result.tokens_per_second(index),
+            result.tokens_per_second(index, with_start=True),
+            {rank: [*times.ttft_s.values()] for rank, times in sorted(answers.times_R.items())},
+            {rank: times.tpot_s for rank, times in sorted(answers.times_R.items())},
+        )
         for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
     ]
     found = {
@@ -108,7 +100,7 @@ def show_result(
         **summary_json(summary),
         "transport": result.transport,
         "micro_batches": len(result.trace.names_M) // len(plan.models),
-        "models": rates,
+        "models": [_served_json(each) for each in served],
         "start_s": result.start_s,
         "trace_from_s": result.trace_from_s,
         "orders": None if result.calibration is None else str(result.calibration),
@@ -128,8 +120,8 @@ def show_result(
         None if result.conditions is None else network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
         *_orders_used(plan, result.orders_M),
-        served_table(result, names_M),
-        *rank_lines(result, names_M),
+        served_table(served, result.transport, result.start_s),
+        *rank_lines(served),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         *map(_told, result.changes),
         *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
@@ -137,6 +129,25 @@ def show_result(
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )
+
+
+def _served_json(served: ServedModel) -> dict[str, Any]:
+    """What was served of a model, as JSON."""
+    from aurora.reports.request_tables import percentiles
+
+    return {
+        "model": served.model,
+        "requests": served.requests,
+        "finished": served.finished,
+        "tokens_per_s": served.tokens_per_s,
+        "tokens_per_s_with_start": served.tokens_per_s_with_start,
+        "ttft_s": percentiles(served.ttft_s),
+        "tpot_s": percentiles(served.tpot_s),
+        "ranks": [
+            {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
+            for rank, ttft_s in served.ttft_s_R.items()
+        ],
+    }
 
 
 def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:

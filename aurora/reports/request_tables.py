@@ -1,7 +1,8 @@
 """Tables and lines on simulated and served requests: tokens per second, time to first token and per output token."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from rich.table import Column, Table
@@ -9,9 +10,6 @@ from rich.table import Column, Table
 from aurora.reports.formatting import DASH, distinct, percent, right, seconds, speedup
 from aurora.simulator.request_simulation import RequestSimulation
 from aurora.types.arrays import FloatArray
-
-if TYPE_CHECKING:
-    from aurora.runtime.result import RunResult
 
 PERCENTILES = (50, 90, 99)
 MOST_NAME = 15  # characters of a model's name that are on one line in 80 columns
@@ -87,48 +85,77 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
     return [*lines, *next(iter(found.values())).assumptions]
 
 
-def served_table(result: "RunResult", names_M: Sequence[str]) -> Table:
+@dataclass(frozen=True)
+class ServedModel:
+    """What a run served of one model.
+
+    Attributes:
+        model: its name.
+        requests: its requests that have tokens.
+        finished: how many of them have all.
+        tokens_per_s: generated while it served.
+        tokens_per_s_with_start: the same, with the seconds before serving.
+        ttft_s_R: by rank, seconds from the arrival of each request to its first token.
+        tpot_s_R: by rank, seconds from one token of an answer to the next.
+    """
+
+    model: str
+    requests: int
+    finished: int
+    tokens_per_s: float
+    tokens_per_s_with_start: float
+    ttft_s_R: Mapping[int, Sequence[float]]
+    tpot_s_R: Mapping[int, Sequence[float]]
+
+    @property
+    def ttft_s(self) -> list[float]:
+        """Those of all ranks."""
+        return [*chain(*self.ttft_s_R.values())]
+
+    @property
+    def tpot_s(self) -> list[float]:
+        """Those of all ranks."""
+        return [*chain(*self.tpot_s_R.values())]
+
+
+def served_table(models: Sequence[ServedModel], transport: str, start_s: float) -> Table:
     """Returns a table of a run's models: requests, tokens per second, TTFT and TPOT.
 
     Args:
-        result: the run's result.
-        names_M: the models' names.
+        models: what was served.
+        transport: name of the transport.
+        start_s: seconds before serving.
     """
-    with_start = ", ".join(f"{result.tokens_per_second(model, with_start=True):.1f}" for model in range(len(names_M)))
-    names = distinct(names_M)
+    names = distinct([each.model for each in models])
+    with_start = ", ".join(f"{each.tokens_per_s_with_start:.1f}" for each in models)
     table = Table(
         Column("model", overflow="fold", min_width=min(MOST_NAME, max(map(len, names)))),
         *right("requests", "tokens\n/s", "TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"),
-        title=f"served over {result.transport}",
-        caption=f"with the {result.start_s:.1f} s before serving {with_start} tokens/s; TTFT: from a request's arrival to its "
+        title=f"served over {transport}",
+        caption=f"with the {start_s:.1f} s before serving {with_start} tokens/s; TTFT: from a request's arrival to its "
         "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )
-    for model, (name, answers) in enumerate(zip(names, result.answers_M, strict=True)):
-        requests, finished = len(answers.tokens), len(answers.finished)
-        times = [percentiles(each)[p] for each in (answers.ttft_s, answers.tpot_s) for p in ("p50", "p99")]
+    for name, each in zip(names, models, strict=True):
+        times = [percentiles(seconds_X)[p] for seconds_X in (each.ttft_s, each.tpot_s) for p in ("p50", "p99")]
         table.add_row(
             name,
-            str(requests) if finished == requests else f"{finished} of {requests}",
-            f"{result.tokens_per_second(model):.1f}",
-            *(DASH if each is None else seconds(each) for each in times),
+            str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}",
+            f"{each.tokens_per_s:.1f}",
+            *(DASH if value is None else seconds(value) for value in times),
         )
     return table
 
 
-def rank_lines(result: "RunResult", names_M: Sequence[str]) -> Iterator[str]:
+def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
     """For each model that several ranks served, a line on the ranks whose TTFT and TPOT are shortest and longest.
 
     Args:
-        result: the run's result.
-        names_M: the models' names.
+        models: what was served.
     """
-    for name, answers in zip(distinct(names_M), result.answers_M, strict=True):
+    for name, each in zip(distinct([each.model for each in models]), models, strict=True):
         parts = []
-        for what, times_R in (
-            ("TTFT", {rank: [*times.ttft_s.values()] for rank, times in answers.times_R.items()}),
-            ("TPOT", {rank: times.tpot_s for rank, times in answers.times_R.items()}),
-        ):
-            slow_s = sorted((value, rank) for rank, each in times_R.items() if (value := percentiles(each)["p99"]) is not None)
+        for what, times_R in (("TTFT", each.ttft_s_R), ("TPOT", each.tpot_s_R)):
+            slow_s = sorted((value, rank) for rank, some in times_R.items() if (value := percentiles(some)["p99"]) is not None)
             if len(slow_s) > 1:
                 (least_s, first), (most_s, last) = slow_s[0], slow_s[-1]
                 parts.append(f"{what} p99 from {seconds(least_s)} (rank {first}) to {seconds(most_s)} (rank {last})")
