@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 16
 HANG_S = 3.0
 PERIOD_S = 0.2  # of a window with --adapt: after each, experts move
-WITHIN_S = {False: 1.5, True: 3.0}  # in an epoch, until a rank is struck; with --adapt so late that experts move by then
+WITHIN_S = {False: 1.5, True: 6.0}  # in an epoch, until a rank is struck; with --adapt so late that experts move by then
 AT_ONCE = 64  # answers that are compared in one forward pass
 
 

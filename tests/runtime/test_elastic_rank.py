@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
@@ -28,7 +29,7 @@ from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.elastic_rank import EpochOrders, EpochWork
 from aurora.runtime.request_journal import RequestJournal, fewest_first
 from aurora.runtime.run import run_elastic, verify
-from aurora.types import PlanOptions, RunOptions
+from aurora.types import ControlOptions, PlanOptions, RunOptions
 from tests.conftest import cluster
 from tests.runtime.test_run import plan_for, prompts_for
 
@@ -209,6 +210,22 @@ def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral)
     preparation = change_preparation.ChangePreparation(0, 4, network, False, torch.device("cpu"))
     preparation.warm_up(left.ops_ML[0], left.placements_M[0].held_LGP()[0], placement.experts)
     assert made == [4] * change_preparation.WARM_UPS
+
+
+@pytest.mark.parametrize("adapt", [None, ControlOptions()])
+def test_what_all_ranks_need_is_compiled_once_before_they_start(monkeypatch, mixtral, adapt):
+    done = []
+
+    def start():
+        done.append("ranks")
+        raise RankFailed("enough")
+
+    monkeypatch.setattr(running, "compile_decisions", lambda: done.append("decisions"))
+    monkeypatch.setattr(running, "compile_orders", lambda plan: done.append("orders"))
+    monkeypatch.setattr(running, "Supervisor", lambda *args, **named: SimpleNamespace(run=start))
+    with pytest.raises(RankFailed, match="enough"):
+        run_elastic(plan_for([mixtral], 2), [mixtral], [[[1]]], RunOptions(transport="gloo", survive=True, adapt=adapt))
+    assert done == (["ranks"] if adapt is None else ["decisions", "orders", "ranks"])
 
 
 def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
