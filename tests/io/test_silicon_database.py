@@ -83,9 +83,9 @@ def test_compute_curves_are_of_one_expert_and_of_a_ranks_tokens(tables):
 
 
 def test_kernels_with_few_rows_tell_their_overhead(tables):
-    """On four ranks, one expert each: 3 ms and 2 ms for an expert that has rows."""
-    sizes = {"hidden_size": 8, "inter_size": 16, "moe_ep_size": 4}
-    took = ((1, 4.0), (1, 4.0), (2, 5.0), (8, 5.0))  # tokens of two rows each, over four experts
+    """On two ranks, two experts each: 3 ms and 2 ms for an expert that has rows."""
+    sizes = {"hidden_size": 8, "inter_size": 16, "moe_ep_size": 2}
+    took = ((1, 5.0), (1, 5.0), (2, 7.0), (8, 7.0))  # tokens of two rows each, over four experts
     rows = [MOE | sizes | {"num_tokens": tokens, "latency": milliseconds} for tokens, milliseconds in took]
     write_all(tables)
     write(tables / "moe" / "vllm" / "0.11", "moe_perf", rows)

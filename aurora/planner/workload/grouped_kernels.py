@@ -7,6 +7,7 @@ time, and one with few that of its weights: the curve of balanced tokens has thi
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from aurora.planner.workload.curve_fit import fit_curve
 from aurora.types import Curve
@@ -32,6 +33,11 @@ class BalancedPoints:
     held: int
 
     @property
+    def busy_X(self) -> FloatArray:
+        """(X,) float64, experts of the rank that have rows, at least one: kernels are measured on a rank that has some."""
+        return np.clip(self.rows_X * (self.held / self.experts), 1.0, self.held)
+
+    @property
     def launch_s(self) -> float:
         """Seconds of the kernel without experts: of points with at most one row an expert, a straight line over busy experts.
 
@@ -40,7 +46,7 @@ class BalancedPoints:
         few_X = self.rows_X <= self.experts
         if few_X.sum() < LEAST_POINTS:
             return 0.0
-        busy_X, took_X = self.rows_X[few_X] * (self.held / self.experts), self.seconds_X[few_X]
+        busy_X, took_X = self.busy_X[few_X], self.seconds_X[few_X]
         design_X2 = np.stack([1 / took_X, busy_X / took_X], axis=1)
         line_2 = np.linalg.lstsq(design_X2, np.ones(len(took_X)), rcond=None)[0]
         return float(np.clip(line_2[0], 0.0, self.seconds_X.min()))
@@ -51,7 +57,8 @@ def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = 
 
     Kernels of several expert-parallel ranks also spend time on rows of other ranks. With balanced rows these grow with an
     expert's own, so that its seconds by rows are too long. Measured on fewer ranks they are less so: the shorter of both
-    counts, and what is left of the kernel goes to the overhead.
+    counts, and what is left of the kernel goes to the overhead, which never falls: the nearest to the kernel's seconds, by
+    least squares of relative errors.
 
     Args:
         points: the measurements; those with less than a row an expert only tell the overhead, where there are others.
@@ -63,11 +70,12 @@ def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = 
     other, _ = _expert(fewer_ranks)
     both_X = np.union1d(expert.tokens_X, other.tokens_X)
     expert = Curve(both_X, np.minimum(expert(both_X), other(both_X)))
-    beyond_s_X = points.seconds_X - points.held * expert(points.rows_X / points.experts)
-    overhead_s_X = np.where(points.rows_X >= points.experts, np.maximum(beyond_s_X, launch_s), launch_s)
+    beyond_s_X = points.seconds_X - points.busy_X * expert(np.maximum(points.rows_X / points.experts, 1.0))
+    overhead_s_X = np.maximum(beyond_s_X, launch_s)
     rows_X, of_X = np.unique(points.rows_X, return_inverse=True)
-    mean_X = np.bincount(of_X, overhead_s_X) / np.bincount(of_X)
-    return expert, Curve(rows_X, np.maximum.accumulate(mean_X))
+    weight_X = np.bincount(of_X, points.seconds_X**-2.0)  # so that errors count relative to the kernel
+    mean_X = np.bincount(of_X, overhead_s_X * points.seconds_X**-2.0) / weight_X
+    return expert, Curve(rows_X, np.maximum.accumulate(isotonic_regression(mean_X, weights=weight_X).x))
 
 
 def _expert(points: BalancedPoints) -> tuple[Curve, float]:

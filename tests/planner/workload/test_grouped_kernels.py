@@ -48,6 +48,27 @@ def test_rows_of_other_ranks_are_overhead():
     assert float(alone(own_E).sum() + constant(rows)) > 1.05 * took_s
 
 
+def test_a_rank_has_an_expert_with_rows_however_few_there_are():
+    """Two experts on each of 32 ranks: one is busy with up to 32 rows in the layer, both with 64, beside the kernel of one rank."""
+    busy_X = np.clip(TOKENS / 32, 1, 2)
+    several = BalancedPoints(TOKENS, LAUNCH_S + busy_X * expert_s(np.maximum(TOKENS / EXPERTS, 1)), EXPERTS, 2)
+    one = BalancedPoints(TOKENS, LAUNCH_S + np.minimum(TOKENS, EXPERTS) * expert_s(TOKENS / EXPERTS), EXPERTS, EXPERTS)
+    expert, overhead = grouped_curves(several, one)
+    for rows in (4, 16, 32):
+        assert float(expert(1) + overhead(rows)) == pytest.approx(LAUNCH_S + float(expert_s(1)), rel=0.02)
+
+
+def test_overheads_that_fall_count_by_their_kernels_seconds():
+    """Kernels of 40 and 20 us with as many rows of others: the overhead between is nearer to the shorter kernel's."""
+    rows_X = np.array([1.0, 2.0, 4.0, 16.0, 64.0, 256.0])
+    one = BalancedPoints(rows_X, np.minimum(rows_X, EXPERTS) * 1e-6, EXPERTS, EXPERTS)
+    several = BalancedPoints(rows_X, np.array([2e-5, 2e-5, 4e-5, 2e-5, 4e-5, 4e-5]), EXPERTS, 1)
+    _, overhead = grouped_curves(several, one)
+    assert (np.diff(overhead.seconds_X) >= 0).all()
+    assert float(overhead(4.0)) == pytest.approx(float(overhead(16.0)))
+    assert 19e-6 < float(overhead(4.0)) < 25e-6
+
+
 @pytest.mark.parametrize("rows_X", [TOKENS[3:], TOKENS[:2]])
 def test_without_points_that_tell_it_there_is_no_overhead(rows_X):
     points = balanced(rows_X)
