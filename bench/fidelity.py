@@ -184,8 +184,8 @@ def main() -> None:
         "Skewed experts are fused MoE kernels at bfloat16 whose tokens follow a power law (the most loaded expert-parallel "
         "rank), predicted from balanced ones; nothing is fitted to them. `experts and overhead` is what the simulator takes: "
         "an overhead, told by balanced points with at most one row an expert, and the sum of the experts beyond it; on several "
-        "ranks experts as on the fewest measured, if shorter, and the rest of the balanced kernel as overhead by all rows, which "
-        "never falls.",
+        "ranks experts as on the fewest measured, if shorter, and the rest of the balanced kernel as overhead by all rows,"
+        " which never falls.",
         "\n".join(["| prediction | system | source | median | p90 | recordings |", "|---|---|---|---|---|---|", *rows]),
     ]
     out = Path(__file__).parent / "results" / f"fidelity-{today}.md"
