@@ -24,6 +24,7 @@ from aurora.types import (
     PHASES,
     TRACE_PHASES,
     Cluster,
+    Curve,
     Exchange,
     Gpu,
     Network,
@@ -67,6 +68,11 @@ def load_rounds(path: Path) -> Rounds:
     return [(Setting(*setting), ends) for setting, ends in json.loads(path.read_text())]
 
 
+def step_seconds(setting: Setting, ends: Sequence[float]) -> list[float]:
+    """Seconds of a round's prefill, or of each of its decode steps."""
+    return np.diff(ends).tolist() if setting.phase == "decode" else list(ends[:1])
+
+
 def routed(folder: Path, routing: str, words: int) -> Profile:
     """How the folder's model routes prompts of so many words, token by token; compute times are those of the records."""
     moe, rng = load_model(folder / "model"), np.random.default_rng(words)
@@ -94,12 +100,14 @@ class Recorded:
         pass_s: mean seconds of a pass.
         compute_s: seconds of gates, experts and aggregations in it, mean over ranks; the first layer's gate is not recorded.
         exchange_s: those of dispatches, which begin with the exchange of counts, and combines.
+        bare_s: median seconds of a pass of the setting's tokens that was not recorded.
     """
 
     passes: Mapping[int, int]
     pass_s: float
     compute_s: float
     exchange_s: float
+    bare_s: float
 
     def mean(self, seconds_of: Callable[[int], float]) -> float:
         """The mean over passes of something that depends on their tokens."""
@@ -107,7 +115,9 @@ class Recorded:
 
     @classmethod
     def read(cls, folder: Path) -> "dict[Setting, Recorded]":
-        found, rounds = {}, sorted(load_rounds(folder / "rounds-apart.json"))
+        found, rounds, bare_s = {}, sorted(load_rounds(folder / "rounds-apart.json")), {}
+        for setting, own in load_rounds(folder / "rounds-bare.json"):
+            bare_s.setdefault(setting, []).extend(step_seconds(setting, own))
         for setting, some in groupby(rounds, key=lambda each: each[0]):
             ends = [own for _, own in some]
             passes = {setting.tokens: sum(map(len, ends))}
@@ -119,7 +129,9 @@ class Recorded:
             )
             compute_s = float(sum(seconds_P[TIMED.index(phase)] for phase in PHASES))
             pass_s = sum(own[-1] for own in ends) / sum(passes.values())
-            found[setting] = cls(passes, pass_s, compute_s, float(seconds_P.sum()) - compute_s)
+            found[setting] = cls(
+                passes, pass_s, compute_s, float(seconds_P.sum()) - compute_s, float(np.median(bare_s[setting]))
+            )
         return found
 
 
@@ -131,6 +143,7 @@ class Measured:
         seconds: of each prefill or decode step, by setting and way.
         recorded: of the run apart, by setting.
         clusters: the measured links, by rate.
+        gathers: the same, with a curve of the all-to-all by which vLLM gathers and scatters here, by rate.
         profiles: by routing.
         plans: by routing.
     """
@@ -138,6 +151,7 @@ class Measured:
     seconds: Mapping[tuple[Setting, str], Sequence[float]]
     recorded: Mapping[Setting, Recorded]
     clusters: Mapping[int, Cluster]
+    gathers: Mapping[int, Cluster]
     profiles: Mapping[str, Profile]
     plans: Mapping[str, Plan]
 
@@ -147,13 +161,12 @@ class Measured:
         for path in sorted(folder.glob("rounds-*.json")):
             way = path.stem.split("-")[1]
             for setting, ends in load_rounds(path) if way in WAYS else ():
-                own = np.diff(ends).tolist() if setting.phase == "decode" else ends[:1]
-                seconds.setdefault((setting, way), []).extend(own)
+                seconds.setdefault((setting, way), []).extend(step_seconds(setting, ends))
         rates, routings = ({getattr(setting, name) for setting, _ in seconds} for name in ("mbit", "routing"))
         return cls(
             seconds,
             Recorded.read(folder),
-            {mbit: load_cluster(folder / f"cluster-{mbit}.toml") for mbit in rates},
+            *({mbit: load_cluster(folder / f"{name}-{mbit}.toml") for mbit in rates} for name in ("cluster", "gathers")),
             {routing: load_profile(folder / f"profile-{routing}.npz") for routing in routings},
             {routing: load_plan(folder / f"plan-{routing}.json") for routing in routings},
         )
@@ -162,30 +175,37 @@ class Measured:
 class Predictions:
     """Seconds of passes: MoE layers as the simulator has them, and what it leaves out.
 
-    That is known from the run apart. `beside_s`, a line over tokens, is what a pass takes beside its MoE layers: scheduler,
-    sampling, head, agreement of ranks. `call_s` is what a collective call takes longer in the engine than when links are
-    measured: what the plugin computes for it, and that ranks share cores and come at different times. It is that of decode
-    steps of `online`, and the same for all calls of all ways.
+    That is known from the run apart, as a line over tokens: what a pass that is not recorded takes beside what is simulated of
+    it. Records say how much of it is in collective calls: `call_s` is what a call takes longer in the engine than when links
+    are measured, which the plugin computes for it, or waits for as ranks share cores and come at different times. It is that
+    of decode steps, and the same for all calls of all ways. The rest, `beside_s`, is the scheduler, sampling, the head, and
+    the agreement of ranks.
     """
 
     def __init__(self, found: Measured) -> None:
-        self._found, calls_s, rows, self._lines = found, [], [], []
+        self._found, calls, rows, self._lines = found, [], [], []
+        layers = next(iter(found.profiles.values())).layers
         for setting, recorded in found.recorded.items():
-            profile = found.profiles[setting.routing]
-            gate_s = recorded.mean(lambda tokens, curve=profile.curves["cpu"]["gate"]: float(curve(tokens)))
+            gate_s = recorded.mean(lambda tokens, curve=self._gate(setting): float(curve(tokens)))
             compute_s, exchange_s = (
                 recorded.mean(lambda tokens, own=setting, part=part: self.layers_s(own._replace(tokens=tokens), "online")[part])
                 for part in range(2)
             )
-            if setting.phase == "decode":
-                calls_s.append((recorded.exchange_s - exchange_s) / (CALLS["online"] * profile.layers))
             beside_s = recorded.pass_s - recorded.compute_s - recorded.exchange_s - gate_s
-            rows.append((recorded.mean(float), beside_s))
+            left_s = recorded.bare_s - sum(self.layers_s(setting, "online"))
+            rows.append((setting.tokens, left_s))
+            if setting.phase == "decode":
+                in_calls_s = recorded.exchange_s - exchange_s
+                calls.append(left_s * in_calls_s / (in_calls_s + beside_s) / (CALLS["online"] * layers))
             seconds = (recorded.pass_s, recorded.compute_s + gate_s, compute_s, recorded.exchange_s, exchange_s, beside_s)
-            cells = [setting.phase, setting.tokens, *(f"{each * 1e3:.1f}" for each in seconds)]
+            cells = [setting.phase, setting.tokens, *(f"{each * 1e3:.1f}" for each in (*seconds, recorded.bare_s, left_s))]
             self._lines.append(f"| {' | '.join(map(str, cells))} |")
-        self.call_s = max(0.0, float(np.mean(calls_s)))
-        self.beside_s = np.polyfit(*np.array(rows).T, 1)
+        self.call_s = max(0.0, float(np.mean(calls)))
+        token_s, fixed_s = np.polyfit(*np.array(rows).T, 1)
+        self.beside_s = np.array([token_s, fixed_s - CALLS["online"] * layers * self.call_s])
+
+    def _gate(self, setting: Setting) -> Curve:
+        return self._found.profiles[setting.routing].curves["cpu"]["gate"]
 
     def __call__(self, setting: Setting, way: str) -> float:
         """Predicted seconds of a pass."""
@@ -202,7 +222,8 @@ class Predictions:
         for _ in range(DRAWS):
             drawn = step_profile(profile, np.full(RANKS, setting.tokens), rng, True)
             served = program if way == "stock" else ordered(program, drawn, way)
-            trace = simulate(served, found.clusters[setting.mbit], [drawn])
+            links = found.gathers if way == "stock" else found.clusters
+            trace = simulate(served, links[setting.mbit], [drawn])
             computes_X = np.isin(trace.phase_X, [TRACE_PHASES.index(phase) for phase in PHASES])
             compute_s = float((trace.end_s_X - trace.start_s_X)[computes_X].sum()) / RANKS
             seconds.append((compute_s, trace.seconds - compute_s))
@@ -213,12 +234,13 @@ class Predictions:
         """What the run apart says."""
         token_s, fixed_s = self.beside_s
         head = "compute recorded, ms | simulated, ms | exchanges recorded, ms | simulated, ms | beside MoE layers, ms"
+        head += " | a pass not recorded, ms | beyond what is simulated, ms"
         return [
             f"From the run apart: {fixed_s * 1e3:.2f} ms and {token_s * 1e3:.4f} ms a token beside MoE layers; "
             f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links. A decode record has its prefills, too.",
             "",
             f"| phase | tokens of a rank | pass, ms | {head} |",
-            "|---" * 8 + "|",
+            "|---" * 10 + "|",
             *self._lines,
         ]
 

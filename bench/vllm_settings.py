@@ -10,9 +10,10 @@ is one start of vLLM, `plan` one for each routing. Answers are drawn evenly of t
 as prompts are.
 
 Nothing is fitted to what is predicted. Compute is from the plugin's records of a run apart of `online` (CALIBRATED tokens,
-other prompts, one rate), and so is what the simulator leaves out (vllm_predictions.py: Predictions); routing is profiled on
-other prompts; links are measured at each rate as `aurora measure links` does. The named way is right if it is within TIE of the
-fastest measured one, or the fastest measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
+other prompts, one rate), and so is what the simulator leaves out (vllm_predictions.py: Predictions), from the same passes once
+more, not recorded. Routing is profiled on other prompts. Links are measured at each rate as `aurora measure links` does, and
+for `stock` gloo's own all-to-all, by which it gathers and scatters. The named way is right if it is within TIE of the fastest
+measured one, or the fastest measured one within TIE of it as predicted. Results: bench/results/vllm-settings-DATE.md.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -31,20 +33,23 @@ import transformers
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "network"), str(HERE), str(HERE.parent)]  # network first: its hosts.py
-from hosts import find_links  # noqa: E402
-from net import network, rate_commands  # noqa: E402
+from hosts import TORCH, ExchangeJob, all_ready, measure_after_links  # noqa: E402
+from net import PAYLOAD, network, rate_commands  # noqa: E402
 from protocol import DEEP, Results, options  # noqa: E402
 from vllm import model, run  # bench/vllm.py  # noqa: E402
 from vllm_predictions import FEW, PROMPT, RANKS, WAYS, Measured, Predictions, Rounds, Setting, made_plan, routed, save_rounds  # noqa: E402
 
 from aurora.io import save  # noqa: E402
+from aurora.planner.network.transfer_seconds import fit_transfer_curve  # noqa: E402
 from aurora.profiler.link_model import RankDevice, cluster_of  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
+from aurora.types import Cluster  # noqa: E402
 
 sys.path.insert(0, str(HERE / "network"))  # bench/vllm.py has put another hosts.py before the one that launched ranks import
 HIDDEN, EXPERTS, LAYERS, TOP_K, WORDS = 512, 16, 4, 2, 256
-RATES_MBIT, PREFILLS, DECODES = (50, 100, 200, 400), (32, 128, 384), (1, 4, 16)  # tokens of a rank
+RATES_MBIT, PREFILLS, DECODES = (100, 200, 300, 400), (32, 128, 384), (1, 4, 16)  # tokens of a rank
 ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
+GATHERED_BYTES = tuple(1 << power for power in range(9, 21))  # that a rank sends each other one
 REPETITIONS, STEPS = 5, 6  # of a setting; decode steps of a round
 ALL, QUICK = (RATES_MBIT, tuple(ROUTINGS), PREFILLS, DECODES), ((400,), ("skewed",), (32, 384), (4,))
 CALIBRATED_MBIT, CALIBRATED = 400, {"prefill": (16, 64, 256), "decode": (2, 8)}
@@ -82,18 +87,19 @@ def rounds_of(setting: Setting, repetitions: int) -> Iterator[tuple[Setting, lis
 def served(
     folder: Path, name: str, settings: Sequence[Setting], aurora: dict[str, object], names: Sequence[str], repetitions: int
 ) -> Rounds:
-    """The rounds of all settings in one start of vLLM."""
+    """The rounds of all settings in one start of vLLM. If it records, they come twice: not recorded the second time."""
     rounds = [made for setting in settings for made in rounds_of(setting, repetitions)]
-    rounds = [rounds[-1], *rounds]  # one to warm up
+    recorded = len(rounds) if "record" in aurora else 0
+    rounds = [rounds[-1], *rounds, *rounds[:recorded]]  # one to warm up
     prompts, indices, notes, sampling = [], [], [], {}
     last_mbit, last_record = 0, ""
     for number, (setting, own, sampled) in enumerate(rounds):
         indices.append(list(range(len(prompts), len(prompts) + len(own))))
         prompts += own
         sampling[str(number)] = sampled
-        records, record = [], f"{aurora['record']}/{setting.phase}-{setting.tokens}" if "record" in aurora else ""
-        if number and record != last_record:
-            records = [["stop", last_record]] * bool(last_record) + [["start", record]]
+        records, record = [], f"{aurora['record']}/{setting.phase}-{setting.tokens}" if 0 < number <= recorded else ""
+        if record != last_record:
+            records = [["stop", last_record]] * bool(last_record) + [["start", record] if record else ["stop"]]
             last_record = record
         commands = rate_commands(RANKS, setting.mbit * 1e6, DEEP) if setting.mbit != last_mbit else []
         notes.append({"commands": commands, "records": records})
@@ -101,7 +107,7 @@ def served(
     job = {
         "model": str(folder / "model"), "prompts": prompts, "rounds": indices, "sampling": sampling, "between": BETWEEN,
         "environ": {"ROUNDS": json.dumps(notes)}, "additional_config": {"aurora": aurora}, "max_num_seqs": 16,
-        "max_model_len": 512, "max_num_batched_tokens": 512, "commands": [["write"], ["stop", last_record]] * bool(last_record),
+        "max_model_len": 512, "max_num_batched_tokens": 512,
     }  # fmt: skip
     run(folder / name, names, RANKS, job)
     ends_R = [json.loads((folder / name / f"answers-{rank}.json").read_text())["passes_s"] for rank in range(RANKS)]
@@ -129,7 +135,11 @@ def measure(folder: Path, quick: bool) -> None:
     for name, some, config in starts:
         if not (folder / f"rounds-{name}.json").exists():
             with network([min(rates) * 1e6] * RANKS, DEEP) as names:
-                save_rounds(served(folder, name, some, config, names, repetitions), folder / f"rounds-{name}.json")
+                rounds = served(folder, name, some, config, names, repetitions)
+            if name == "apart":
+                save_rounds(rounds[len(rounds) // 2 :], folder / "rounds-bare.json")
+                rounds = rounds[: len(rounds) // 2]
+            save_rounds(rounds, folder / f"rounds-{name}.json")
             print(f"served: {name}", flush=True)
         if name == "apart":
             for routing in routings:
@@ -138,11 +148,22 @@ def measure(folder: Path, quick: bool) -> None:
                     save(made_plan(profile), folder / f"plan-{routing}.json")
     for mbit in rates:
         if not (folder / f"cluster-{mbit}.toml").exists():
-            with network([mbit * 1e6] * RANKS, DEEP) as names, tempfile.TemporaryDirectory() as meeting:
-                links = launch(find_links, RANKS, names, os.path.join(meeting, "store"))[0]
-            found = cluster_of(links, [RankDevice(f"host{rank}", 0, "cpu", 10**10) for rank in range(RANKS)], {})
-            save(found, folder / f"cluster-{mbit}.toml")
+            for name, found in zip(("cluster", "gathers"), links(mbit), strict=True):
+                save(found, folder / f"{name}-{mbit}.toml")
             print(f"links at {mbit} Mbit/s", flush=True)
+
+
+def links(mbit: int) -> tuple[Cluster, Cluster]:
+    """The hosts as measured, and as gloo's own all-to-all finds them, with a curve of it in place of the others."""
+    rates_Bps = np.full(RANKS, mbit / 8 * 1e6 * PAYLOAD)
+    jobs = [ExchangeJob("", TORCH, size * (1 - np.eye(RANKS, dtype=np.int64))) for size in GATHERED_BYTES]
+    with network([mbit * 1e6] * RANKS, DEEP) as names, tempfile.TemporaryDirectory() as folder:
+        place = os.path.join(folder, "meeting")
+        found = launch(measure_after_links, RANKS, names, place, jobs, rates_Bps, REPETITIONS)
+    cluster = cluster_of(found[0][1], [RankDevice(f"host{rank}", 0, "cpu", 10**10) for rank in range(RANKS)], {})
+    seconds = [float(np.median(each)) for each in all_ready([spans for spans, _ in found])]
+    curve = fit_transfer_curve(RANKS - 1, (RANKS - 1) * np.array(GATHERED_BYTES), seconds)
+    return cluster, replace(cluster, link_curves=(curve,))
 
 
 def table(found: Measured) -> list[str]:

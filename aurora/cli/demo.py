@@ -22,6 +22,7 @@ from aurora.types.option_checks import LONGEST_S
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
+PLANNED = 3  # times as many prompts are planned for as are served; as many again are those that a prediction is made of
 CLUSTER = shipped("clusters/demo-4.toml")
 HELD_OUT = 0.1  # the models were trained on all but the last tenth of their texts
 
@@ -118,11 +119,13 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
     make_folder(output)
     cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
-    profiles = shipped_profiles(output, len(cluster), progress)
+    profiles = shipped_profiles(output, len(cluster), progress, (PLANNED + 1) * PROMPTS)
+    planned = [each.first_windows(each.windows - NEW_TOKENS) for each in profiles]
+    unseen = [each.at_windows(range(each.windows - NEW_TOKENS, each.windows)) for each in profiles]
     plans, outcomes = [], []
     for number, way in enumerate(WAYS):
         progress("serving", number, len(WAYS))
-        plan, outcome = _serve(output, way, cluster, profiles, timeout)
+        plan, outcome = _serve(output, way, cluster, planned, unseen, timeout)
         plans.append(plan)
         outcomes.append(outcome)
     progress("serving", len(WAYS), len(WAYS))
@@ -132,13 +135,15 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
     return outcomes
 
 
-def shipped_profiles(folder: Path, ranks: int, progress: Callable[[str, int, int], None]) -> list[Profile]:
+def shipped_profiles(
+    folder: Path, ranks: int, progress: Callable[[str, int, int], None], prompts: int = PROMPTS
+) -> list[Profile]:
     """Returns profiles of MODELS on held-out text, for so many ranks; leaves profiles, texts and prompts in the folder."""
     _write_texts(folder)
     profiles = []
     for number, name in enumerate(MODELS):
         progress("profiling", number, len(MODELS))
-        profiles.append(_profile(folder, name, ranks))
+        profiles.append(_profile(folder, name, ranks, prompts))
     progress("profiling", len(MODELS), len(MODELS))
     return profiles
 
@@ -159,17 +164,22 @@ def _write_texts(folder: Path) -> None:
         write_text(folder / f"{name}.prompts.jsonl", "".join(lines))
 
 
-def _profile(folder: Path, name: str, ranks: int) -> Profile:
+def _profile(folder: Path, name: str, ranks: int, prompts: int) -> Profile:
     from aurora.profiler.profile_model import profile_model
 
-    options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=PROMPTS, share=ranks)
+    options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=prompts, share=ranks)
     profile = profile_model(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
     save(profile, folder / f"{name}.npz")
     return profile
 
 
-def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], timeout: float) -> tuple[Plan, DemoOutcome]:
-    """Plan, simulate, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`."""
+def _serve(
+    folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], unseen: Sequence[Profile], timeout: float
+) -> tuple[Plan, DemoOutcome]:
+    """Plan, simulate, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`.
+
+    What is predicted is the time of traffic `unseen` by the plan, as that of the prompts that are served is.
+    """
     from aurora.advisor.simulated_choice import with_time_slice
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
@@ -187,7 +197,7 @@ def _serve(folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile]
             plan = with_time_slice(plan, chosen)
         slug = "-".join([way.slug, *([] if way.together else names)])
         save(plan, folder / f"{slug}.plan.json")
-        predicted = simulate_plan(plan, chosen)
+        predicted = simulate_plan(plan, [unseen[i] for i in indices])
         save(predicted, folder / f"{slug}.predicted.npz")
         paths = [shipped(f"models/{name}") for name in names]
         prompts = [

@@ -47,7 +47,7 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
     monkeypatch.setattr(measured_ways, "STAGES", (stage,))
     monkeypatch.setattr(measured_ways, "TRANSPORT", "memory")
     drawn = SyntheticOptions(window_tokens=50)
-    monkeypatch.setattr(demo, "_profile", lambda _, name, ranks: synthetic_profile("zipf:1", load_model_config(name), drawn))
+    monkeypatch.setattr(demo, "_profile", lambda _, name, *rest: synthetic_profile("zipf:1", load_model_config(name), drawn))
     code, out, err = aurora("bench", "colocate", *ONE_CELL, "--measure", "--seconds", 0.001, "--json")
     assert code == 0, err
     (cell,) = json.loads(out)["measured"]

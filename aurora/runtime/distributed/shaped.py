@@ -27,16 +27,19 @@ class Bucket:
         self._busy_until = 0.0
         self._lock = threading.Lock()
 
-    def take(self, size: int, begun_before: bool = False) -> None:
+    def take(self, size: int, not_before_s: float, arrived: bool = False) -> None:
         """Sleeps until `size` bytes would have passed at the port's rate.
 
-        With `begun_before` the bytes have just arrived, so the seconds that they take at that rate count as past.
+        Args:
+            size: bytes.
+            not_before_s: when they could begin at the earliest, by time.perf_counter.
+            arrived: whether they have just arrived, so that the seconds that they take at the port's rate count as past.
         """
         seconds = size / self._rate
         with self._lock:
             now = time.perf_counter()
-            late = LATE_S + (seconds if begun_before else 0.0)
-            self._busy_until = max(self._busy_until, now - late) + seconds
+            late = LATE_S + (seconds if arrived else 0.0)
+            self._busy_until = max(self._busy_until, now - late, not_before_s) + seconds
             wait = self._busy_until - now
         if wait > 0:
             time.sleep(wait)
@@ -52,7 +55,10 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks."""
+    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks.
+
+    A transfer's first byte goes alone and tells the sender that the receiver is ready: neither port spends time on it before.
+    """
 
     cuts_rows = False  # a request takes no time here
     has_collective = False  # it would not keep to the rates
@@ -72,11 +78,14 @@ class ShapedTransport(GlooTransport):
 
     def _send_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
+        first, *chunks = self._chunks(message, min(here.out_Bps, there.in_Bps))
+        super()._send(first).wait()
         if message.offset == 0:
             time.sleep(max(here.startup_s, there.startup_s))
+        ready_s = time.perf_counter()
         posted: list[Work] = []
-        for chunk in self._chunks(message, min(here.out_Bps, there.in_Bps)):
-            self._port.out.take(chunk.size)
+        for chunk in chunks:
+            self._port.out.take(chunk.size, ready_s)
             posted.append(super()._send(chunk))
             if len(posted) > UNDER_WAY:
                 posted.pop(0).wait()
@@ -85,21 +94,28 @@ class ShapedTransport(GlooTransport):
 
     def _receive_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
-        chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
-        posted: list[tuple[Work, int]] = []
-        for index in range(len(chunks) + UNDER_WAY):
-            if index < len(chunks):
-                posted.append((super()._receive(chunks[index]), chunks[index].size))
-            if index >= UNDER_WAY:
-                work, size = posted.pop(0)
-                work.wait()
-                self._port.into.take(size, begun_before=True)
+        first, *chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
+        ready = super()._receive(first)
+        posted = [(super()._receive(chunk), chunk.size) for chunk in chunks[:UNDER_WAY]]
+        ready.wait()
+        ready_s = time.perf_counter()
+        for chunk in chunks[UNDER_WAY:]:
+            posted.append((super()._receive(chunk), chunk.size))
+            self._arrive(*posted.pop(0), ready_s)
+        for work, size in posted:
+            self._arrive(work, size, ready_s)
+
+    def _arrive(self, work: Work, size: int, ready_s: float) -> None:
+        """Waits for a chunk whose message could begin at `ready_s`, for as long as it takes at the port's rate."""
+        work.wait()
+        self._port.into.take(size, ready_s, arrived=True)
 
     @staticmethod
     def _chunks(message: Message, rate_Bps: float) -> list[Message]:
-        """Pieces of a message, cut the same way at both ends."""
+        """A message's first byte, and the rest in pieces, cut the same way at both ends."""
         size = max(1024, int(rate_Bps * CHUNK_S))
-        return [Message(message.peer, chunk, 0, 0, chunk.numel()) for chunk in torch.split(message.flat, size)]
+        pieces = [message.flat[:1], *(torch.split(message.flat[1:], size) if message.size > 1 else ())]
+        return [Message(message.peer, piece, 0, 0, piece.numel()) for piece in pieces]
 
 
 def tcp_transports(
