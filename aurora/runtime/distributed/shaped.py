@@ -95,12 +95,13 @@ class ShapedTransport(GlooTransport):
     def _receive_chunks(self, message: Message) -> None:
         here, there = self._port.cluster.gpus[self.rank], self._port.cluster.gpus[message.peer]
         first, *chunks = self._chunks(message, min(there.out_Bps, here.in_Bps))
-        ready = super()._receive(first)
-        posted = [(super()._receive(chunk), chunk.size) for chunk in chunks[:UNDER_WAY]]
+        receive = super()._receive
+        ready = receive(first)
+        posted = [(receive(chunk), chunk.size) for chunk in chunks[:UNDER_WAY]]
         ready.wait()
         ready_s = time.perf_counter()
         for chunk in chunks[UNDER_WAY:]:
-            posted.append((super()._receive(chunk), chunk.size))
+            posted.append((receive(chunk), chunk.size))
             self._arrive(*posted.pop(0), ready_s)
         for work, size in posted:
             self._arrive(work, size, ready_s)
