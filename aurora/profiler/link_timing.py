@@ -36,7 +36,7 @@ PATIENCE_S = 0.25  # longest expected time of a message between one pair
 SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
 ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
 REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers (long exchanges: the median)
-LATE_S = 0.01  # of an exchange, beside which it matters little that some ranks begin later than others
+LATE_S = 0.005  # of an exchange, beside which it matters little that some ranks begin later than others
 SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 

@@ -1,6 +1,7 @@
 """Links: what is told from known transfers, and what ranks find on ports whose rates are known."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -68,6 +69,24 @@ def test_ranks_find_the_rates_of_shaped_ports():
     assert [curve.partners for curve in links.curves] == [1, 2]
     assert links.curves[1].bytes_X.tolist() == (2 * SIZES[: len(links.curves[1].bytes_X)]).tolist()
     assert links.curves[1].seconds_X[-1] >= links.curves[1].bytes_X[-1] / max(RATES)
+
+
+class Alone:
+    """A transport of three ranks whose exchanges nobody performs."""
+
+    rank, ranks = 0, 3
+
+
+def test_of_short_exchanges_the_fastest_counts_and_of_long_ones_the_median(monkeypatch):
+    factors = cycle([1.0, 1.5, 1.5])
+    monkeypatch.setattr(
+        probing._LinkTimer, "_flow_G", lambda _, pairs, bytes_X: np.full(3, bytes_X[0] * len(pairs) / 3e8 * next(factors))
+    )
+    for curve in probing._LinkTimer(Alone(), (), "cpu")._curves():
+        fastest_X = curve.bytes_X / 1e8
+        long_X = fastest_X >= probing.LATE_S
+        assert long_X.any()
+        assert curve.seconds_X == pytest.approx(fastest_X * np.where(long_X, 1.5, 1.0))
 
 
 class LazyCalls(NcclCalls):
