@@ -481,7 +481,8 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
 
 def test_the_demo(aurora, tmp_path, monkeypatch):
     """On a quarter of the prompts; the wheel's test serves all."""
-    monkeypatch.setattr(demo, "PROMPTS", demo.PROMPTS // 4)
+    for name in ("PROMPTS", "BATCH"):
+        monkeypatch.setattr(demo, name, getattr(demo, name) // 4)
     code, out, err = aurora("demo", "-o", tmp_path / "demo")
     assert code == 0, err
     report = (tmp_path / "demo" / "report.txt").read_text()
