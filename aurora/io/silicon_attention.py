@@ -38,7 +38,10 @@ class _Attention:
     def of(cls, config: Mapping[str, Any], hidden: int) -> Self:
         """Reads a config's content. Raises BadInput if it says nothing of heads."""
         heads = number(config, "num_attention_heads", "n_heads")
-        kv_heads = config.get("num_key_value_heads") or config.get("attn_config", {}).get("kv_n_heads") or heads
+        nested = config.get("attn_config")
+        kv_heads = (
+            config.get("num_key_value_heads") or (nested.get("kv_n_heads") if isinstance(nested, dict) else None) or heads
+        )
         width = config.get("head_dim") or hidden // heads
         if any(type(each) is not int or each < 1 for each in (kv_heads, width)):
             raise BadInput(
@@ -66,7 +69,7 @@ class _Attention:
 
 
 def gate_curve(config: Mapping[str, Any], system: str, engine: str) -> Curve:
-    """Returns seconds between two MoE layers by tokens: attention over one sequence, its projections, and the router.
+    """Returns seconds between two MoE layers by tokens: attention over one sequence, its projections, router, shared experts.
 
     Products of matrices are interpolated between measured widths. Latent attention (MLA) is measured with its projections
     where the model has DeepSeek-V3's widths, else without them.
@@ -90,9 +93,18 @@ def gate_curve(config: Mapping[str, Any], system: str, engine: str) -> Curve:
         found = _Attention.of(config, shape.hidden)
         own, kv = found.heads * found.width, found.kv_heads * found.width
         attention, sizes = found.curve(system, engine), [(own + 2 * kv, shape.hidden), (shape.hidden, own)]
+    if shared := _shared_width(config, shape):
+        sizes = [*sizes, (2 * shared, shape.hidden), (shape.hidden, shared)]
     products = router if dtype == DTYPE or not sizes else _Products(system, engine, dtype)
     seconds_X = sum((products.seconds(*size, tokens_X) for size in sizes), start=seconds_X)
     return fit_curve(tokens_X, seconds_X + attention(tokens_X)).curve
+
+
+def _shared_width(config: Mapping[str, Any], shape: Shape) -> int:
+    """Width of all shared experts together, which every token passes; zero without any."""
+    own, many = config.get("shared_expert_intermediate_size"), config.get("n_shared_experts")
+    width = own if own is not None else shape.inner * many if isinstance(many, int) else 0
+    return width if isinstance(width, int) and width > 0 else 0
 
 
 def _latent(

@@ -169,6 +169,16 @@ def test_sliding_windows_count_as_many_times_as_layers_have_them(tables):
     assert before - after == pytest.approx([(7 - (3 * 1 + 7) / 4) / 1e3])
 
 
+@pytest.mark.parametrize("shared", [{"n_shared_experts": 2}, {"shared_expert_intermediate_size": 32}])
+def test_shared_experts_are_products_of_all_tokens(tables, shared):
+    """Two of width 16 together: 64 x 8, measured up to widths of 32, and 8 x 32."""
+    write_all(tables)
+    without, found = (
+        system_curves(CONFIG | each, "one", "vllm", 3).kinds["NVIDIA One"]["gate"]([1.0]) for each in ({}, shared)
+    )
+    assert found - without == pytest.approx([(32 * 8 + 8 * 32) / 1e3])
+
+
 def test_a_models_text_part_counts(tables):
     write_all(tables)
     nested = {"model_type": "seeing", "text_config": CONFIG, "vision_config": {"hidden_size": 2}}
