@@ -56,11 +56,13 @@ def run(
     if options.survive:
         return run_elastic(plan, models, prompts, options, cost_MG=cost_MG, arrivals=arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
-    ranks = len(plan.cluster)
+    ranks, rank_info = len(plan.cluster), rank_info_from_environment(options.timeout_s)
+    if rank_info is None:
+        _compile_what_ranks_call(plan, options)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
         results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, arrivals, timeout_s=options.timeout_s)
-    elif (rank_info := rank_info_from_environment(options.timeout_s)) is None:
+    elif rank_info is None:
         results_R = launch(serve_rank, ranks, *args, (), cost_MG, arrivals, timeout_s=options.timeout_s, port=options.port)
     elif rank_info.ranks == ranks:
         results_R = [serve_rank(rank_info, *args, cost_MG=cost_MG, arrivals_M=arrivals)]
@@ -69,6 +71,13 @@ def run(
     if not (results := [result for of_rank in results_R for result in of_rank]):
         return None
     return replace(merge_results(results, plan.served_names), start_s=results[0].began_s - asked_s)
+
+
+def _compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
+    """Compiles what decisions and new orders call, so that not every rank compiles it at its first start; numba caches it."""
+    if options.adapt is not None:
+        compile_decisions()
+        compile_orders(plan)
 
 
 def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
@@ -148,9 +157,7 @@ def run_elastic(
     began_s, failure = time.perf_counter(), None
     results: list[RankResult] = []
     about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
-    if options.adapt is not None:  # else every rank compiles the same at its first start
-        compile_decisions()
-        compile_orders(plan)
+    _compile_what_ranks_call(plan, options)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
         requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG, arrivals)

@@ -18,6 +18,7 @@ from aurora.models.prompts import deal
 from aurora.models.shared_weights import with_same_weights
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
+from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
@@ -142,8 +143,10 @@ def serve_rank(
         recorder = TraceRecorder("measured", program.names_M, rank_info.ranks, most)
         on_gpu = device != "cpu"
         arbiters = _arbiters(transports, program.policies_M, options, on_gpu)
-        if options.adapt is not None and rank_info.rank == 0:
-            compile_decisions()
+        if options.adapt is not None:  # what is compiled now holds no step up
+            compile_orders(plan)
+            if rank_info.rank == 0:
+                compile_decisions()
         began_s = _began_s(transports[0], rank_info)
         recorders = [
             PhaseRecorder(

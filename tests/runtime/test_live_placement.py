@@ -23,7 +23,7 @@ from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.control.plan_controller import plan_controller
-from aurora.runtime import placement_control
+from aurora.runtime import placement_control, serving_rank
 from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
@@ -178,6 +178,21 @@ def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
     assert report.dry_run
     assert report.changes
     assert all(change.bytes > 0 and change.took_s is None for change in report.changes)
+
+
+@pytest.mark.parametrize("adapt", [None, EAGER])
+def test_all_that_decisions_and_orders_need_is_compiled_before_the_first_step(monkeypatch, mixtral, adapt):
+    done, began_s = [], serving_rank._began_s
+    monkeypatch.setattr(running, "compile_decisions", lambda: done.append("once"))
+    monkeypatch.setattr(running, "compile_orders", lambda plan: done.append("once"))
+    monkeypatch.setattr(serving_rank, "compile_decisions", lambda: done.append("rank 0"))
+    monkeypatch.setattr(serving_rank, "compile_orders", lambda plan: done.append("each rank"))
+    monkeypatch.setattr(serving_rank, "_began_s", lambda *given: done.append("serving") or began_s(*given))
+    aurora.run(plan_for([mixtral], 2), [mixtral], [[[1]]], RunOptions(max_new_tokens=2, transport="memory", adapt=adapt))
+    assert done[:2] == (["serving"] * 2 if adapt is None else ["once"] * 2)
+    compiled = [] if adapt is None else ["each rank", "each rank", "rank 0"]
+    assert sorted(done[2 if adapt else 0 :]) == [*compiled, "serving", "serving"]
+    assert adapt is None or done.index("serving") > done.index("each rank")
 
 
 def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
