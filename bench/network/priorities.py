@@ -1,6 +1,6 @@
 """An interactive model beside a batch model on real sockets: what the one waits, and what is left for the other.
 
-    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS]
+    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS] [--slower 1] [--experts wait]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped; --simulate runs anywhere. Four hosts have ports of
 PORT_bps. The interactive model decodes DECODED prompts on each rank all the time; the batch model reads prompts of PROMPT
@@ -9,6 +9,9 @@ is done and then waited for, as in bench/interleave.py, or only waited for, so t
 real. Ways: each model alone; both alike; both with priorities. A gap is the time between the ends of two steps of the
 interactive model while both serve; throughput is the batch model's in the same time. Without --preemption the planner
 chooses it.
+
+With --slower 4 experts and ports are four times as slow, so that what the two cores compute for eight model workers, beside
+experts, is a fourth of the part of a step that it was: beside GPUs, each with cores of its own, it is smaller still.
 Results: bench/results/priorities-DATE.md.
 """
 
@@ -51,18 +54,23 @@ DECODED, NEW_TOKENS = 8, 128
 BATCH, PROMPT, BATCHES = 4, 128, 6
 GATE_S = 5e-4  # of one layer's attention and routing, in the simulator
 PRIORITISED = "both, with priorities"
-SETTINGS = {"Measured": True, "Measured, experts only wait": False}  # whether the stand-in for experts computes too
+EXPERTS = {"compute": "Measured", "wait": "Measured, experts only wait"}  # whether the stand-in for experts computes too
 OF_MODEL = {"batch": DECODED, "max_new_tokens": NEW_TOKENS}, {"batch": BATCH, "max_new_tokens": 1}  # each its own RunOptions
-CLUSTER = Cluster("hosts", tuple(Gpu(f"host-{r}", "host", r, *[PORT_bps / 8 * PAYLOAD] * 2, 10**9) for r in range(RANKS)))
 
 
-def profiles() -> list[Profile]:
-    """A window for each step: decoding of the one model, prompts of the other; experts take TOKEN_S a row."""
+def cluster(slower: float) -> Cluster:
+    """The hosts, with ports so many times as slow."""
+    port_Bps = PORT_bps / slower / 8 * PAYLOAD
+    return Cluster("hosts", tuple(Gpu(f"host-{rank}", "host", rank, port_Bps, port_Bps, 10**9) for rank in range(RANKS)))
+
+
+def profiles(slower: float) -> list[Profile]:
+    """A window for each step: decoding of the one model, prompts of the other; experts take TOKEN_S a row, times `slower`."""
     found = []
     for name, tokens, windows in zip(MODELS, (DECODED, BATCH * PROMPT), (NEW_TOKENS, BATCHES), strict=True):
         drawn = synthetic_profile("zipf:0.5", shipped(f"models/{name}/config.json"), SyntheticOptions(RANKS, tokens, windows))
         rest = Curve(np.array([0.0, 1.0]), np.array([GATE_S, GATE_S]))
-        curves = {"gate": rest, "expert": Curve(np.array([0.0, 1.0]), np.array([0.0, TOKEN_S])), "aggregate": rest}
+        curves = {"gate": rest, "expert": Curve(np.array([0.0, 1.0]), np.array([0.0, TOKEN_S * slower])), "aggregate": rest}
         found.append(replace(drawn, curves={"host": curves}))
     return found
 
@@ -101,19 +109,19 @@ def table(alone: Sequence[Trace], together: Mapping[str, Trace]) -> list[str]:
     return lines
 
 
-def ways(preemption_s: float | None) -> dict[str, Plan]:
+def ways(preemption_s: float | None, slower: float) -> dict[str, Plan]:
     """The plan of both models, by way."""
-    both = profiles()
-    alike = make_plan(CLUSTER, both)
+    both = profiles(slower)
+    alike = make_plan(cluster(slower), both)
     options = replace(alike.options, priorities=PRIORITIES, preemption_s=preemption_s)
     return {"both, alike": alike, PRIORITISED: with_preemption(replace(alike, options=options), both)}
 
 
-def simulated(preemption_s: float | None) -> list[str]:
+def simulated(preemption_s: float | None, slower: float) -> list[str]:
     """What the simulator expects."""
-    both = profiles()
-    alone = [simulate_plan(make_plan(CLUSTER, [each]), [each]) for each in both]
-    return table(alone, {way: simulate_plan(plan, both) for way, plan in ways(preemption_s).items()})
+    both = profiles(slower)
+    alone = [simulate_plan(make_plan(cluster(slower), [each]), [each]) for each in both]
+    return table(alone, {way: simulate_plan(plan, both) for way, plan in ways(preemption_s, slower).items()})
 
 
 def texts() -> list[list[list[int]]]:
@@ -124,16 +132,17 @@ def texts() -> list[list[list[int]]]:
     return [short, [ids[PROMPT * i : PROMPT * (i + 1)] for i in range(RANKS * BATCH * BATCHES)]]
 
 
-def measured(preemption_s: float | None, repetitions: int, computes: bool) -> list[str]:
+def measured(preemption_s: float | None, slower: float, repetitions: int, computes: bool) -> list[str]:
     """The middle of some repetitions of each way, by the p99 of the interactive model, or by seconds."""
-    both, prompts, waits = ways(preemption_s), texts(), partial(served_by_model, token_s=TOKEN_S, computes=computes)
-    of_model = {profile.model: own for profile, own in zip(profiles(), OF_MODEL, strict=True)}
+    both, prompts = ways(preemption_s, slower), texts()
+    waits = partial(served_by_model, token_s=TOKEN_S * slower, computes=computes)
+    of_model = {profile.model: own for profile, own in zip(profiles(slower), OF_MODEL, strict=True)}
     paths = [str(shipped(f"models/{name}")) for name in MODELS]
-    single = [make_plan(CLUSTER, [each]) for each in profiles()]
+    single = [make_plan(cluster(slower), [each]) for each in profiles(slower)]
     jobs = {0: (single[0], paths[:1], prompts[:1]), 1: (single[1], paths[1:], prompts[1:])}
     jobs |= {way: (plan, paths, prompts) for way, plan in both.items()}
     found: dict[Any, list[Trace]] = {way: [] for way in jobs}
-    with network([PORT_bps] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+    with network([PORT_bps / slower] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
         for number, way in by_turns(jobs, repetitions):
             plan, folders, asked = jobs[way]
             options_of_run = RunOptions(max_new_tokens=NEW_TOKENS, batch=DECODED, transport="gloo")
@@ -155,17 +164,26 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true", help="measure nothing")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--preemption", type=float, help="seconds")
+    parser.add_argument("--slower", type=float, default=1.0, help="times that experts and ports are slower")
+    parser.add_argument("--experts", action="append", choices=tuple(EXPERTS), help="repeat for several; default all")
     if parser.parse_known_args()[0].simulate:
-        print("\n".join(simulated(parser.parse_args().preemption)))
+        given = parser.parse_args()
+        print("\n".join(simulated(given.preemption, given.slower)))
         return
     given = options(parser)
     results = Results("priorities", "An interactive model beside a batch model", given.out)
-    preemption_s = ways(given.preemption)[PRIORITISED].options.preemption_s
+    how = given.preemption, given.slower
+    preemption_s = ways(*how)[PRIORITISED].options.preemption_s
     assert preemption_s is not None
-    ports = f"{RANKS} hosts with ports of {PORT_bps / 1e6:g} Mbit/s; preemption points of {preemption_s * 1e3:g} ms."
-    results.add("Simulated", ports, "", *simulated(given.preemption))
-    for section, computes in SETTINGS.items():
-        results.add(section, ports, "", *measured(given.preemption, given.repetitions, computes))
+    ports = (
+        f"{RANKS} hosts with ports of {PORT_bps / 1e6 / given.slower:g} Mbit/s; experts take {TOKEN_S * 1e6 * given.slower:g} "
+        f"us a row; preemption points of {preemption_s * 1e3:g} ms."
+    )
+    slower = "" if given.slower == 1 else f", {given.slower:g} times as slow"
+    results.add(f"Simulated{slower}", ports, "", *simulated(*how))
+    for experts in given.experts or EXPERTS:
+        lines = measured(*how, given.repetitions, experts == "compute")
+        results.add(f"{EXPERTS[experts]}{slower}", ports, "", *lines)
 
 
 if __name__ == "__main__":
