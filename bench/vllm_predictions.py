@@ -41,7 +41,7 @@ from aurora.types.arrays import IntArray
 RANKS, FEW = 4, 12
 PLANNED, PLANNED_TOKENS = 24, 64  # prompts of each rank that are profiled, and their tokens
 DRAWS = 6  # of a step's traffic
-PROMPT = 8  # tokens of a prompt whose decode steps are timed
+PROMPT = 4  # tokens of a prompt whose decode steps are timed
 SMALL_BYTES = 8192  # as aurora_vllm.layer_alltoall.SMALL_BYTES, which needs vLLM
 CALLS = {"stock": GATHERS + 1, "online": 3, "plan": 3}  # collective calls of a layer: counts, dispatch, combine
 WAYS = tuple(CALLS)
@@ -74,16 +74,20 @@ def step_seconds(setting: Setting, ends: Sequence[float]) -> list[float]:
 
 
 def routed(folder: Path, routing: str, words: int) -> Profile:
-    """How the folder's model routes prompts of so many words, token by token; compute times are those of the records."""
+    """How the folder's model routes prompts of so many words, token by token; compute times are those of the records.
+
+    Returns what a plan is made for. What is predicted are other prompts, as plans fit theirs better than others.
+    """
     moe, rng = load_model(folder / "model"), np.random.default_rng(words)
-    batches = rng.integers(words, size=(RANKS, PLANNED, PLANNED_TOKENS)).tolist()
     options = ProfileOptions(sources=RANKS, token_level=True)
-    counts = RoutingCounts().add(route_round(moe, batches, 1, keep=True), batches, options, moe.top_k)
     sizes = moe.top_k, moe.row_bytes, moe.row_bytes, moe.expert_bytes, moe.other_bytes
-    curves = load_records(folder / "records").curves
-    profile = Profile(moe.name, moe.fingerprint(), counts.tokens_TLSE, *sizes, curves, routing=counts.routing)
-    save(profile, folder / f"profile-{routing}.npz")
-    return profile
+    curves, made = load_records(folder / "records").curves, {}
+    for use in ("planned", "predicted"):
+        batches = rng.integers(words, size=(RANKS, PLANNED, PLANNED_TOKENS)).tolist()
+        counts = RoutingCounts().add(route_round(moe, batches, 1, keep=True), batches, options, moe.top_k)
+        made[use] = Profile(moe.name, moe.fingerprint(), counts.tokens_TLSE, *sizes, curves, routing=counts.routing)
+    save(made["predicted"], folder / f"profile-{routing}.npz")
+    return made["planned"]
 
 
 def made_plan(profile: Profile) -> Plan:
@@ -175,27 +179,34 @@ class Measured:
 class Predictions:
     """Seconds of passes: MoE layers as the simulator has them, and what it leaves out.
 
-    That is known from the run apart, as a line over tokens: what a pass that is not recorded takes beside what is simulated of
-    it. Records say how much of it is in collective calls: `call_s` is what a call takes longer in the engine than when links
-    are measured, which the plugin computes for it, or waits for as ranks share cores and come at different times. It is that
-    of decode steps, and the same for all calls of all ways. The rest, `beside_s`, is the scheduler, sampling, the head, and
-    the agreement of ranks.
+    That is known from the run apart. Records say how many times as long as simulated exchanges in an order take
+    (`exchange_ratio`), beside what each of them waits for whatever its bytes. What a pass that is not recorded takes beyond
+    that is a line over tokens, of which records say how much is in collective calls: `call_s` is what a call takes longer in
+    the engine than when links are measured, which the plugin computes for it, or waits for as ranks share cores and come at
+    different times. It is that of decode steps, and the same for all calls of all ways. The rest, `beside_s`, is the
+    scheduler, sampling, the head, and the agreement of ranks.
     """
 
     def __init__(self, found: Measured) -> None:
         self._found, calls, rows, self._lines = found, [], [], []
         layers = next(iter(found.profiles.values())).layers
-        for setting, recorded in found.recorded.items():
-            gate_s = recorded.mean(lambda tokens, curve=self._gate(setting): float(curve(tokens)))
-            compute_s, exchange_s = (
+        simulated = {
+            setting: [
                 recorded.mean(lambda tokens, own=setting, part=part: self.layers_s(own._replace(tokens=tokens), "online")[part])
                 for part in range(2)
-            )
+            ]
+            for setting, recorded in found.recorded.items()
+        }
+        exchanges = np.array([(simulated[setting][1], recorded.exchange_s) for setting, recorded in found.recorded.items()])
+        self.exchange_ratio = max(1.0, float(np.polyfit(*exchanges.T, 1)[0]))
+        for setting, recorded in found.recorded.items():
+            gate_s = recorded.mean(lambda tokens, curve=self._gate(setting): float(curve(tokens)))
+            compute_s, exchange_s = simulated[setting]
             beside_s = recorded.pass_s - recorded.compute_s - recorded.exchange_s - gate_s
-            left_s = recorded.bare_s - sum(self.layers_s(setting, "online"))
+            left_s = recorded.bare_s - self._known_s(setting, "online")
             rows.append((setting.tokens, left_s))
             if setting.phase == "decode":
-                in_calls_s = recorded.exchange_s - exchange_s
+                in_calls_s = recorded.exchange_s - self.exchange_ratio * exchange_s
                 calls.append(left_s * in_calls_s / (in_calls_s + beside_s) / (CALLS["online"] * layers))
             seconds = (recorded.pass_s, recorded.compute_s + gate_s, compute_s, recorded.exchange_s, exchange_s, beside_s)
             cells = [setting.phase, setting.tokens, *(f"{each * 1e3:.1f}" for each in (*seconds, recorded.bare_s, left_s))]
@@ -210,7 +221,12 @@ class Predictions:
     def __call__(self, setting: Setting, way: str) -> float:
         """Predicted seconds of a pass."""
         calls = CALLS[way] * self._found.profiles[setting.routing].layers
-        return sum(self.layers_s(setting, way)) + calls * self.call_s + float(np.polyval(self.beside_s, setting.tokens))
+        return self._known_s(setting, way) + calls * self.call_s + float(np.polyval(self.beside_s, setting.tokens))
+
+    def _known_s(self, setting: Setting, way: str) -> float:
+        """Seconds of the MoE layers. Gathers were measured as they are, all ranks at once."""
+        compute_s, exchange_s = self.layers_s(setting, way)
+        return compute_s + exchange_s * (1.0 if way == "stock" else self.exchange_ratio)
 
     def layers_s(self, setting: Setting, way: str) -> tuple[float, float]:
         """Simulated seconds of the MoE layers, the mean over draws of the traffic: of a rank's compute, and of all else."""
@@ -237,7 +253,8 @@ class Predictions:
         head += " | a pass not recorded, ms | beyond what is simulated, ms"
         return [
             f"From the run apart: {fixed_s * 1e3:.2f} ms and {token_s * 1e3:.4f} ms a token beside MoE layers; "
-            f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links. A decode record has its prefills, too.",
+            f"{self.call_s * 1e3:.2f} ms of each collective call beyond measured links; exchanges in an order take "
+            f"{self.exchange_ratio:.2f} times their simulated seconds. A decode record has its prefills, too.",
             "",
             f"| phase | tokens of a rank | pass, ms | {head} |",
             "|---" * 10 + "|",

@@ -32,10 +32,12 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
+CURVE_SIZES = tuple(1 << power for power in range(10, 27))  # the same in finer steps, of messages of exchanges
 PATIENCE_S = 0.25  # longest expected time of a message between one pair
 SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
 ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
 REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers (long exchanges: the median)
+CURVE_S = 0.4  # about how long an exchange is repeated for a point of a curve
 LATE_S = 0.005  # of an exchange, beside which it matters little that some ranks begin later than others
 SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
@@ -134,7 +136,7 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
     Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
     subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its server, and 1, 2, 4, ... and
     all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once. Without
-    servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others, by SIZES of their messages.
+    servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
 
     Args:
         transport: the transport.
@@ -196,15 +198,16 @@ class _LinkTimer:
         for partners in sorted({1 << power for power in range(most.bit_length())} | {most}):
             pairs = [(rank, other) for rank in range(ranks) for other in self._others(rank)[:partners]]
             seconds: list[float] = []
-            for size in SIZES:
-                if seconds and seconds[-1] * size / SIZES[len(seconds) - 1] > PATIENCE_S:
+            for size in CURVE_SIZES:
+                expected_s = seconds[-1] * size / CURVE_SIZES[len(seconds) - 1] if seconds else 0.0
+                if expected_s > PATIENCE_S:
                     break
                 bytes_X = np.full(len(pairs), size, dtype=np.int64)
-                repeats = REPEATS if seconds and seconds[-1] > LATE_S else MOST_REPEATS
+                repeats = int(np.clip(CURVE_S / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
                 took_XG = np.array([self._flow_G(pairs, bytes_X) for _ in range(repeats + 1)][1:])
                 fastest_s = float(took_XG.min(axis=0).max())
                 seconds.append(fastest_s if fastest_s < LATE_S else float(np.median(took_XG.max(axis=1))))
-            curves.append(fit_transfer_curve(partners, np.array(SIZES[: len(seconds)]) * partners, seconds))
+            curves.append(fit_transfer_curve(partners, np.array(CURVE_SIZES[: len(seconds)]) * partners, seconds))
         return tuple(curves)
 
     def _others(self, rank: int) -> list[int]:

@@ -21,7 +21,7 @@ from net import PAYLOAD, network
 from protocol import DEEP, Results, options
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.schedule_time import steps_seconds
 from aurora.profiler.link_model import RankDevice, cluster_of
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
@@ -85,7 +85,7 @@ def decode_table(rates_bps: np.ndarray, repetitions: int) -> list[str]:
     rows: dict[tuple[str, int], list[tuple[float, ...]]] = {}
     for job, measured_s in zip(jobs, took_s, strict=True):
         order = ORDER[job.method](job.bytes_GG, planned, rng=np.random.default_rng(0))
-        predicted_s = [timed(order, job.bytes_GG, each).makespan_s for each in networks.values()]
+        predicted_s = [steps_seconds(order, job.bytes_GG[None], each) for each in networks.values()]
         rows.setdefault((job.method, int(job.case.split()[0])), []).append((measured_s, *predicted_s))
     head = " | ".join(f"predicted by {name}, ms | off" for name in networks)
     lines = [f"| order | tokens a rank | measured, ms | {head} |", "|---|---|---|" + "---|" * 2 * len(networks)]

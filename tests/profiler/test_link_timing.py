@@ -22,7 +22,7 @@ from aurora.runtime.timers import HostTimer
 from aurora.types import TransferCurve
 from tests.conftest import cluster
 
-SIZES = np.array(probing.SIZES)
+CURVE_SIZES = np.array(probing.CURVE_SIZES)
 RATES = (12e6, 8e6, 6e6)
 STARTUP_S = 0.002
 
@@ -67,7 +67,7 @@ def test_ranks_find_the_rates_of_shaped_ports():
     assert not links.rate_Bps_GG.diagonal().any()
     assert links.curves == found[1].curves
     assert [curve.partners for curve in links.curves] == [1, 2]
-    assert links.curves[1].bytes_X.tolist() == (2 * SIZES[: len(links.curves[1].bytes_X)]).tolist()
+    assert links.curves[1].bytes_X.tolist() == (2 * CURVE_SIZES[: len(links.curves[1].bytes_X)]).tolist()
     assert links.curves[1].seconds_X[-1] >= links.curves[1].bytes_X[-1] / max(RATES)
 
 
@@ -102,7 +102,8 @@ class LazyCalls(NcclCalls):
 
 
 def found_over_lazy_calls(rank_info):
-    probing.SIZES, probing.SPAN_S, probing.REPEATS = (1 << 10, 1 << 12), 0.01, 2
+    probing.SIZES = probing.CURVE_SIZES = (1 << 10, 1 << 12)
+    probing.SPAN_S, probing.REPEATS = 0.01, 2
     with default_process_group(rank_info):
         calls = LazyCalls(new_process_group("gloo", rank_info.timeout_s), "cpu", HostTimer(0.0))
         return probing.time_links(NcclTransport(calls, GlooTransport()))

@@ -52,8 +52,13 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
 
 
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
-    """Predicts the seconds of one all-to-all of one step or several; arguments as in `timed_steps`, without its bounds."""
-    return float(fluid_pieces(order, bytes_SGG, network, staged).end_s_X.max(initial=0.0))
+    """Predicts the seconds of one all-to-all of one step or several; arguments as in `timed_steps`.
+
+    Schedules keep to the rates of ports. A prediction does not where curves say that ports let some bytes pass at once.
+    """
+    switch = Switch(network)
+    _perform(switch, order, bytes_SGG, staged)
+    return switch.now_s
 
 
 def by_start(made: Pieces) -> Pieces:
@@ -141,11 +146,16 @@ def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bo
     bytes_SGG (S, G, G) are the bytes of each step of the all-to-all, whose number the pieces have.
     """
     switch = Switch(network, logging=True)
+    _perform(switch, order, bytes_SGG, staged)
+    return switch.pieces()
+
+
+def _perform(switch: Switch, order: Order, bytes_SGG: IntArray, staged: bool) -> None:
+    """Performs all steps of an all-to-all on a switch."""
     steps = [switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG]
-    ready = [(0, rank) for rank in range(network.gpus)]  # steps that ranks come to
+    ready = [(0, rank) for rank in range(bytes_SGG.shape[1])]  # steps that ranks come to
     while ready or switch.busy:
         for step, rank in ready:
             while step < len(steps) and switch.join(steps[step], rank):
                 step += 1
         ready = [(step + 1, rank) for step, rank in switch.run()]
-    return switch.pieces()

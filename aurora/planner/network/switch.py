@@ -18,7 +18,7 @@ from aurora.planner.network.max_min_fair import (
     run,
 )
 from aurora.planner.network.routes import Routes, route
-from aurora.planner.network.transfer_seconds import row_startups
+from aurora.planner.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -78,7 +78,8 @@ class Switch:
 
     Args:
         network: ports, start-ups or curves, fabric and incast.
-        logging: keep the parts of transfers that flowed at one rate, for `pieces`.
+        logging: keep the parts of transfers that flowed at one rate, for `pieces`. No port then exceeds its rate. Without it
+            ports let pass at once what they were measured to (`port_bursts`), as far as they have rested long enough since.
     """
 
     def __init__(self, network: Network, logging: bool = False) -> None:
@@ -86,6 +87,8 @@ class Switch:
         n, resources = network.gpus, len(routes.capacity_Bps_R)
         self._network, self._routes, self._ranks = network, routes, n
         self._logging = logging
+        self._spent_2G = np.zeros((2, n))  # bytes that ports have let pass at once and not made up for, as of _used_s_2G
+        self._used_s_2G = np.zeros((2, n))  # until when each port was last in use, by all-to-alls that are closed
         self._spans: list[tuple[int, int] | None] = []  # of each slot: the rows of its all-to-all
         self._rows = _rows(0, routes.use_GGK.shape[2])
         self._queues = PortQueues(_whole(2, 0), *_whole(3, 0, 2, n, 1), *_whole(1, 0, 2, n), *_whole(2, 0, n))
@@ -121,8 +124,10 @@ class Switch:
         own = slice(first, first + len(row_X))
         src_X, dst_X = order.pairs_X2[row_X].T
         rows, queues, sub_channels = self._rows, self._queues, order.sub_channels
-        rows.src[own], rows.dst[own], rows.bytes[own], rows.left_bytes[own], rows.slot[own] = src_X, dst_X, size_X, size_X, slot
-        rows.limit_Bps[own], rows.startup_s[own] = limit_Bps_X, row_startups(order, row_X, size_X, self._network)
+        flowing_X = self._flowing(src_X, dst_X, size_X)
+        rows.src[own], rows.dst[own], rows.bytes[own], rows.slot[own] = src_X, dst_X, size_X, slot
+        rows.left_bytes[own], rows.limit_Bps[own] = size_X * flowing_X, limit_Bps_X
+        rows.startup_s[own] = row_startups(order, row_X, size_X, self._network, flowing_X)
         rows.sub_channels[own] = 1 if sub_channels is None else sub_channels.row_X[row_X]
         rows.stage[own] = order.stage_X[row_X] if staged else 0
         rows.tier[own] = 0 if order.tier_X is None else order.tier_X[row_X]
@@ -164,6 +169,8 @@ class Switch:
         self._spans[number] = None
         own, rows = slice(*span), self._rows
         src_X, dst_X, bytes_X = (column[own].copy() for column in (rows.src, rows.dst, rows.bytes))
+        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
+            np.maximum.at(self._used_s_2G[side], rank_X, rows.end_s[own])
         return Transfers(src_X, dst_X, bytes_X, rows.start_s[own].copy(), rows.end_s[own].copy())
 
     def pieces(self) -> Pieces:
@@ -181,6 +188,24 @@ class Switch:
         rows = self._rows
         start_s_X, end_s_X, rate_Bps_X = log.start_s[:count], log.end_s[:count], log.rate_Bps[:count]
         return Pieces(rows.src[row_X], rows.dst[row_X], bytes_X, start_s_X, end_s_X, rate_Bps_X, rows.slot[row_X])
+
+    def _flowing(self, src_X: IntArray, dst_X: IntArray, size_X: IntArray) -> FloatArray:
+        """(X,) the part of each row's bytes that takes time of its ports; the others pass at once, at both of its ends."""
+        network = self._network
+        if self._logging or not network.curves:
+            return np.ones(len(size_X))
+        burst_2G = port_bursts(src_X, dst_X, size_X, network)
+        if not burst_2G.any():
+            return np.ones(len(size_X))
+        made_up_2G = (self.now_s - self._used_s_2G).clip(0.0) * (network.out_Bps_G, network.in_Bps_G)
+        self._spent_2G = (self._spent_2G - made_up_2G).clip(0.0)
+        self._used_s_2G = np.maximum(self._used_s_2G, self.now_s)
+        bytes_2G = np.array([np.bincount(rank_X, size_X, network.gpus) for rank_X in (src_X, dst_X)])
+        part_2G = (burst_2G - self._spent_2G).clip(0.0) / np.maximum(bytes_2G, 1.0)
+        part_X = np.minimum(part_2G[SENDS, src_X], part_2G[RECVS, dst_X])
+        for side, rank_X in ((SENDS, src_X), (RECVS, dst_X)):
+            self._spent_2G[side] += np.bincount(rank_X, size_X * part_X, network.gpus)
+        return np.asarray(1.0 - part_X)
 
     def _allocate(self, length: int, tiers: int) -> tuple[int, int]:
         """Allocates a slot of so many tiers, and `length` rows that no all-to-all uses; returns the slot and the first row."""

@@ -135,7 +135,9 @@ def _beyond(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partne
     return np.asarray(own_X ** (1 - weight_X) * shared_X**weight_X)
 
 
-def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Network) -> FloatArray:
+def row_startups(
+    order: Order, row_X: IntArray, size_X: IntArray, network: Network, flowing_X: FloatArray | float = 1.0
+) -> FloatArray:
     """Returns (X,) float64, the start-up seconds of rows of an order.
 
     Without curves that is the start-up of the row's slower end. With curves, at each end it is what the measured exchange of
@@ -148,6 +150,7 @@ def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Netwo
         row_X: (X,) indices of its rows.
         size_X: (X,) int64 the bytes that they carry, above zero.
         network: its ports and curves.
+        flowing_X: (X,) the part of each row's bytes that takes time of its ports, see `port_bursts`.
     """
     src_X, dst_X = order.pairs_X2[row_X].T
     if not network.curves:
@@ -157,8 +160,7 @@ def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Netwo
         (src_X, order.sends_open if sub is None else sub.out_G[src_X]),
         (dst_X, order.recvs_open if sub is None else sub.in_G[dst_X]),
     )
-    largest_Bps = max(curve.bytes_X[-1] / curve.seconds_X[-1] for curve in network.curves)
-    slowest_Bps = max(min(network.out_Bps_G.min(), network.in_Bps_G.min()), largest_Bps)
+    slowest_Bps = _slowest_Bps(network)
     tier_X = np.zeros(len(row_X), dtype=np.int64) if order.tier_X is None else order.tier_X[row_X]
     longest_X = np.zeros(len(row_X))
     for rank_X, open_X in sides:
@@ -168,5 +170,34 @@ def row_startups(order: Order, row_X: IntArray, size_X: IntArray, network: Netwo
         together_X = np.minimum(rows_X, open_X)
         posted_X = size_X + (together_X - 1) * rest_X / np.maximum(rows_X - 1, 1)
         seconds_X = exchange_seconds(network.curves, posted_X, together_X)
-        longest_X = np.maximum(longest_X, seconds_X - posted_X / slowest_Bps)
+        longest_X = np.maximum(longest_X, seconds_X - flowing_X * posted_X / slowest_Bps)
     return longest_X
+
+
+def port_bursts(src_X: IntArray, dst_X: IntArray, size_X: IntArray, network: Network) -> FloatArray:
+    """Returns (2, G) float64, bytes of an exchange that ports were measured to send and to receive in no time.
+
+    Token buckets, as clouds hold ports to their rates with, let some bytes pass at once after a rest: then curves are below a
+    port's bytes at its rate. Without curves there are none.
+
+    Args:
+        src_X: (X,) the sending rank of each message.
+        dst_X: (X,) the receiving one.
+        size_X: (X,) int64 its bytes, above zero.
+        network: its ports and curves.
+    """
+    burst_2G = np.zeros((2, network.gpus))
+    if not network.curves or not len(size_X):
+        return burst_2G
+    for burst_G, rank_X in zip(burst_2G, (src_X, dst_X), strict=True):
+        partners_G, bytes_G = np.bincount(rank_X, minlength=network.gpus), np.bincount(rank_X, size_X, network.gpus)
+        used_G = partners_G > 0
+        seconds_G = exchange_seconds(network.curves, bytes_G[used_G], partners_G[used_G])
+        burst_G[used_G] = np.maximum(bytes_G[used_G] - seconds_G * _slowest_Bps(network), 0.0)
+    return burst_2G
+
+
+def _slowest_Bps(network: Network) -> float:
+    """Bytes per second of the port for which measured exchanges wait."""
+    largest_Bps = max(curve.bytes_X[-1] / curve.seconds_X[-1] for curve in network.curves)
+    return float(max(min(network.out_Bps_G.min(), network.in_Bps_G.min()), largest_Bps))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
-from aurora.planner.network.schedule_time import fluid_pieces, timed
+from aurora.planner.network.schedule_time import fluid_pieces, steps_seconds, timed
+from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import Network, SyntheticOptions, TransferCurve, servers
@@ -103,11 +104,61 @@ def test_faster_ports_than_the_slowest_do_not_pay_its_seconds():
         assert timed(order, bytes_GG, network).makespan_s == pytest.approx(startup_s + 1e6 / Bps, rel=1e-3)
 
 
-def test_no_exchange_is_faster_than_its_ports():
+def test_no_scheduled_exchange_is_faster_than_its_ports():
     network = replace(Network.equal(4, 1e3), curves=CURVES)
     bytes_GG = uniform(4, 10_000)
     order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
     assert timed(order, bytes_GG, network).makespan_s == pytest.approx(30.0)
+
+
+STARTUP_S, BUCKET_BYTES = 0.5, 4000.0
+
+
+def of_buckets(ranks):
+    """Ports of 1000 bytes a second whose token buckets let BUCKET_BYTES pass at once."""
+    sizes = np.unique(np.concatenate([np.geomspace(1.0, 1e6, 400), [BUCKET_BYTES]]))
+    seconds_X = STARTUP_S + np.maximum(sizes - BUCKET_BYTES, 0.0) / 1e3
+    return replace(Network.equal(ranks, 1e3), curves=tuple(TransferCurve(many, sizes, seconds_X) for many in (1, 2, 3)))
+
+
+@pytest.mark.parametrize("size", [100, 1000, 3000, 100_000])
+def test_a_prediction_lets_at_once_pass_what_was_measured_to(size):
+    network, bytes_GG = of_buckets(4), uniform(4, size)
+    at_once, in_turn = (
+        ORDER[method](bytes_GG, network, rng=np.random.default_rng(0)) for method in ("all-at-once", "openshop")
+    )
+    measured_s = STARTUP_S + max(3 * size - BUCKET_BYTES, 0.0) / 1e3
+    assert steps_seconds(at_once, bytes_GG[None], network) == pytest.approx(measured_s, rel=1e-2)
+    # one at a time, each message pays its start-up, and one bucket serves all three
+    found_s = steps_seconds(in_turn, bytes_GG[None], network)
+    assert measured_s * 0.99 <= found_s <= (measured_s + 2 * STARTUP_S) * 1.01
+
+
+def test_ports_let_bytes_pass_at_once_only_after_a_rest():
+    """Three exchanges of 6000 bytes: the first uses up the bucket, the second comes at once, the third after two seconds."""
+    network, bytes_GG = of_buckets(2), np.array([[0, 6000], [0, 0]])
+    order, switch, ends_s = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0)), Switch(network), []
+    for rest_s in (0.0, 0.0, 2.0):
+        switch.run(switch.now_s + rest_s)
+        number, began_s = switch.open(order, bytes_GG), switch.now_s
+        for rank in range(2):
+            switch.join(number, rank)
+        while switch.busy:
+            switch.run()
+        switch.close(number)
+        ends_s.append(switch.now_s - began_s)
+    assert ends_s == pytest.approx([STARTUP_S + 2.0, 6.0, 4.0], rel=0.01)
+
+
+@settings(max_examples=25)
+@given(traffic=traffics_on_ports(equal=True, startups=(0.5,)))
+def test_without_buckets_predictions_are_those_of_schedules(traffic):
+    bytes_GG, network = traffic
+    sizes = np.geomspace(1e-6, max(1.0, float(bytes_GG.sum())), 300)
+    network = replace(network, curves=(TransferCurve(1, sizes, 0.5 + sizes / network.out_Bps_G[0]),))
+    order = ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))
+    found_s = steps_seconds(order, bytes_GG[None], network)
+    assert found_s == pytest.approx(timed(order, bytes_GG, network).makespan_s, rel=1e-3)
 
 
 def test_wrong_curves_are_refused():
