@@ -32,12 +32,13 @@ from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
-CURVE_SIZES = tuple(1 << power for power in range(10, 27))  # the same in finer steps, of messages of exchanges
+CURVE_SIZES = tuple(1 << power for power in range(10, 26))  # mean bytes of a message of an exchange, 1 KB to 32 MB
 PATIENCE_S = 0.25  # longest expected time of a message between one pair
 SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
 ROUNDS, SETTLED = 3, 0.05  # guesses of the joint rate at most; the relative rise at which a guess is good enough
 REPEATS, MOST_REPEATS = 5, 20  # the fastest counts, since other work only slows transfers (long exchanges: the median)
 CURVE_S = 0.4  # about how long an exchange is repeated for a point of a curve
+UNEVEN = 0.5  # how far from their mean messages of such an exchange are at most
 LATE_S = 0.005  # of an exchange, beside which it matters little that some ranks begin later than others
 SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
@@ -146,6 +147,13 @@ def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = 
     return _LinkTimer(transport, hosts_G, device).measure()
 
 
+def uneven_bytes(pairs: Sequence[tuple[int, int]], busiest: int, rng: np.random.Generator) -> IntArray:
+    """Returns (X,) int64, drawn bytes of messages between pairs of ranks; the busiest port sends or receives `busiest`."""
+    part_X = rng.uniform(1 - UNEVEN, 1 + UNEVEN, len(pairs))
+    port_bytes = max(np.bincount(rank_X, part_X).max() for rank_X in np.array(pairs).T)
+    return np.asarray(part_X * busiest / port_bytes, dtype=np.int64)
+
+
 class _LinkTimer:
     """One rank's part in timing the links."""
 
@@ -188,13 +196,14 @@ class _LinkTimer:
         )
 
     def _curves(self) -> tuple[TransferCurve, ...]:
-        """Exchanges of all ranks at once, each with its next 1, 2, 4, ... and all others, by the bytes of a message.
+        """Exchanges of all ranks at once, each with its next 1, 2, 4, ... and all others, by the bytes of the busiest port.
 
+        Messages are of unequal bytes, drawn anew each time, as experts' are: equal ones share ports worst of all over TCP.
         Of short ones each rank's fastest repetition counts, which it began last, so that it waited for nobody; of the ranks the
         slowest. Of others the median: connections that share a port may do so badly most of the time, as TCP's do.
         """
         ranks, most = self._net.ranks, self._net.ranks - 1
-        curves = []
+        curves, rng = [], np.random.default_rng(0)  # the same on all ranks
         for partners in sorted({1 << power for power in range(most.bit_length())} | {most}):
             pairs = [(rank, other) for rank in range(ranks) for other in self._others(rank)[:partners]]
             seconds: list[float] = []
@@ -202,9 +211,9 @@ class _LinkTimer:
                 expected_s = seconds[-1] * size / CURVE_SIZES[len(seconds) - 1] if seconds else 0.0
                 if expected_s > PATIENCE_S:
                     break
-                bytes_X = np.full(len(pairs), size, dtype=np.int64)
                 repeats = int(np.clip(CURVE_S / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
-                took_XG = np.array([self._flow_G(pairs, bytes_X) for _ in range(repeats + 1)][1:])
+                drawn = [uneven_bytes(pairs, size * partners, rng) for _ in range(repeats + 1)]
+                took_XG = np.array([self._flow_G(pairs, bytes_X) for bytes_X in drawn][1:])
                 fastest_s = float(took_XG.min(axis=0).max())
                 seconds.append(fastest_s if fastest_s < LATE_S else float(np.median(took_XG.max(axis=1))))
             curves.append(fit_transfer_curve(partners, np.array(CURVE_SIZES[: len(seconds)]) * partners, seconds))

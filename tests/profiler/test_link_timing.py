@@ -77,16 +77,33 @@ class Alone:
     rank, ranks = 0, 3
 
 
+def busiest_bytes(pairs, bytes_X):
+    return max(np.bincount(rank_X, bytes_X).max() for rank_X in np.array(pairs).T)
+
+
 def test_of_short_exchanges_the_fastest_counts_and_of_long_ones_the_median(monkeypatch):
     factors = cycle([1.0, 1.5, 1.5])
     monkeypatch.setattr(
-        probing._LinkTimer, "_flow_G", lambda _, pairs, bytes_X: np.full(3, bytes_X[0] * len(pairs) / 3e8 * next(factors))
+        probing._LinkTimer,
+        "_flow_G",
+        lambda _, pairs, bytes_X: np.full(3, busiest_bytes(pairs, bytes_X) / 1e8 * next(factors)),
     )
     for curve in probing._LinkTimer(Alone(), (), "cpu")._curves():
         fastest_X = curve.bytes_X / 1e8
         long_X = fastest_X >= probing.LATE_S
         assert long_X.any()
-        assert curve.seconds_X == pytest.approx(fastest_X * np.where(long_X, 1.5, 1.0))
+        assert curve.seconds_X == pytest.approx(fastest_X * np.where(long_X, 1.5, 1.0), rel=1e-2)
+
+
+@pytest.mark.parametrize("partners", [1, 2, 3])
+def test_uneven_messages_are_none_too_large_and_the_busiest_port_has_what_is_asked_for(partners):
+    rng, size = np.random.default_rng(0), probing.CURVE_SIZES[-1]
+    pairs = [(rank, (rank + step) % 4) for rank in range(4) for step in range(1, partners + 1)]
+    for _ in range(100):
+        bytes_X = probing.uneven_bytes(pairs, size * partners, rng)
+        assert busiest_bytes(pairs, bytes_X) == pytest.approx(size * partners, abs=partners)
+        assert bytes_X.max() <= probing.SIZES[-1]  # the buffer
+        assert bytes_X.max() > 1.1 * bytes_X.min()
 
 
 class LazyCalls(NcclCalls):
