@@ -198,9 +198,10 @@ class _LinkTimer:
     def _curves(self) -> tuple[TransferCurve, ...]:
         """Exchanges of all ranks at once, each with its next 1, 2, 4, ... and all others, by the bytes of the busiest port.
 
-        Messages are of unequal bytes, drawn anew each time, as experts' are: equal ones share ports worst of all over TCP.
-        Of short ones each rank's fastest repetition counts, which it began last, so that it waited for nobody; of the ranks the
-        slowest. Of others the median: connections that share a port may do so badly most of the time, as TCP's do.
+        Short ones have messages of equal bytes, and each rank's fastest repetition counts, which it began last, so that it
+        waited for nobody; of the ranks the slowest. Others have messages of uneven bytes, drawn anew each time, as experts'
+        are, and the median counts: connections that share a port may do so badly most of the time, as TCP's do, and worst of
+        all with equal bytes.
         """
         ranks, most = self._net.ranks, self._net.ranks - 1
         curves, rng = [], np.random.default_rng(0)  # the same on all ranks
@@ -211,11 +212,11 @@ class _LinkTimer:
                 expected_s = seconds[-1] * size / CURVE_SIZES[len(seconds) - 1] if seconds else 0.0
                 if expected_s > PATIENCE_S:
                     break
+                short, equal_X = expected_s < LATE_S, np.full(len(pairs), size)
                 repeats = int(np.clip(CURVE_S / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
-                drawn = [uneven_bytes(pairs, size * partners, rng) for _ in range(repeats + 1)]
+                drawn = [equal_X if short else uneven_bytes(pairs, size * partners, rng) for _ in range(repeats + 1)]
                 took_XG = np.array([self._flow_G(pairs, bytes_X) for bytes_X in drawn][1:])
-                fastest_s = float(took_XG.min(axis=0).max())
-                seconds.append(fastest_s if fastest_s < LATE_S else float(np.median(took_XG.max(axis=1))))
+                seconds.append(float(took_XG.min(axis=0).max() if short else np.median(took_XG.max(axis=1))))
             curves.append(fit_transfer_curve(partners, np.array(CURVE_SIZES[: len(seconds)]) * partners, seconds))
         return tuple(curves)
 
