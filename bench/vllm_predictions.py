@@ -12,11 +12,10 @@ import numpy as np
 from aurora.advisor.recommend import engine_default
 from aurora.io import load_cluster, load_plan, load_profile, save
 from aurora.io.engine_records import TIMED, load_record, load_records
-from aurora.models.loading import load_model
+from aurora.models.loading import MoeModel, load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
-from aurora.planner.workload.step_traffic import step_profile
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.profiler.routing_counts import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
@@ -35,12 +34,14 @@ from aurora.types import (
     Profile,
     ProfileOptions,
     Program,
+    TokenRouting,
 )
 from aurora.types.arrays import IntArray
 
-RANKS, FEW = 4, 12
+RANKS, FEW, WORDS = 4, 12, 256
+ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
 PLANNED, PLANNED_TOKENS = 24, 64  # prompts of each rank that are profiled, and their tokens
-DRAWS = 6  # of a step's traffic
+DRAWS = 6  # of a step's traffic; the steps of an answer
 PROMPT = 4  # tokens of a prompt whose decode steps are timed
 SMALL_BYTES = 8192  # as aurora_vllm.layer_alltoall.SMALL_BYTES, which needs vLLM
 CALLS = {"stock": GATHERS + 1, "online": 3, "plan": 3}  # collective calls of a layer: counts, dispatch, combine
@@ -73,21 +74,26 @@ def step_seconds(setting: Setting, ends: Sequence[float]) -> list[float]:
     return np.diff(ends).tolist() if setting.phase == "decode" else list(ends[:1])
 
 
-def routed(folder: Path, routing: str, words: int) -> Profile:
-    """How the folder's model routes prompts of so many words, token by token; compute times are those of the records.
+def routed(folder: Path, routing: str) -> Profile:
+    """How the folder's model routes prompts, token by token; compute times are those of the records.
 
     Returns what a plan is made for. What is predicted are other prompts, as plans fit theirs better than others.
     """
-    moe, rng = load_model(folder / "model"), np.random.default_rng(words)
-    options = ProfileOptions(sources=RANKS, token_level=True)
+    moe, rng = load_model(folder / "model"), np.random.default_rng(ROUTINGS[routing])
     sizes = moe.top_k, moe.row_bytes, moe.row_bytes, moe.expert_bytes, moe.other_bytes
     curves, made = load_records(folder / "records").curves, {}
     for use in ("planned", "predicted"):
-        batches = rng.integers(words, size=(RANKS, PLANNED, PLANNED_TOKENS)).tolist()
-        counts = RoutingCounts().add(route_round(moe, batches, 1, keep=True), batches, options, moe.top_k)
+        counts = prompts_routed(moe, routing, (PLANNED, PLANNED_TOKENS), rng)
         made[use] = Profile(moe.name, moe.fingerprint(), counts.tokens_TLSE, *sizes, curves, routing=counts.routing)
     save(made["predicted"], folder / f"profile-{routing}.npz")
     return made["planned"]
+
+
+def prompts_routed(moe: MoeModel, routing: str, shape: tuple[int, int], rng: np.random.Generator) -> RoutingCounts:
+    """How a model routes drawn prompts; shape: prompts of each rank, and tokens of each."""
+    batches = rng.integers(ROUTINGS[routing], size=(RANKS, *shape)).tolist()
+    options = ProfileOptions(sources=RANKS, token_level=True)
+    return RoutingCounts().add(route_round(moe, batches, 1, keep=True), batches, options, moe.top_k)
 
 
 def made_plan(profile: Profile) -> Plan:
@@ -150,6 +156,7 @@ class Measured:
         gathers: the same, with a curve of the all-to-all by which vLLM gathers and scatters here, by rate.
         profiles: by routing.
         plans: by routing.
+        moe: the model.
     """
 
     seconds: Mapping[tuple[Setting, str], Sequence[float]]
@@ -158,6 +165,7 @@ class Measured:
     gathers: Mapping[int, Cluster]
     profiles: Mapping[str, Profile]
     plans: Mapping[str, Plan]
+    moe: MoeModel
 
     @classmethod
     def read(cls, folder: Path) -> "Measured":
@@ -173,6 +181,7 @@ class Measured:
             *({mbit: load_cluster(folder / f"{name}-{mbit}.toml") for mbit in rates} for name in ("cluster", "gathers")),
             {routing: load_profile(folder / f"profile-{routing}.npz") for routing in routings},
             {routing: load_plan(folder / f"plan-{routing}.json") for routing in routings},
+            load_model(folder / "model"),
         )
 
 
@@ -189,6 +198,7 @@ class Predictions:
 
     def __init__(self, found: Measured) -> None:
         self._found, calls, rows, self._lines = found, [], [], []
+        self._drawn: dict[tuple[str, str, int], list[Profile]] = {}
         layers = next(iter(found.profiles.values())).layers
         simulated = {
             setting: [
@@ -234,9 +244,7 @@ class Predictions:
         profile = found.profiles[setting.routing]
         plan = found.plans[setting.routing] if way == "plan" else engine_default(HOSTS, profile)
         program = replace(compile_plan(plan, gathered=way == "stock"), deduplicated_M=(True,))
-        rng = np.random.default_rng([setting.tokens, len(setting.routing)])
-        for _ in range(DRAWS):
-            drawn = step_profile(profile, np.full(RANKS, setting.tokens), rng, True)
+        for drawn in self._steps(setting):
             served = program if way == "stock" else ordered(program, drawn, way)
             links = found.gathers if way == "stock" else found.clusters
             trace = simulate(served, links[setting.mbit], [drawn])
@@ -245,6 +253,24 @@ class Predictions:
             seconds.append((compute_s, trace.seconds - compute_s))
         compute_s, exchange_s = np.mean(seconds, axis=0).tolist()
         return compute_s, exchange_s
+
+    def _steps(self, setting: Setting) -> list[Profile]:
+        """Drawn traffic of a step: a prompt on each rank, whose tokens attend to each other, or a token of many answers."""
+        key = setting.routing, setting.phase, setting.tokens
+        if key not in self._drawn:
+            profile = self._found.profiles[setting.routing]
+            rng, self._drawn[key] = np.random.default_rng([setting.tokens, len(setting.routing)]), []
+            for draw in range(DRAWS):
+                decode = setting.phase == "decode"
+                shape = (setting.tokens, PROMPT + 1 + draw) if decode else (1, setting.tokens)
+                routing = prompts_routed(self._found.moe, setting.routing, shape, rng).routing
+                assert routing is not None
+                if decode:  # the last token of each prompt, which is what a step adds
+                    last = slice(shape[1] - 1, None, shape[1])
+                    routing = TokenRouting(routing.experts_ULK[last], routing.source_U[last], routing.window_U[last])
+                tokens_TLSE = routing.tokens_TLSE(1, RANKS, profile.experts)
+                self._drawn[key].append(replace(profile, tokens_TLSE=tokens_TLSE, routing=routing))
+        return self._drawn[key]
 
     def lines(self) -> list[str]:
         """What the run apart says."""

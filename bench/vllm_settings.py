@@ -39,7 +39,19 @@ from hosts import TORCH, ExchangeJob, all_ready, measure_after_links  # noqa: E4
 from net import PAYLOAD, network, rate_commands  # noqa: E402
 from protocol import DEEP, Results, options  # noqa: E402
 from vllm import model, run  # bench/vllm.py  # noqa: E402
-from vllm_predictions import FEW, PROMPT, RANKS, WAYS, Measured, Predictions, Rounds, Setting, made_plan, routed, save_rounds  # noqa: E402
+from vllm_predictions import (  # noqa: E402
+    PROMPT,
+    RANKS,
+    ROUTINGS,
+    WAYS,
+    Measured,
+    Predictions,
+    Rounds,
+    Setting,
+    made_plan,
+    routed,
+    save_rounds,
+)
 
 from aurora.io import save  # noqa: E402
 from aurora.planner.network.transfer_seconds import fit_transfer_curve  # noqa: E402
@@ -48,9 +60,8 @@ from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.types import Cluster  # noqa: E402
 
 sys.path.insert(0, str(HERE / "network"))  # bench/vllm.py has put another hosts.py before the one that launched ranks import
-HIDDEN, EXPERTS, LAYERS, TOP_K, WORDS = 512, 16, 4, 2, 256
+HIDDEN, EXPERTS, LAYERS, TOP_K = 512, 16, 4, 2
 RATES_MBIT, PREFILLS, DECODES = (60, 100, 150, 200), (64, 128, 256), (16, 32, 64)  # tokens of a rank
-ROUTINGS = {"skewed": FEW, "even": WORDS}  # words of prompts
 GATHERED_BYTES = tuple(1 << power for power in range(9, 21))  # that a rank sends each other one
 REPETITIONS, STEPS = 4, 6  # of a setting; decode steps of a round
 ALL, QUICK = (RATES_MBIT, tuple(ROUTINGS), PREFILLS, DECODES), ((200,), ("skewed",), (64, 256), (32,))
@@ -146,7 +157,7 @@ def measure(folder: Path, quick: bool) -> None:
         if name == "apart":
             for routing in routings:
                 if not (folder / f"plan-{routing}.json").exists():
-                    profile = routed(folder, routing, ROUTINGS[routing])
+                    profile = routed(folder, routing)
                     save(made_plan(profile), folder / f"plan-{routing}.json")
     for mbit in rates:
         if not (folder / f"cluster-{mbit}.toml").exists():
