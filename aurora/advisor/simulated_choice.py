@@ -27,6 +27,9 @@ EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
+RUNTIME_LAYER_S = (
+    8e-3  # of a micro-batch in aurora's runtime, whose host works 2 to 3 ms for each (bench/network/micro_batches.py)
+)
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
@@ -90,7 +93,7 @@ def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> t
     return min(((simulate_plan(each, profiles).seconds, each) for each in _by_time_slice(plan, among)), key=itemgetter(0))
 
 
-def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) -> Plan:
+def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:
     """Returns a plan with some number of micro-batches, and with the faster time slice if its options leave that open.
 
     By default the number is the one that serves the profile soonest in the simulator, or the smallest that takes at most TIE
@@ -102,6 +105,8 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         plan: the plan.
         profiles: one profile per model.
         parts: the number of micro-batches; 0: the one that pays.
+        least_layer_s: seconds of a layer of whole batches, for each micro-batch, below which a number is not chosen: shorter
+            ones wait for the host, which is not simulated. Runs take RUNTIME_LAYER_S.
 
     Raises:
         BadInput: if a number above one is asked for in a plan of several models.
@@ -118,10 +123,14 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0) 
         min(((_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
         for plans in plans_N
     ]
-    most_s = min(timed_N[0][0] / MICRO_BATCHES_PAY, min(seconds for seconds, _ in timed_N) * TIE)
-    chosen = next((each for seconds, each in timed_N if seconds <= most_s), one)
+    layer_s = timed_N[0][0] / _layers(plan.cluster, profiles[0], 2 * MICRO_BATCH_COUNTS[-1])
+    long_N = [(seconds, each) for seconds, each in timed_N if layer_s >= each.options.micro_batches * least_layer_s]
+    most_s = min([timed_N[0][0] / MICRO_BATCHES_PAY, *(seconds * TIE for seconds, _ in long_N)])
+    chosen = next((each for seconds, each in long_N if seconds <= most_s), one)
     said = ", ".join(f"{_micro_batches_of(each)} {seconds:.4g} s" for seconds, each in timed_N)
     note = f"micro-batches: {_micro_batches_of(chosen)}; in the simulator {said}"
+    if len(long_N) < len(timed_N):
+        note += f"; a layer takes {layer_s * 1e3:.2g} ms, and {least_layer_s * 1e3:g} ms for each micro-batch were expected"
     return replace(chosen, notes=(*chosen.notes, note))
 
 
@@ -191,6 +200,13 @@ def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
     program = compile_plan(served)
     some_layers = program.at_layers([some_M[model] for model in program.plan_model_M])
     return simulate(some_layers, plan.cluster, cut).seconds
+
+
+def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
+    """How many layers `_seconds` simulates of one model, in all windows."""
+    if first := _first_windows(cluster, [profile], parts):
+        return first[0].windows * profile.layers
+    return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
 
 
 def _first_windows(cluster: Cluster, profiles: Sequence[Profile], parts: int) -> list[Profile]:

@@ -238,10 +238,10 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
 
 def _with_micro_batches(plan: Plan, path: Path, given: list[Path] | None, parts: int) -> Plan:
     """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
-    from aurora.advisor.simulated_choice import with_micro_batches
+    from aurora.advisor.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 
     profiles = profiles_of(plan, path, given) if given or not parts else _profiles_left(plan, path)
-    return with_micro_batches(plan, profiles, parts) if profiles else plan.with_micro_batches(parts)
+    return with_micro_batches(plan, profiles, parts, RUNTIME_LAYER_S) if profiles else plan.with_micro_batches(parts)
 
 
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:

@@ -24,7 +24,7 @@ import numpy as np
 from net import PAYLOAD, network
 from protocol import DEEP, Results, by_turns, options
 
-from aurora.advisor.simulated_choice import with_micro_batches
+from aurora.advisor.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 from aurora.io import shipped
 from aurora.planner.make_plan import make_plan
 from aurora.profiler.profile_model import profile_model
@@ -123,7 +123,7 @@ def table(setting: Setting, rate_Bps: float, known: Profile, repetitions: int) -
     with network([rate_Bps * 8] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
         first, _ = served(plan, known, setting, hosts, f"{folder}/first")
         assert first.conditions is not None
-        auto = with_micro_batches(replace(plan, cluster=first.conditions.cluster), [known])
+        auto = with_micro_batches(replace(plan, cluster=first.conditions.cluster), [known], 0, RUNTIME_LAYER_S)
         chosen: Way = WHOLE if auto.options.micro_batches == 1 else (auto.options.micro_batches, auto.options.time_slice)
         runs: dict[Way, list[tuple[RunResult, float]]] = {way: [] for way in dict.fromkeys((*setting.ways, chosen))}
         for number, way in by_turns(runs, repetitions):

@@ -102,6 +102,25 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     assert one.notes[0].startswith("micro-batches: 1; in the simulator 1 ")
 
 
+@pytest.mark.parametrize("layers_at_once", [None, 1])
+def test_micro_batches_have_layers_that_are_long_enough_for_the_host(monkeypatch, layers_at_once):
+    """A layer takes the same in the simulator whether all of them or one are simulated; each micro-batch must have its part of it."""
+    window = [[[20, 20], [20, 20]]] * 3
+    line = Curve(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    shared = replace(profile([window]), curves={"reference": {**profile([window]).curves["reference"], "expert": line}})
+    plan = make_plan(cluster(1.0, 1.0), [shared])
+    layer_s = simulate_plan(plan, [shared]).seconds / 3
+    if layers_at_once:
+        monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)
+    best = with_micro_batches(plan, [shared]).options.micro_batches
+    assert best > 1
+    for least_s, most in ((layer_s / 4.1, 4), (layer_s / 2.1, 2), (layer_s / 1.9, 1), (layer_s * 2, 1)):
+        chosen = with_micro_batches(plan, [shared], 0, least_s)
+        assert chosen.options.micro_batches == min(best, most)
+        assert ("for each micro-batch were expected" in chosen.notes[0]) == (most < 4)
+    assert with_micro_batches(plan, [shared], 3, layer_s * 2).options.micro_batches == 3  # asked for
+
+
 def test_a_single_model_alone_has_micro_batches():
     sources = [profile([[[[0, 4], [4, 0]]]], name=name) for name in "ab"]
     pair = make_plan(cluster(1.0, 1.0), sources, PlanOptions(micro_batches=0))
