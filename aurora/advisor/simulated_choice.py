@@ -27,9 +27,7 @@ EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
-RUNTIME_LAYER_S = (
-    8e-3  # of a micro-batch in aurora's runtime, whose host works 2 to 3 ms for each (bench/network/micro_batches.py)
-)
+RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
