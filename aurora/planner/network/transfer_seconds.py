@@ -142,8 +142,8 @@ def row_startups(
 
     Without curves that is the start-up of the row's slower end. With curves, at each end it is what the measured exchange of
     all messages that the port has open with this one takes beyond their bytes at a port's rate, and the longer of both counts.
-    An exchange that was measured then takes the measured seconds, and never less than the ports allow. Of unequal ports the
-    slowest counts, whose bytes a measured exchange waits for; but no slower than the curves' largest exchanges were.
+    An exchange that was measured then takes the measured seconds, and never less than the ports need for what flows. Of unequal
+    ports the slowest counts, whose bytes a measured exchange waits for; but no slower than the curves' largest exchanges were.
 
     Args:
         order: the order.
