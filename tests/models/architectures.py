@@ -8,6 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from aurora.io import shipped
+from aurora.models.loading import LOADING
 
 SERVED = ("mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama4_text")  # by ranks in processes of their own
 MOE_TYPES = (
@@ -109,3 +110,9 @@ def build(name, folder, dtype=torch.float32):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shipped("models/mixtral-topics") / file, folder / file)
     return folder
+
+
+def load_plain(folder, **options):
+    """The model as transformers loads it, while no rank that is a thread loads one: transformers would stay as it is meanwhile."""
+    with LOADING:
+        return AutoModelForCausalLM.from_pretrained(folder, **options)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from aurora_vllm.served_plan import read_model
-from transformers import AutoModelForCausalLM
 
 import aurora
 from aurora.errors import BadInput
@@ -19,7 +18,7 @@ from aurora.profiler import profile_model as profiling
 from aurora.runtime.run import verify
 from aurora.types import PHASES, ComputeCurves, Curve, PlanOptions, ProfileOptions, RunOptions
 from tests.conftest import cluster
-from tests.models.architectures import MOE_TYPES, build, registered_moe_types
+from tests.models.architectures import MOE_TYPES, build, load_plain, registered_moe_types
 
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 
@@ -64,8 +63,7 @@ def test_every_architecture_gives_the_plain_models_output(name, tmp_path, text, 
         options = replace(options, batch=1)
     with torch.no_grad():  # as it is loaded here, and by transformers
         logits, expected = (
-            each(input_ids=torch.tensor(prompts[1:2])).logits
-            for each in (load_model(folder).model, AutoModelForCausalLM.from_pretrained(folder).eval())
+            each(input_ids=torch.tensor(prompts[1:2])).logits for each in (load_model(folder).model, load_plain(folder).eval())
         )
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     result = aurora.run(plan, [folder], [prompts], options)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.loading import load_model
 from aurora.training.run import train
 from aurora.types import TrainOptions
-from tests.models.architectures import build
+from tests.models.architectures import build, load_plain
 
 OPTIONS = TrainOptions(steps=4, ranks=2, batch=4, length=8, dtype="float64", transport="memory", checkpoint_every=2)
 
@@ -67,8 +66,8 @@ def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight,
 
 def test_the_trained_model_is_a_transformers_checkpoint(folder, straight):
     result, _ = straight
-    trained = AutoModelForCausalLM.from_pretrained(result.model, dtype=torch.float64, experts_implementation="eager")
-    before = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    trained = load_plain(result.model, dtype=torch.float64, experts_implementation="eager")
+    before = load_plain(folder, dtype=torch.float64)
     for (name, weight), old in zip(trained.named_parameters(), before.parameters(), strict=True):
         assert not torch.equal(weight, old), name
     assert len(load_model(result.model).layers) == 4

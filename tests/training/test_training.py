@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
 
 from aurora.models.own_weights import load_without_experts
 from aurora.planner.alltoall.registry import ORDER
@@ -24,7 +23,7 @@ from aurora.training.precision import Float64Throughout
 from aurora.training.state import TrainedParameter, optimizer_dtype, untrained
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Network, Placement, TrainOptions
-from tests.models.architectures import build
+from tests.models.architectures import build, load_plain
 
 STEPS, BATCH, LENGTH = 4, 5, 12
 OPTIONS = TrainOptions(batch=BATCH, length=LENGTH, dtype="float64", learning_rate=3e-3, max_norm=0.5, router_loss=0.02)
@@ -50,7 +49,7 @@ def router_loss(logits_L, experts, top_k):
 
 def plain(folder, options=OPTIONS, steps=STEPS):
     """Losses and gradient norms of one process with transformers and torch alone."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    model = load_plain(folder, dtype=torch.float64, experts_implementation="eager").eval()
     adam = torch.optim.AdamW(model.parameters(), options.learning_rate, weight_decay=options.weight_decay)
     found, data, router = [], batches(), None
     for step in range(steps):

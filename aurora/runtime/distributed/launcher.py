@@ -134,7 +134,11 @@ def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Runs as `launch` does, but in threads of this process and without a store. Raises the first error of a rank."""
+    """Runs as `launch` does, but in threads of this process and without a store.
+
+    Raises the first error of a rank once the others have ended, at most GRACE_S later: a rank that still loads a model would
+    disturb what the caller loads.
+    """
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
     def run(rank_info: RankInfo) -> None:
@@ -143,13 +147,18 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
         except BaseException as error:
             answers.put((rank_info.rank, None, error))
 
+    threads = []
     for rank in range(ranks):
         rank_info = RankInfo(rank, ranks, "", 0, timeout_s, rank, ranks, launched=True)
-        threading.Thread(target=run, args=(rank_info,), name=f"aurora-rank-{rank}", daemon=True).start()
+        threads.append(threading.Thread(target=run, args=(rank_info,), name=f"aurora-rank-{rank}", daemon=True))
+        threads[-1].start()
     results: dict[int, Any] = {}
     while len(results) < ranks:
         rank, result, error = answers.get()
         if error is not None:
+            deadline_s = time.monotonic() + GRACE_S
+            for thread in threads:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
             raise error
         results[rank] = result
     return [results[rank] for rank in range(ranks)]

@@ -3,13 +3,14 @@
 import os
 import signal
 import socket
+import threading
 import time
 
 import psutil
 import pytest
 
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
 
@@ -165,3 +166,19 @@ def test_torchruns_variables_make_a_rank_info(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(BadInput, match="must be whole numbers"):
         rank_info_from_environment(1.0)
+
+
+def test_an_error_of_a_rank_that_is_a_thread_comes_when_the_others_have_ended():
+    ended, failed = [], threading.Event()
+
+    def load(rank_info):
+        if rank_info.rank == 0:
+            failed.set()
+            raise BadInput("this file is wrong")
+        failed.wait()
+        time.sleep(0.1)
+        ended.append(rank_info.rank)
+
+    with pytest.raises(BadInput, match="this file is wrong"):
+        launch_threads(load, 3)
+    assert sorted(ended) == [1, 2]
