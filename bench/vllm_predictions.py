@@ -174,10 +174,12 @@ class Measured:
             way = path.stem.split("-")[1]
             for setting, ends in load_rounds(path) if way in WAYS else ():
                 seconds.setdefault((setting, way), []).extend(step_seconds(setting, ends))
-        rates, routings = ({getattr(setting, name) for setting, _ in seconds} for name in ("mbit", "routing"))
+        recorded = Recorded.read(folder)
+        rates = {setting.mbit for setting in [*recorded, *(setting for setting, _ in seconds)]}
+        routings = {setting.routing for setting, _ in seconds}
         return cls(
             seconds,
-            Recorded.read(folder),
+            recorded,
             *({mbit: load_cluster(folder / f"{name}-{mbit}.toml") for mbit in rates} for name in ("cluster", "gathers")),
             {routing: load_profile(folder / f"profile-{routing}.npz") for routing in routings},
             {routing: load_plan(folder / f"plan-{routing}.json") for routing in routings},

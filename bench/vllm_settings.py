@@ -1,6 +1,6 @@
 """Does the simulator name the fastest of three ways in vLLM? Prefills and decode steps, measured and predicted.
 
-    .venv-vllm/bin/python bench/vllm_settings.py [--quick] [--keep FOLDER]
+    .venv-vllm/bin/python bench/vllm_settings.py [--quick] [--rates MBIT...] [--keep FOLDER]
 
 Needs what `make test-vllm` installs, and root (bench/network/net.py); elsewhere it says why it is skipped. Four hosts, DP4, a
 random Qwen3-MoE; ports are held to one rate after the other while vLLM serves. A setting is a rate, a routing, a phase, and the
@@ -127,9 +127,10 @@ def served(
     return [(setting, np.max(own_R, axis=0).tolist()) for (setting, *_), *own_R in zip(rounds, *ends_R, strict=True)][1:]
 
 
-def measure(folder: Path, quick: bool) -> None:
+def measure(folder: Path, quick: bool, rates: Sequence[int] = ()) -> None:
     """Measures what the folder lacks, and leaves it there with records, plans and the model."""
-    rates, routings, prefills, decodes = QUICK if quick else ALL
+    usual, routings, prefills, decodes = QUICK if quick else ALL
+    rates = rates or usual
     repetitions = 3 if quick else REPETITIONS
     sizes = [("prefill", tokens) for tokens in prefills] + [("decode", tokens) for tokens in decodes]
     settings = [Setting(mbit, routing, *size) for mbit in rates for routing in routings for size in sizes]
@@ -159,7 +160,7 @@ def measure(folder: Path, quick: bool) -> None:
                 if not (folder / f"plan-{routing}.json").exists():
                     profile = routed(folder, routing)
                     save(made_plan(profile), folder / f"plan-{routing}.json")
-    for mbit in rates:
+    for mbit in sorted({*rates, CALIBRATED_MBIT}):
         if not (folder / f"cluster-{mbit}.toml").exists():
             for name, found in zip(("cluster", "gathers"), links(mbit), strict=True):
                 save(found, folder / f"{name}-{mbit}.toml")
@@ -213,13 +214,14 @@ def table(found: Measured) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three settings at one rate")
+    parser.add_argument("--rates", type=int, nargs="+", default=(), metavar="MBIT", help="of ports, in this sequence")
     parser.add_argument("--keep", type=Path, help="a folder that keeps what is measured; what it has is not measured again")
     chosen = options(parser)
     results = Results("vllm-settings", "Predictions of three ways in vLLM", chosen.out)
     with nullcontext(chosen.keep) if chosen.keep else tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
         folder.mkdir(exist_ok=True)
-        measure(folder, chosen.quick)
+        measure(folder, chosen.quick, chosen.rates)
         lines = table(Measured.read(folder))
     about = (
         f"Ports of {RANKS} hosts are held to a rate; hidden {HIDDEN}, {EXPERTS} experts, top-{TOP_K}, {LAYERS} layers, fp32."

@@ -234,8 +234,9 @@ def _serve_epoch(
     work: EpochWork = epoch.assignment
     rank = epoch.members.index(rank_info.rank)
     device = "cpu" if gpu is None else gpu.device
-    groups = channel.join_epoch(epoch, rank_info, len(workers), gpu)
     policies_M = work.program.policies_M
+    urgent = [model for model, policy in enumerate(policies_M) if policy.interactive]
+    groups = channel.join_epoch(epoch, rank_info, len(workers), gpu, urgent)
     arbiters = thread_port_arbiters(policies_M) if device == "cpu" else thread_port_arbiters(policies_M, submitted_work)
 
     def abort() -> None:

@@ -125,7 +125,7 @@ def serve_rank(
             transports: list[Transport] = [MemoryTransport(memory, rank_info.rank, plan.cluster) for memory in memories]
             name = "memory"
         else:
-            transports, name = _transports(plan, len(workers), rank_info, device, options, heartbeats)
+            transports, name = _transports(plan, rank_info, device, options, heartbeats)
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
@@ -231,13 +231,14 @@ def _began_s(transport: Transport, rank_info: RankInfo) -> float:
 
 
 def _transports(
-    plan: Plan, models: int, rank_info: RankInfo, device: str, options: RunOptions, heartbeats: Heartbeats
+    plan: Plan, rank_info: RankInfo, device: str, options: RunOptions, heartbeats: Heartbeats
 ) -> tuple[list[Transport], str]:
+    policies_M = compile_plan(plan).policies_M
     if device == "cpu":
-        groups = [new_process_group("gloo", options.timeout_s) for _ in range(models)]
+        groups = [new_process_group("gloo", options.timeout_s, urgent=policy.interactive) for policy in policies_M]
         shaped = options.transport == "shaped"
         return tcp_transports(groups, plan.cluster, rank_info.rank, shaped, heartbeats), "shaped" if shaped else "gloo"
-    return [nccl_transport(device, options.timeout_s, heartbeats) for _ in range(models)], "nccl"
+    return [nccl_transport(device, options.timeout_s, heartbeats) for _ in policies_M], "nccl"
 
 
 def submitted_work() -> torch.cuda.Event:

@@ -39,12 +39,13 @@ def refusal() -> str | None:
 
 @contextmanager
 def network(
-    rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int = 1 << 20, burst_s: float = BURST_S
+    rates_bps: Sequence[float], buffer_bytes: int, window_bytes: int = 1 << 20, burst_s: float = BURST_S, bands: bool = False
 ) -> Iterator[list[str]]:
     """One host for each rate, all on one switch, gone after the block however it ends; gives the namespaces' names.
 
     buffer_bytes: of each switch port. window_bytes: the largest send buffer of a connection. burst_s: what a port lets pass at
-    once after a rest, at its rate, but no more than one SEGMENT and its headers.
+    once after a rest, at its rate, but no more than one SEGMENT and its headers. bands: whether ports send packets that are
+    marked urgent (by their type of service) before others, as switches with traffic classes do.
     """
     with _removed() as namespaces:
         switch = _router(namespaces, "sw")
@@ -53,6 +54,9 @@ def network(
             burst = _burst(rate_bps, burst_s)
             cable = _Cable(host, "eth0", switch, f"p{rank}")
             cable.lay(rate_bps, (HOST_QUEUE, buffer_bytes), burst, burst)
+            for end in (cable, cable.other_way) if bands else ():
+                _run(f"ip -n {end.ns} link set {end.device} txqueuelen 10000")
+                _run(f"tc -n {end.ns} qdisc replace dev {end.device} parent 1: handle 10: pfifo_fast")
             cable.plug_in(rank)
             cable.route("default")
         yield hosts
@@ -208,7 +212,8 @@ class _Cable:
 
     def bucket(self, rate_bps: float, queue: int, burst: int) -> str:
         """The command that holds what this end sends to a rate."""
-        return f"tc -n {self.ns} qdisc replace dev {self.device} root tbf rate {rate_bps:.0f}bit burst {burst} limit {queue}"
+        at = f"tc -n {self.ns} qdisc replace dev {self.device} root handle 1:"
+        return f"{at} tbf rate {rate_bps:.0f}bit burst {burst} limit {queue}"
 
     def address_other_end(self) -> None:
         """Let this end send to the device at the other end."""

@@ -1,6 +1,7 @@
 """An interactive model beside a batch model on real sockets: what the one waits, and what is left for the other.
 
-    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS] [--slower 1] [--experts wait]
+    python bench/network/priorities.py [--simulate] [--repetitions 3] [--preemption SECONDS] [--slower 1] [--bands]
+        [--experts wait]
 
 Root only (namespaces, token buckets); elsewhere it says why it is skipped; --simulate runs anywhere. Four hosts have ports of
 PORT_bps. The interactive model decodes DECODED prompts on each rank all the time; the batch model reads prompts of PROMPT
@@ -132,7 +133,7 @@ def texts() -> list[list[list[int]]]:
     return [short, [ids[PROMPT * i : PROMPT * (i + 1)] for i in range(RANKS * BATCH * BATCHES)]]
 
 
-def measured(preemption_s: float | None, slower: float, repetitions: int, computes: bool) -> list[str]:
+def measured(preemption_s: float | None, slower: float, repetitions: int, computes: bool, bands: bool) -> list[str]:
     """The middle of some repetitions of each way, by the p99 of the interactive model, or by seconds."""
     both, prompts = ways(preemption_s, slower), texts()
     waits = partial(served_by_model, token_s=TOKEN_S * slower, computes=computes)
@@ -142,7 +143,7 @@ def measured(preemption_s: float | None, slower: float, repetitions: int, comput
     jobs = {0: (single[0], paths[:1], prompts[:1]), 1: (single[1], paths[1:], prompts[1:])}
     jobs |= {way: (plan, paths, prompts) for way, plan in both.items()}
     found: dict[Any, list[Trace]] = {way: [] for way in jobs}
-    with network([PORT_bps / slower] * RANKS, DEEP) as hosts, tempfile.TemporaryDirectory() as folder:
+    with network([PORT_bps / slower] * RANKS, DEEP, bands=bands) as hosts, tempfile.TemporaryDirectory() as folder:
         for number, way in by_turns(jobs, repetitions):
             plan, folders, asked = jobs[way]
             options_of_run = RunOptions(max_new_tokens=NEW_TOKENS, batch=DECODED, transport="gloo")
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--preemption", type=float, help="seconds")
     parser.add_argument("--slower", type=float, default=1.0, help="times that experts and ports are slower")
+    parser.add_argument("--bands", action="store_true", help="ports send the interactive model's packets first")
     parser.add_argument("--experts", action="append", choices=tuple(EXPERTS), help="repeat for several; default all")
     if parser.parse_known_args()[0].simulate:
         given = parser.parse_args()
@@ -182,8 +184,8 @@ def main() -> None:
     slower = "" if given.slower == 1 else f", {given.slower:g} times as slow"
     results.add(f"Simulated{slower}", ports, "", *simulated(*how))
     for experts in given.experts or EXPERTS:
-        lines = measured(*how, given.repetitions, experts == "compute")
-        results.add(f"{EXPERTS[experts]}{slower}", ports, "", *lines)
+        lines = measured(*how, given.repetitions, experts == "compute", given.bands)
+        results.add(f"{EXPERTS[experts]}{slower}{', ports with bands' * given.bands}", ports, "", *lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from aurora.errors import BadInput
@@ -10,6 +11,7 @@ from aurora.errors import BadInput
 CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
 HELLO_S = 10.0  # for a new connection to say who it is, and to prove it
 UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
+URGENT_TOS = 0x10  # of IP packets, "minimise delay": Linux's queues of three bands serve them first, switches if told to
 
 _kept_apart: set[int] = set()  # inodes
 
@@ -46,3 +48,47 @@ def watched(connection: socket.socket) -> Iterator[None]:
 def kept_apart(connection: socket.socket) -> bool:
     """Returns whether a connection, or one that it is a copy of, is `watched`."""
     return os.fstat(connection.fileno()).st_ino in _kept_apart
+
+
+@contextmanager
+def marked_urgent() -> Iterator[None]:
+    """Context manager that marks the packets of all connections made within as URGENT_TOS, but for `watched` ones."""
+    before = open_sockets()
+    yield
+    for connection in connected(number for inode, number in open_sockets().items() if inode not in before):
+        with connection:
+            if kept_apart(connection):
+                continue
+            if connection.family == socket.AF_INET6:
+                connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, URGENT_TOS)
+            else:
+                connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, URGENT_TOS)
+
+
+def open_sockets() -> dict[int, int]:
+    """Returns this process's socket descriptors by inode: the numbers of descriptors are given again when sockets close."""
+    found = {}
+    for name in os.listdir("/dev/fd"):
+        try:
+            status = os.fstat(int(name))
+        except OSError:  # closed since
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            found[status.st_ino] = int(name)
+    return found
+
+
+def connected(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Returns the sockets among `descriptors` that have a peer, each under a descriptor of its own."""
+    connections = []
+    for descriptor in descriptors:
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError:
+            continue
+        try:
+            connection.getpeername()
+            connections.append(connection)
+        except OSError:  # it listens
+            connection.close()
+    return connections

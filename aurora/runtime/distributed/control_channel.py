@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -126,13 +126,15 @@ class ControlChannel:
         assert answer is not None
         return answer
 
-    def join_epoch(self, epoch: EpochStart, rank_info: RankInfo, groups: int, gpu: RankGpu | None = None) -> EpochGroups:
+    def join_epoch(
+        self, epoch: EpochStart, rank_info: RankInfo, groups: int, gpu: RankGpu | None = None, urgent: Collection[int] = ()
+    ) -> EpochGroups:
         """Makes process groups of an epoch's members; a collective call. See `connect_groups`."""
         rank, timeout_s = epoch.members.index(rank_info.rank), rank_info.timeout_s
         publish, await_value = partial(self._publish, epoch.number), partial(self._await_value, epoch.number, timeout_s)
         return connect_groups(
             lambda: EpochStore(publish, await_value), epoch.number, rank, len(epoch.members), groups, timeout_s, self.stopped,
-            rank_info.host or None, gpu,
+            rank_info.host or None, gpu, urgent,
         )  # fmt: skip
 
     def on_stop(self, abort: Callable[[], None]) -> None:

@@ -1,20 +1,18 @@
 """Epoch's process groups: made without a global group, and broken off at once when the epoch is over."""
 
 import datetime
-import os
 import socket
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.connections import kept_apart
+from aurora.runtime.distributed.connections import connected, kept_apart, marked_urgent, open_sockets
 from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.distributed.epoch_nccl import EpochCommunicators
 
@@ -66,6 +64,7 @@ def connect_groups(
     stopped: threading.Event,
     host: str | None = None,
     gpu: RankGpu | None = None,
+    urgent: Collection[int] = (),
 ) -> EpochGroups:
     """Makes the process groups of an epoch. A collective call: all members of the epoch make it.
 
@@ -78,6 +77,7 @@ def connect_groups(
         stopped: ends the rendezvous when it is set.
         host: this machine's address on which the gloo groups listen; None: that of the interface in GLOO_SOCKET_IFNAME.
         gpu: this member's GPU, for an NCCL communicator with each group; None: there are none.
+        urgent: which gloo groups have packets that are to go before others; see `marked_urgent`.
 
     Raises:
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -87,12 +87,15 @@ def connect_groups(
 
     def connect() -> None:
         store = open_store()
-        before = _sockets()
-        made = [_group(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout_s, host) for group in range(groups)]
+        before = open_sockets()
+        made = []
+        for group in range(groups):
+            with marked_urgent() if group in urgent else nullcontext():
+                made.append(_group(PrefixStore(f"epoch{epoch}/{group}", store), rank, ranks, timeout_s, host))
         with lock:
             if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
-                new = (number for inode, number in _sockets().items() if inode not in before)
-                found.append(EpochGroups(made, _connected(new)))
+                new = (number for inode, number in open_sockets().items() if inode not in before)
+                found.append(EpochGroups(made, connected(new)))
 
     reason = "the epoch was over before all had joined"
     try:
@@ -185,32 +188,3 @@ def _ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) ->
         finally:
             del outcome  # or the error would refer to itself, and keep all that its frames hold until Python looks for cycles
     return True
-
-
-def _sockets() -> dict[int, int]:
-    """This process's socket descriptors by inode: descriptors' numbers are given again when sockets of the last epoch close."""
-    found = {}
-    for name in os.listdir("/dev/fd"):
-        try:
-            status = os.fstat(int(name))
-        except OSError:  # closed since
-            continue
-        if stat.S_ISSOCK(status.st_mode):
-            found[status.st_ino] = int(name)
-    return found
-
-
-def _connected(descriptors: Iterable[int]) -> list[socket.socket]:
-    """The sockets among `descriptors` that have a peer, each under a descriptor of its own."""
-    connections = []
-    for descriptor in descriptors:
-        try:
-            connection = socket.socket(fileno=os.dup(descriptor))
-        except OSError:
-            continue
-        try:
-            connection.getpeername()
-            connections.append(connection)
-        except OSError:  # it listens
-            connection.close()
-    return connections

@@ -4,7 +4,7 @@ import datetime
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.connections import marked_urgent
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 
@@ -79,14 +80,20 @@ def device_of(rank_info: RankInfo) -> str:
     return "cpu"
 
 
-def new_process_group(backend: str, timeout_s: float) -> Any:
+def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> Any:
     """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order.
 
     `NcclTransport` ends the calls that wait for a lost peer, and names it.
+
+    Args:
+        backend: "gloo" or "nccl".
+        timeout_s: seconds to wait for a peer.
+        urgent: whether its packets are to go before others where the network does that; with gloo only.
     """
     if backend == "nccl":
         keep_watchdogs_from_ending_the_process()
-    group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))
+    with marked_urgent() if urgent and backend == "gloo" else nullcontext():
+        group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=timeout_s))
     if backend == "nccl":
         _nccl_groups.append(group)
     return group

@@ -5,13 +5,14 @@ import os
 import socket
 import threading
 import weakref
+from contextlib import ExitStack
 
 import pytest
 from torch.distributed import HashStore
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed import epoch_groups
-from aurora.runtime.distributed.connections import watched
+from aurora.runtime.distributed.connections import URGENT_TOS, marked_urgent, watched
 from aurora.runtime.distributed.epoch_groups import unless_stopped
 
 
@@ -68,7 +69,7 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
     stopped.clear()  # the next epoch, and one of its connections
     ours, others = socket.socketpair()
     taken = []
-    monkeypatch.setattr(epoch_groups, "_connected", lambda descriptors: taken.append(list(descriptors)) or [])
+    monkeypatch.setattr(epoch_groups, "connected", lambda descriptors: taken.append(list(descriptors)) or [])
     go_on.set()
     while not made:
         pass
@@ -122,3 +123,29 @@ def test_an_error_of_a_call_is_raised_and_forgotten():
         assert found() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_packets_of_an_urgent_group_are_marked_but_those_of_a_lighthouse_are_not(monkeypatch, host):
+    made = []
+
+    def group(*_):
+        server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        made.append((socket.create_connection(server.getsockname()[:2]), server.accept()[0], server))
+
+    def marks(connection):
+        options = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if ":" in host else (socket.IPPROTO_IP, socket.IP_TOS)
+        return connection.getsockopt(*options)
+
+    monkeypatch.setattr(epoch_groups, "_group", group)
+    groups = epoch_groups.connect_groups(HashStore, 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
+    assert [[marks(end) for end in of_group] for of_group in made] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
+    with ExitStack() as lighthouse:
+        with marked_urgent():
+            group()
+            lighthouse.enter_context(watched(made[-1][0]))
+        assert [marks(end) for end in made[-1]] == [0, URGENT_TOS, 0]
+    groups.abort()
+    for of_group in made:
+        for end in of_group:
+            end.close()

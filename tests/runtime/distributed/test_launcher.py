@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from aurora.errors import BadInput, RankFailed
+from aurora.runtime.distributed.connections import URGENT_TOS, connected, open_sockets
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.distributed.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
@@ -37,6 +38,19 @@ def stand(rank_info):
     dist.init_process_group = late
     with default_process_group(rank_info):
         return stood_s[0], time.monotonic()
+
+
+def marks(rank_info):
+    """The types of service of the connections of a group that is urgent, and of one that is not."""
+    found = []
+    with default_process_group(rank_info):
+        for urgent in (True, False):
+            before = open_sockets()
+            group = new_process_group("gloo", 60.0, urgent)
+            made = connected(number for inode, number in open_sockets().items() if inode not in before)
+            found.append({end.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) for end in made})
+            group.barrier().wait()
+    return found
 
 
 def complain(rank_info):
@@ -166,6 +180,10 @@ def test_torchruns_variables_make_a_rank_info(monkeypatch):
     monkeypatch.setenv("RANK", "first")
     with pytest.raises(BadInput, match="must be whole numbers"):
         rank_info_from_environment(1.0)
+
+
+def test_packets_of_an_urgent_group_are_marked():
+    assert launch(marks, 2, timeout_s=60.0) == [[{URGENT_TOS}, {0}]] * 2
 
 
 def test_an_error_of_a_rank_that_is_a_thread_comes_when_the_others_have_ended():
