@@ -12,6 +12,10 @@ CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute aw
 HELLO_S = 10.0  # for a new connection to say who it is, and to prove it
 UNACKNOWLEDGED_S = 0.2  # after the first retransmission, which the kernel sends 0.2 s after what it repeats
 URGENT_TOS = 0x10  # of IP packets, "minimise delay": Linux's queues of three bands serve them first, switches if told to
+TYPE_OF_SERVICE = {
+    socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TOS),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
+}  # where it is set, by address family
 
 _kept_apart: set[int] = set()  # inodes
 
@@ -57,12 +61,9 @@ def marked_urgent() -> Iterator[None]:
     yield
     for connection in connected(number for inode, number in open_sockets().items() if inode not in before):
         with connection:
-            if kept_apart(connection):
-                continue
-            if connection.family == socket.AF_INET6:
-                connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, URGENT_TOS)
-            else:
-                connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, URGENT_TOS)
+            option = TYPE_OF_SERVICE.get(connection.family)
+            if option is not None and not kept_apart(connection):
+                connection.setsockopt(*option, URGENT_TOS)
 
 
 def open_sockets() -> dict[int, int]:

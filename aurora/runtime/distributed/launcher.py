@@ -35,7 +35,7 @@ PRELOAD = [
     "aurora.runtime.distributed.launcher",
     "aurora.runtime.elastic_rank",  # with what ranks of every run import
 ]
-GRACE_S = 1.0  # after a first failure, how long to wait for a better explanation from other ranks
+GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a better explanation, or for their end
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from aurora.errors import RankFailed
 from aurora.runtime.distributed import epoch_groups
-from aurora.runtime.distributed.connections import URGENT_TOS, marked_urgent, watched
+from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, watched
 from aurora.runtime.distributed.epoch_groups import unless_stopped
 
 
@@ -134,18 +134,22 @@ def test_packets_of_an_urgent_group_are_marked_but_those_of_a_lighthouse_are_not
         made.append((socket.create_connection(server.getsockname()[:2]), server.accept()[0], server))
 
     def marks(connection):
-        options = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if ":" in host else (socket.IPPROTO_IP, socket.IP_TOS)
-        return connection.getsockopt(*options)
+        return connection.getsockopt(*TYPE_OF_SERVICE[connection.family])
 
+    try:
+        group()
+    except OSError:
+        pytest.skip(f"no socket can be bound to {host} here")
     monkeypatch.setattr(epoch_groups, "_group", group)
     groups = epoch_groups.connect_groups(HashStore, 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
-    assert [[marks(end) for end in of_group] for of_group in made] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
+    assert [[marks(end) for end in of_group] for of_group in made[1:]] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
     with ExitStack() as lighthouse:
         with marked_urgent():
+            pair = socket.socketpair()  # of no network
             group()
             lighthouse.enter_context(watched(made[-1][0]))
         assert [marks(end) for end in made[-1]] == [0, URGENT_TOS, 0]
     groups.abort()
-    for of_group in made:
+    for of_group in [*made, pair]:
         for end in of_group:
             end.close()
