@@ -113,6 +113,6 @@ def build(name, folder, dtype=torch.float32):
 
 
 def load_plain(folder, **options):
-    """The model as transformers loads it, while no rank that is a thread loads one: transformers would stay as it is meanwhile."""
+    """The model as transformers loads it, while no rank that is a thread loads one: two at once leave transformers changed."""
     with LOADING:
         return AutoModelForCausalLM.from_pretrained(folder, **options)
