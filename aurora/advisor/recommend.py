@@ -23,7 +23,7 @@ from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
 USABLE = 0.9  # part of a GPU's memory for weights

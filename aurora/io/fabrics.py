@@ -6,7 +6,7 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io.files import check_keys
 from aurora.types import Fabric, Gpu, Link, leaf_spine, servers
-from aurora.types.fabric import Vertex
+from aurora.types.network import Vertex
 
 
 def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:

@@ -11,7 +11,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io.files import read_text
 from aurora.io.npz import load_npy
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
-from aurora.types.replica_placement import expert_loads
+from aurora.types.placement import expert_loads
 
 
 def load_matrix(path: str | Path) -> IntArray:

@@ -17,7 +17,7 @@ from aurora.errors import BadInput, MissingDependency
 from aurora.models.conventions import NOT_PLACED, call_by_index, find_experts
 from aurora.models.hub import model_folder
 from aurora.planner.workload.model_config import expert_groups, top_k
-from aurora.types.model_identity import ModelIdentity
+from aurora.types.profile import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
 QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads
@@ -133,7 +133,7 @@ class MoeModel:
 def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
     """Returns the sha256 of router weights at each precision of LOADED_AS, with dots between.
 
-    So weights that were loaded at one precision are known again at another; see `aurora.types.model_identity.same_model`.
+    So weights that were loaded at one precision are known again at another; see `aurora.types.profile.same_model`.
 
     Args:
         routers: the weights of the layers' routers, in sequence.

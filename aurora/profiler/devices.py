@@ -15,7 +15,7 @@ from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_gpus
 from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
-from aurora.types.gpu_kind import PCIE_LANE_Bps
+from aurora.types.cluster import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or a stand-in
 INTERVAL_S = 0.1

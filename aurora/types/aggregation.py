@@ -5,7 +5,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aurora.types.value import Value
+from aurora.types.arrays import Value
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from aurora.types.arrays import numbers
-from aurora.types.value import Value
+from aurora.types.arrays import Value, numbers
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,13 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, check_name, counts, gap, layer_numbers, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, gap, layer_numbers, locked, numbers
 from aurora.types.cluster import Cluster
-from aurora.types.fabric import Cut
-from aurora.types.hierarchy import Hierarchy
-from aurora.types.model_identity import ModelIdentity
+from aurora.types.network import Cut
 from aurora.types.options import PlanOptions
 from aurora.types.placement import Placement
-from aurora.types.schedule import Order
-from aurora.types.value import Value
+from aurora.types.profile import ModelIdentity
+from aurora.types.schedule import Hierarchy, Order
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,20 +1,99 @@
-"""Profile: what was measured of one model, that is how its tokens are routed and how long its phases take."""
+"""Profile: measurements of one model: how its tokens are routed, how long its phases take, and what identifies it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, check_name, counts, layer_numbers, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, layer_numbers, numbers
 from aurora.types.cluster import Gpu
-from aurora.types.coactivation import CoActivation
-from aurora.types.model_identity import ModelIdentity
-from aurora.types.token_routing import TokenRouting
-from aurora.types.value import Value
+from aurora.types.token_routing import CoActivation, TokenRouting
+
+PRECISIONS = (0.125, 0.25, 0.5, 1, 2, 4, 8)  # how many times wider a number is than the same number at another precision
+EARLIER = "; profiles of earlier versions know a model at one precision only: if this is the same at another, make them anew"
+
+
+def same_model(found: str, planned: str) -> bool:
+    """Returns whether two fingerprints can belong to one model.
+
+    A fingerprint has a hash of the router weights at each precision that they may be loaded in, with dots between; those of
+    earlier versions have one. One hash in common is enough, because weights that were rounded once are not changed by rounding
+    them again. A synthetic profile has no fingerprint, and fits any model of its shape.
+    """
+    return not found or not planned or not set(found.split(".")).isdisjoint(planned.split("."))
+
+
+def other_weights(found: str, planned: str) -> str:
+    """Returns the end of a sentence that says that two fingerprints belong to different models; empty if they may not."""
+    if same_model(found, planned):
+        return ""
+    return " and other router weights" + ("" if "." in found and "." in planned else EARLIER)
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """The sizes of a model and, where it is known, a digest of its router weights.
+
+    Args:
+        model: the model's name, which proves nothing, because folders are renamed.
+        fingerprint: hashes of its router weights, see `same_model`; empty if there are none to read, as for a synthetic
+            profile.
+        layers: number of MoE layers.
+        experts: experts of a layer.
+        top_k: experts per token.
+        row_bytes: payload bytes of one (token, expert) pair.
+        expert_bytes: bytes of one expert's weights in one layer.
+    """
+
+    model: str
+    fingerprint: str
+    layers: int
+    experts: int
+    top_k: int
+    row_bytes: int
+    expert_bytes: int
+
+    def check_same(self, expected: "ModelIdentity", subject: str) -> None:
+        """Checks that this model can be the expected one.
+
+        Fingerprints with a hash in common are proof. If one is missing, sizes are compared: layers, experts, top-k, and the
+        bytes of experts and rows, which may be those of another precision.
+
+        Args:
+            expected: the model that it should be.
+            subject: what is checked, for the message.
+
+        Raises:
+            BadInput: if it is another model.
+        """
+        found, wanted = ((each.layers, each.experts) for each in (self, expected))
+        shape = (
+            f"{subject}: expected {expected.model!r} with {expected.layers} MoE layers of {expected.experts} experts, "
+            f"found {self.layers} of {self.experts}"
+        )
+        if found != wanted:
+            raise BadInput(shape)
+        if self.fingerprint and expected.fingerprint:
+            if other := other_weights(self.fingerprint, expected.fingerprint):
+                raise BadInput(f"{shape}{other}")
+            return
+        wider = self.row_bytes / expected.row_bytes if expected.row_bytes else float(self.row_bytes == 0)
+        alike = self.expert_bytes * expected.row_bytes == expected.expert_bytes * self.row_bytes and wider in PRECISIONS
+        if self.top_k != expected.top_k or not alike:
+            raise BadInput(
+                f"{shape}, but expected top-{expected.top_k}, rows of {expected.row_bytes} and experts of "
+                f"{expected.expert_bytes} bytes, found top-{self.top_k}, {self.row_bytes} and {self.expert_bytes}; sizes are "
+                "compared because a fingerprint is missing"
+            )
+
+    def proves(self, other: "ModelIdentity") -> bool:
+        """Returns whether both have a fingerprint, so that `check_same` compared more than sizes."""
+        return bool(self.fingerprint and other.fingerprint)
+
 
 STAGES = ("prefill", "decode")
 PHASES = ("gate", "expert", "aggregate")
@@ -278,3 +357,65 @@ class Profile(Value):
         if phase == OVERHEAD and phase not in phases:
             return np.zeros(np.shape(tokens))
         return phases[phase](tokens) / speed
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComputeCurves(Value):
+    """Compute curves of GPU kinds, measured for one model, to be added to its profiles.
+
+    Attributes:
+        model: the model's name.
+        fingerprint: a hash of its router weights; empty if unknown.
+        top_k: experts per token.
+        row_bytes: bytes of one token's hidden state, which tells width and precision.
+        expert_bytes: bytes of one expert's weights.
+        kinds: by GPU kind, a Curve for each of PHASES, and for OVERHEAD if it was measured, as in a Profile.
+        provenance: how each kind was measured.
+    """
+
+    model: str
+    fingerprint: str
+    top_k: int
+    row_bytes: int
+    expert_bytes: int
+    kinds: CurvesByKind
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        what = f"curves of {self.model!r}"
+        for name in (self.model, self.fingerprint, *self.kinds):
+            check_name(f"{what}: model, fingerprint and kinds", name)
+        for name in ("top_k", "row_bytes", "expert_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise BadInput(f"{what}: {name} must be a whole number above zero, found {value}")
+        if not self.kinds:
+            raise BadInput(f"{what}: expected at least one GPU kind, found none")
+        for kind, phases in self.kinds.items():
+            if missing := [phase for phase in PHASES if phase not in phases]:
+                raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
+
+    @overload
+    def into(self, other: Profile) -> Profile: ...
+    @overload
+    def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
+    def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
+        """Returns `other` with these kinds added; a kind that it already has is replaced. Its first kind stays the reference.
+
+        Raises:
+            BadInput: if `other` is of another model, or of the same at another precision.
+        """
+        theirs = other.dispatch_bytes if isinstance(other, Profile) else other.row_bytes
+        if not same_model(self.fingerprint, other.fingerprint):
+            raise BadInput(f"curves of {self.model!r}: measured on other router weights than those of {other.model!r}")
+        found = (self.top_k, self.row_bytes, self.expert_bytes)
+        if found != (expected := (other.top_k, theirs, other.expert_bytes)):
+            raise BadInput(
+                f"curves of {self.model!r}: expected top-{expected[0]}, rows of {expected[1]} and experts of {expected[2]} "
+                f"bytes, as {other.model!r} has, found top-{found[0]}, {found[1]} and {found[2]}: another model or another "
+                "precision"
+            )
+        provenance = {**other.provenance, **self.provenance}
+        if isinstance(other, Profile):
+            return replace(other, curves={**other.curves, **self.kinds}, provenance=provenance)
+        return replace(other, kinds={**other.kinds, **self.kinds}, provenance=provenance)

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from aurora.types.arrays import IntArray
-from aurora.types.hierarchy import Hierarchy
+from aurora.types.arrays import IntArray, Value
 from aurora.types.placement import Placement
-from aurora.types.schedule import Order
-from aurora.types.value import Value
+from aurora.types.schedule import Hierarchy, Order
 
 BARRIERS = ("gpu", "global", "none")  # which ranks a phase waits for in a simulation; see `aurora.simulate`
 TIME_SLICES = ("exchange", "layer", "step")  # a model holds a port for one all-to-all, a combine and the next dispatch, a pass

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers
 from aurora.types.option_checks import above_zero, zero_or_more
-from aurora.types.value import Value
 
 MOST_REQUESTS = 1_000_000  # of one simulation
 

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, check_name, counts, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, locked, numbers
 from aurora.types.control import ControlReport
-from aurora.types.value import Value
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
 COMPUTE_PHASES = ("gate", "expert", "aggregate", "head")  # in which a rank's GPU computes

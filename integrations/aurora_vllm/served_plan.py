@@ -22,7 +22,7 @@ from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.runtime.order_calibration import with_servers
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
-from aurora.types.model_identity import other_weights
+from aurora.types.profile import other_weights
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {

@@ -33,7 +33,7 @@ from aurora.planner.network.lower_bounds import fluid_bound
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}

@@ -26,7 +26,7 @@ from aurora.io.engine_records import load_records
 from aurora.planner.schedule_model import schedule_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 
 pytestmark = [
     pytest.mark.skipif(

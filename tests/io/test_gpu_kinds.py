@@ -8,7 +8,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_gpus, shipped
-from aurora.types.gpu_kind import PCIE_LANE_Bps
+from aurora.types.cluster import PCIE_LANE_Bps
 
 RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gpu_moe_aiconfigurator"
 ROW = """

@@ -14,7 +14,7 @@ from aurora.errors import BadInput
 from aurora.io import npz
 from aurora.io import routing_dumps as dumps
 from aurora.profiler.import_routing import import_profile
-from tests.types.test_coactivation import CoActivation
+from tests.types.test_token_routing import CoActivation
 
 CONFIG = {
     "model_type": "tiny", "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,

@@ -47,7 +47,7 @@ from aurora.types import (
     Profile,
     RunOptions,
 )
-from aurora.types.fabric import Cut, servers
+from aurora.types.network import Cut, servers
 from tests.runtime.test_run import FLAT, differences, hierarchical, plan_for, prompts_for
 
 EAGER = ControlOptions(loss=0.0, period_s=0.005)

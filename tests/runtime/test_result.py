@@ -8,7 +8,7 @@ import numpy as np
 from aurora.runtime.result import Answers, RankResult, RunConditions, Token, measured_trace, merge_answers
 from aurora.runtime.token_times import TokenTimes
 from aurora.types import Curve, Profile, TokenRouting
-from aurora.types.coactivation import CoActivation
+from aurora.types.token_routing import CoActivation
 from tests.conftest import cluster
 
 

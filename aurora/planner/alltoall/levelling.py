@@ -7,7 +7,7 @@ from numba import njit
 
 from aurora.types import Hierarchy, Network
 from aurora.types.arrays import IntArray
-from aurora.types.hierarchy import MOST_ROWS
+from aurora.types.schedule import MOST_ROWS
 
 
 def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:

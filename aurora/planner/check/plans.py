@@ -9,7 +9,7 @@ from numba import njit
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, ModelPlan, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.fabric import named
+from aurora.types.network import named
 
 SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly
 EPS = float(np.finfo(np.float64).eps)

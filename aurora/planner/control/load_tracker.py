@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.workload.forecast import shrunk_shares
 from aurora.types.arrays import FloatArray
-from aurora.types.replica_placement import expert_loads
+from aurora.types.placement import expert_loads
 
 CHANGE = 5.0  # times what windows usually differ by, above which traffic has changed
 FIRST_EFFECT = 4.0  # times what single tokens would differ by, that windows differ by at least until FEW have been compared

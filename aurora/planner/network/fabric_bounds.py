@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aurora.planner.network.routes import route
 from aurora.types import Cut, Fabric, Network
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.fabric import named
+from aurora.types.network import named
 
 SLACK = 1e-9  # relative, where a float sum must not count as progress
 EXACT = 2**40  # units of a byte: push-relabel needs integer flows

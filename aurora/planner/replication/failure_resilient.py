@@ -27,7 +27,7 @@ from aurora.planner.replication.replica_counts import (
 from aurora.planner.replication.survival_probability import relative_odds, survival
 from aurora.types import FailureDomains, PlanOptions, ResilientPlacement
 from aurora.types.arrays import IntArray
-from aurora.types.replica_placement import expert_loads
+from aurora.types.placement import expert_loads
 
 DEFAULT = "aurora"
 KICKS = 60  # random restarts of the swap local search

@@ -25,7 +25,7 @@ from aurora.planner.layers_in_threads import of_layers
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
 from aurora.types.placement import EMPTY_INT64 as EMPTY
-from aurora.types.replica_placement import expert_loads
+from aurora.types.placement import expert_loads
 
 LEAST_RELIEF = 1e-9  # relative: a smaller one is none
 LARGE = 0.5  # of the target time: experts with larger replicas may be divided further

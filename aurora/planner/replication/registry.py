@@ -26,8 +26,7 @@ from aurora.planner.replication.replica_counts import checked_counts
 from aurora.planner.replication.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray, read_only
-from aurora.types.placement import EMPTY
-from aurora.types.replica_placement import expert_loads
+from aurora.types.placement import EMPTY, expert_loads
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]

@@ -9,7 +9,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.levelling import carriers, level_from
 from aurora.types import Hierarchy, Network, servers
-from aurora.types.hierarchy import MOST_ROWS
+from aurora.types.schedule import MOST_ROWS
 
 
 @st.composite

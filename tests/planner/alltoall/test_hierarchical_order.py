@@ -12,7 +12,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Hierarchy, Network
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 
 NIC_BPS, INSIDE_BPS = 1.0, 9.0
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, spread, two_tier_bound
 from aurora.types import Network
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 from tests.strategies import traffics_on_ports
 
 COSTS = st.tuples(st.integers(1, 3), st.integers(0, 4)).flatmap(

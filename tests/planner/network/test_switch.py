@@ -12,7 +12,7 @@ from aurora.planner.check.plans import check_schedule
 from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
 from aurora.planner.network.switch import Switch
 from aurora.types import Network, Order
-from aurora.types.fabric import servers
+from aurora.types.network import servers
 from tests.planner.network.rates import fair_rates, rates_of
 from tests.planner.network.reference_switch import slow_rows
 from tests.strategies import RATES, fabrics, traffics_on_ports
