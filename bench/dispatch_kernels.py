@@ -23,8 +23,9 @@ from torch import nn
 import aurora
 from aurora.io import shipped
 from aurora.models.loading import load_model
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layouts import RowPerExpert, RowPerRank
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.distributed.nccl import NcclTransport

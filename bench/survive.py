@@ -15,9 +15,9 @@ from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from aurora.moe.expert_map import LocalFirst
 from aurora.planner.check.replicas import check_resilient
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, survive
-from aurora.runtime.replica_selection import LocalFirst
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases
 

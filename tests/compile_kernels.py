@@ -66,7 +66,7 @@ def order_servers() -> None:
 
 
 def layouts() -> None:
-    import_module("aurora.runtime.permutation_cpu")  # compiled where it is imported
+    import_module("aurora.moe.permutation_cpu")  # compiled where it is imported
 
 
 # The first takes longest, and what it compiles last (orders, the simulator) others compile before it gets there.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora.io import load_gpus
+from aurora.moe.transport import Transport
 from aurora.planner.network.link_fit import fit_link
 from aurora.planner.network.server_clusters import find_servers
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
@@ -26,7 +27,6 @@ from aurora.runtime.distributed.process_groups import (
     device_of,
     rank_info_from_environment,
 )
-from aurora.runtime.distributed.transport import Transport
 from aurora.types import GpuKind, Order, TransferCurve
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
+from aurora.moe.transport import StreamWork, ThreadWork, Transport, lost_others
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
-from aurora.runtime.distributed.transport import StreamWork, ThreadWork, Transport, lost_others
 from aurora.types import Network, Order
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from aurora.moe.expert_map import ExpertMap
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.move_sequence import Move
 from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.workload.traffic import tokens_to_gpus
-from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.types import Exchange, Network, Op, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

@@ -1,6 +1,7 @@
 """Expert-parallel replacement of a MoE layer's experts module: performs the layer's operations over all ranks."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -10,20 +11,24 @@ from torch import nn
 from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
-from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
-from aurora.runtime.hierarchical_layout import RowPerServer
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layer import MoeLayer
+from aurora.moe.layouts import Layout
+from aurora.moe.transport import ExchangeStep
 from aurora.runtime.layer_context import LayerContext
-from aurora.types import Barrier, Compute, Exchange, Op, Placement
+from aurora.types import Exchange, Op, Placement
+from aurora.types.arrays import IntArray
 from aurora.types.program import hierarchy_of
 
 MIN_CHUNK_ROWS = 64  # between two preemption points
 LEAST_CHUNK_ROWS = 4  # the same of a batch model beside an interactive one
 
 
-class DistributedExperts(nn.Module):
+class DistributedExperts(MoeLayer, nn.Module):
     """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
-    `perform` must be called before the first forward pass.
+    A MoeLayer in a LayerContext, which records its phases, and shares GPU and port with other models. `perform` must be called
+    before the first forward pass.
 
     Attributes:
         local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
@@ -60,14 +65,12 @@ class DistributedExperts(nn.Module):
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
         """
         self.ops, self._layer, self._context = ops, layer, context
-        self._rank = context.transport.rank
-        self._deduplicate = deduplicate
         self._chunk_rows = self._least_rows = LEAST_CHUNK_ROWS if context.yields else MIN_CHUNK_ROWS
-        self._hierarchy = hierarchy_of(ops)
-        slots_G = placement.slots_LG[layer]
+        hierarchy, rank, slots_G = hierarchy_of(ops), context.transport.rank, placement.slots_LG[layer]
+        self.hierarchical, self.deduplicate = hierarchy is not None, deduplicate
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
-        expert_map = ExpertMap(slots_G, self._rank, split_EG, local_first, self._hierarchy)
-        self.place(expert_map.to(next(self.local.parameters()).device), slots_G[self._rank])
+        expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
+        self.place(expert_map.to(next(self.local.parameters()).device), slots_G[rank])
 
     def place(
         self,
@@ -118,50 +121,38 @@ class DistributedExperts(nn.Module):
         """
         context, layer = self._context, self._layer
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        arrived = answers = out = torch.empty(0)
-        for op in self.ops:
-            match op:
-                case Compute("gate"):  # what transformers did since the last layer
-                    context.recorder.route(top_k_index, context.mask)
-                    context.count_tokens(top_k_index, layer)
-                    tokens_SE = None
-                    if self.expert_map.needs_all_counts:
-                        tokens_E = self.expert_map.count(top_k_index, context.mask)
-                        context.stop_compute("gate", layer)  # a rank that waits for others does not hold its GPU
-                        tokens_SE = context.gather_counts(tokens_E, layer)
-                        context.start_compute()
-                    tokens = (self.expert_map, rows, top_k_index, top_k_weights, context.mask, tokens_SE)
-                    layout = self._layout_kind(top_k_index.shape[1])(*tokens)
-                    context.stop_compute("gate", layer)
-                case Barrier():
-                    counts = context.gather_counts(layout.counts, layer)
-                    if isinstance(layout, RowPerServer):
-                        flat_RR = layout.flat_counts(counts)
-                        if not context.over_servers(flat_RR.numpy(), _row_bytes(layout.rows)):
-                            layout, counts = RowPerRank(*tokens), flat_RR
-                    layout.gathered(counts)
-                case Exchange("dispatch"):
-                    with context.exchanging(layer, op, layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:
-                        arrived = layout.dispatch(exchange)
-                case Compute("expert"):
-                    with context.computing("expert", layer):
-                        arrived = layout.compute(arrived, self._compute_in_chunks if context.preemptible else self.local)
-                case Exchange("combine"):
-                    back_SRR = layout.sizes_SRR.swapaxes(1, 2)
-                    with context.exchanging(layer, op, back_SRR, _row_bytes(arrived)) as exchange:
-                        answers = layout.combine(arrived, exchange)
-                case Compute("aggregate"):
-                    with context.computing("aggregate", layer):
-                        out = layout.aggregate(answers)
+        context.recorder.route(top_k_index, context.mask)
+        context.count_tokens(top_k_index, layer)
+        experts = self._compute_in_chunks if context.preemptible else self.local
+        out = self.outputs(rows, top_k_index, top_k_weights, experts, context.mask)
         context.start_compute()
         context.layers_done = layer + 1
         return out.view(hidden_states.shape)
 
-    def _layout_kind(self, top_k: int) -> type[RowPerExpert | RowPerRank]:
-        """The dispatch layout for tokens that choose top_k experts."""
-        if self._hierarchy is not None:
-            return RowPerServer
-        return RowPerRank if self._deduplicate and top_k > 1 else RowPerExpert
+    def gather_loads(self, tokens_E: torch.Tensor) -> torch.Tensor:
+        """Gathers what all ranks' tokens chose, without the GPU: a rank that waits for others does not hold it."""
+        self._context.stop_compute("gate", self._layer)
+        gathered = self._context.gather_counts(tokens_E, self._layer)
+        self._context.start_compute()
+        return gathered
+
+    def gather_counts(self, layout: Layout) -> torch.Tensor:
+        """Ends the gate, and gathers the row counts of all ranks; see `MoeLayer.gather_counts`."""
+        self._context.stop_compute("gate", self._layer)
+        return self._context.gather_counts(layout.counts, self._layer)
+
+    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns whether the batch goes over servers; see `LayerContext.over_servers`."""
+        return self._context.over_servers(flat_RR, row_bytes)
+
+    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
+        """Context manager of the layer's dispatch or combine; see `LayerContext.exchanging`."""
+        op = next(op for op in self.ops if isinstance(op, Exchange) and op.phase == phase)
+        return self._context.exchanging(self._layer, op, rows_SRR, row_bytes)
+
+    def computing(self, phase: str) -> AbstractContextManager[None]:
+        """Context manager of a phase in which this rank has its GPU; see `LayerContext.computing`."""
+        return self._context.computing(phase, self._layer)
 
     def _compute_in_chunks(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Computes `local` with preemption points: a chunk takes about `preemption_s`, judged by an earlier one.
@@ -198,7 +189,3 @@ class DistributedExperts(nn.Module):
         """Takes part in the layer's exchanges without tokens; `like` (1, H) gives dtype, device and width of a hidden state."""
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))
-
-
-def _row_bytes(rows: torch.Tensor) -> int:
-    return rows.shape[1] * rows.element_size()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from aurora.errors import RankFailed
+from aurora.moe.transport import Transport
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.planner.migration.survivors import ExpertTransfer, HeldML
 from aurora.runtime.change_preparation import compile_orders
@@ -26,7 +27,6 @@ from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.distributed.shaped import tcp_transports
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.expert_moves import WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.slice_sequence import piece
-from aurora.runtime.dispatch_layout import ExchangeStep
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.port_arbiter import PortArbiter
 
 

@@ -5,8 +5,8 @@ from typing import Protocol
 
 import torch
 
+from aurora.moe.expert_map import ExpertMap
 from aurora.planner.migration.survivors import ExpertTransfer
-from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.types import Op
 
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name

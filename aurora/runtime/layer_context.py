@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from aurora.errors import BadInput, RankFailed
+from aurora.moe.transport import ExchangeStep, Observe, Transport
 from aurora.planner.slice_sequence import slices_of
-from aurora.runtime.dispatch_layout import ExchangeStep
-from aurora.runtime.distributed.transport import Observe, Transport
 from aurora.runtime.exchange_slices import in_slices
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder

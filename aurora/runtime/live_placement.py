@@ -24,13 +24,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Decision
 from aurora.planner.control.move_sequence import Move
 from aurora.planner.migration.survivors import ExpertTransfer
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, fill, slots_G
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights
 from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Network, Op, Order, Placement

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.types import Cluster, servers
 from aurora.types.arrays import BoolArray
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from aurora.moe.transport import Transport
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.runtime.distributed.transport import Transport
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
 from aurora.types.arrays import FloatArray, IntArray
 

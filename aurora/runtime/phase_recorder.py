@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from aurora.runtime.distributed.transport import Observe
+from aurora.moe.transport import Observe
 from aurora.runtime.result import Routing
 from aurora.runtime.timers import HostTimer, Timer
 from aurora.types import TraceRecorder

@@ -16,6 +16,7 @@ from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.models.shared_weights import with_same_weights
+from aurora.moe.transport import Transport, lost_others
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.change_preparation import compile_orders
@@ -26,7 +27,6 @@ from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import nccl_transport
 from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
 from aurora.runtime.distributed.shaped import tcp_transports
-from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.network_measurement import measured_network

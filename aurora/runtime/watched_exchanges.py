@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.runtime.order_watch import OrderWatch
 from aurora.types import Order
 from aurora.types.arrays import IntArray

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from aurora.errors import BadInput, RankFailed
+from aurora.moe.transport import Transport
 from aurora.runtime.distributed.commit_rule import Settlement, Version
 from aurora.runtime.distributed.elastic_steps import StateLost
 from aurora.runtime.distributed.member import Epoch
 from aurora.runtime.distributed.pauses import Pause
-from aurora.runtime.distributed.transport import Transport
 from aurora.training.checkpoint import CheckpointWriter, check_same_training, newest_checkpoint, read_experts, restore
 from aurora.training.export import export_model
 from aurora.training.migration import held_by_all, send_dense

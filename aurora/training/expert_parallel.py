@@ -1,22 +1,21 @@
 """Expert-parallel replacement of a MoE layer's experts module in training: tokens travel forward, and gradients back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from aurora.runtime.dispatch_layout import ExpertMap, apply_experts, exchange_rows
-from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.permutation_cpu import sum_by_rank
-from aurora.runtime.token_permutation import exact_dtype, gather_rows, permutation_by_expert, weighted_sum
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layer import MoeLayer
+from aurora.moe.layouts import Layout, RowPerExpert, exchange_rows
+from aurora.moe.permutation import exact_dtype, weighted_sum
+from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
-from aurora.types.arrays import IntArray
 
 
-class ExpertParallel(nn.Module):
+class ExpertParallel(MoeLayer, nn.Module):
     """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
     The replicas of an expert share the tokens of all ranks, a rank's own first. `serve` must be called before the first forward
@@ -50,7 +49,7 @@ class ExpertParallel(nn.Module):
             order: the order of the dispatch; the combine and the gradients' exchanges are in the same or the reversed order.
             transport: carries tokens and gradients between the ranks.
         """
-        self._map, self._order, self._transport = expert_map, order, transport
+        self.expert_map, self.transport, self._order = expert_map, transport, order
         self._expert_P = np.array([expert for held in slots_G for expert in held], dtype=np.int64)
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
@@ -59,72 +58,85 @@ class ExpertParallel(nn.Module):
         A collective call: all ranks make it. So is the backward pass through it.
         """
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        tokens_SE = None
-        if self._map.needs_all_counts:
-            tokens_SE = self._transport.gather(self._map.count(top_k_index, None))
-        physical_NK = self._map.physical_experts(top_k_index, None, tokens_SE)
-        counts_P, token_X, row_NK = permutation_by_expert(physical_NK, self._map.num_physical)
-        counts_RP = self._transport.gather(counts_P).numpy()
-        np.add.at(self.tokens_E, self._expert_P, counts_RP.sum(axis=0))
-        routed = _RoutedRows(self._transport, self._order, sum_by_rank(counts_RP, self._map.first_R), token_X, row_NK)
-        arrived = _DispatchedRows.apply(rows, routed)  # type: ignore[no-untyped-call]
-        slots_X = np.repeat(self._map.arrival_slots, counts_RP[:, self._map.local].ravel())
-        answers = apply_experts(self.local, arrived, torch.from_numpy(slots_X).to(rows.device))
-        returned = _ReturnedRows.apply(answers, routed)  # type: ignore[no-untyped-call]
-        exact = exact_dtype(rows.dtype)
-        answers = returned.index_select(0, row_NK.flatten()).view(*row_NK.shape, -1).to(exact)
-        out: torch.Tensor = (answers * top_k_weights[..., None].to(exact)).sum(dim=1)
-        return out.to(rows.dtype).view(hidden_states.shape)
+        return self.outputs(rows, top_k_index, top_k_weights, self.local).view(hidden_states.shape)
+
+    def order(self, phase: str) -> Order:
+        """Returns the order of tokens on their way to experts, or back."""
+        return self._order if phase == "dispatch" else self._order.reversed
+
+    def layout_kind(self, top_k: int) -> type[Layout]:
+        """Returns the layout whose rows gradients travel through."""
+        return DifferentiableRows
+
+    def gather_counts(self, layout: Layout) -> torch.Tensor:
+        """Gathers the row counts of all ranks, and adds them to `tokens_E`."""
+        counts_RP = super().gather_counts(layout)
+        np.add.at(self.tokens_E, self._expert_P, counts_RP.sum(dim=0).numpy())
+        return counts_RP
 
 
-@dataclass(frozen=True)
-class _RoutedRows:
-    """One batch of a layer on its way to experts and back, a row for each (token, expert) pair, sorted by physical expert."""
+class DifferentiableRows(RowPerExpert):
+    """Layout of one row per (token, expert) pair, through which gradients go back."""
 
-    transport: Transport
-    order: Order  # of the way to the experts
-    sizes_RR: IntArray  # (R, R) the rows from each rank (row) to each rank (column)
-    token_X: torch.Tensor  # (X,) the token of each row of this rank
-    row_NK: torch.Tensor  # (N, K) the row of each choice
+    def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
+        self._hidden = hidden
+        with torch.no_grad():
+            super()._lay_out(hidden, weights, physical_NK)
+
+    def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the rows (X, H) that arrive for this rank's experts; their gradients come back, summed by token."""
+        self._to_experts = exchange
+        arrived: torch.Tensor = _DispatchedRows.apply(self._hidden, self)  # type: ignore[no-untyped-call]
+        del self._hidden, self.rows  # as a graph keeps this
+        return arrived
+
+    def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the answers (X, H) to this rank's rows; their gradients go the way that tokens went."""
+        self._to_tokens = exchange
+        returned: torch.Tensor = _ReturnedRows.apply(answers, self)  # type: ignore[no-untyped-call]
+        return returned
+
+    def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
+        """Returns (N, H): the answers weighted and summed by token, in at least float32."""
+        exact = exact_dtype(answers.dtype)
+        answers_NKH = answers.index_select(0, self._row_NK.flatten()).view(*self._row_NK.shape, -1).to(exact)
+        summed: torch.Tensor = (answers_NKH * self._weights[..., None].to(exact)).sum(dim=1)
+        return summed.to(answers.dtype)
 
     def to_experts(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows that arrive for this rank's experts."""
-        return self._exchanged(rows, self.sizes_RR, self.order)
+        """Returns the rows that arrive for this rank's experts, from this rank's rows (X, H) for others'."""
+        return exchange_rows(self._to_experts, rows.contiguous(), self.sizes_SRR[0], self._map.rank)
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows that come back for this rank's tokens."""
-        return self._exchanged(rows, self.sizes_RR.T, self.order.reversed)
+        """Returns the rows that come back for this rank's tokens, from this rank's experts' rows (X, H)."""
+        return exchange_rows(self._to_tokens, rows.contiguous(), self.sizes_SRR[0].T, self._map.rank)
 
-    def _exchanged(self, rows: torch.Tensor, sizes_RR: IntArray, order: Order) -> torch.Tensor:
-        def step(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
-            self.transport.exchange(order, sends, recvs, lambda *_: None)
-
-        return exchange_rows(step, rows.contiguous(), sizes_RR, self.transport.rank)
+    def summed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns (N, H): rows (X, H) of this rank, summed by token."""
+        return weighted_sum(rows, self._row_NK)
 
 
 class _DispatchedRows(torch.autograd.Function):
     """Hidden states (N, H) -> rows at their experts (X, H). Gradients come back and are summed by token."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, routed: _RoutedRows) -> torch.Tensor:
-        ctx.routed = routed
-        rows = hidden.new_empty(len(routed.token_X), hidden.shape[1])
-        gather_rows(hidden, routed.token_X, rows)
-        return routed.to_experts(rows)
+    def forward(ctx: Any, hidden: torch.Tensor, layout: DifferentiableRows) -> torch.Tensor:
+        ctx.layout = layout
+        return layout.to_experts(layout.rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return weighted_sum(ctx.routed.to_tokens(gradients[0]), ctx.routed.row_NK), None
+        return ctx.layout.summed(ctx.layout.to_tokens(gradients[0])), None
 
 
 class _ReturnedRows(torch.autograd.Function):
     """Answers at their experts (X, H) -> answers at their tokens (X, H). Gradients go the way that tokens went."""
 
     @staticmethod
-    def forward(ctx: Any, answers: torch.Tensor, routed: _RoutedRows) -> torch.Tensor:
-        ctx.routed = routed
-        return routed.to_tokens(answers)
+    def forward(ctx: Any, answers: torch.Tensor, layout: DifferentiableRows) -> torch.Tensor:
+        ctx.layout = layout
+        return layout.to_tokens(answers)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return ctx.routed.to_experts(gradients[0]), None
+        return ctx.layout.to_experts(gradients[0]), None

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from aurora.errors import BadInput
 from aurora.models.hub import model_folder
 from aurora.models.loading import LOADING, load_transformers
+from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.transport import Transport
 from aurora.training.state import TrainState
 from aurora.training.tensor_exchange import exchange_tensors
 from aurora.types import Network, Placement

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.training.tensor_exchange import exchange_tensors
 from aurora.types import Order
 

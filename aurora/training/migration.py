@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.survivors import ExpertTransfer, expert_transfers, transfer_bytes
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.expert_moves import WeightMessages
 from aurora.training.state import ExpertState, LayerState, TrainState
 from aurora.training.tensor_exchange import exchange_tensors

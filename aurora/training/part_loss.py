@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from aurora.models.loading import MoeModel
-from aurora.runtime.token_permutation import exact_dtype
+from aurora.moe.permutation import exact_dtype
 from aurora.training.data import GlobalBatches
 from aurora.training.precision import Float64Throughout
 from aurora.training.router_loss import RouterLoss, router_loss_weight

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from aurora.moe.transport import Transport
 from aurora.planner.control.controller import Controller
 from aurora.planner.control.plan_controller import load_cost_G, slots_in_use
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.registry import best_divided
-from aurora.runtime.distributed.transport import Transport
 from aurora.types import Cluster, ControlOptions, Placement
 from aurora.types.arrays import FloatArray, IntArray
 

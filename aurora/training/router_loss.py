@@ -7,7 +7,7 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
-from aurora.runtime.token_permutation import exact_dtype
+from aurora.moe.permutation import exact_dtype
 
 
 def router_loss_weight(model: MoeModel, wanted: float | None) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.moe.transport import Transport
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch, launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
@@ -18,7 +19,6 @@ from aurora.runtime.distributed.process_groups import (
     new_process_group,
     rank_info_from_environment,
 )
-from aurora.runtime.distributed.transport import Transport
 from aurora.training.checkpoint import begun_checkpoints
 from aurora.training.coded_gradients import code_of
 from aurora.training.coded_run import train_coded

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aurora.models.loading import MoeModel, expert_parameters
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.training.expert_parallel import ExpertParallel
 from aurora.training.gradients import Holders, sum_over_holders
 from aurora.types import Order, Placement, TrainOptions

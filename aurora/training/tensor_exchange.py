@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.types import Order
 
 

@@ -13,9 +13,9 @@ import torch
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel
 from aurora.models.own_weights import load_without_experts
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.dispatch_layout import ExpertMap
-from aurora.runtime.distributed.transport import Transport
 from aurora.training.data import GlobalBatches
 from aurora.training.migration import HeldL, held_by_all, move_experts, next_placement, tell_placement
 from aurora.training.part_loss import PartLoss, set_exact_kernels

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aurora.errors import BadInput
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.training.checkpoint import CheckpointWriter, check_same_training, newest_checkpoint, remove_newer, restore
 from aurora.training.export import export_model
 from aurora.training.result import CHECKPOINTS, LOG, MODEL, CommittedStep, TrainResult, committed_step, log_step

@@ -19,8 +19,8 @@ if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
     sys.exit("bench/gpu/dispatch_kernels.py: expected a CUDA device and Triton, found none; nothing was measured.")
 
 import aurora
-from aurora.runtime import permutation_triton
-from aurora.runtime.token_permutation import weighted_sum
+from aurora.moe import permutation_triton
+from aurora.moe.permutation import weighted_sum
 
 ROWS, WIDTH, TOP_K = 8192, 7168, 8
 

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from hosts import QUIET_S, TORCH, join, start_together
 
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.lower_bounds import deduplicated_two_tier_bound
 from aurora.planner.network.schedule_time import timed_steps
-from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.network_measurement import measured_network
-from aurora.runtime.token_permutation import MessageFormat
 from aurora.types import Cluster, Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 

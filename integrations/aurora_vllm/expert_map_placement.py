@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 import torch
 
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.transport import Transport
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, plan_controller
 from aurora.runtime.control_loop import ControlLoop
-from aurora.runtime.dispatch_layout import ExpertMap
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.choice_counter import ChoiceCounter

@@ -4,17 +4,17 @@ that is measured to be fastest, or one made per batch."""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layer import MoeLayer
+from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
+from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
-from aurora.runtime.distributed.transport import Transport
-from aurora.runtime.hierarchical_layout import RowPerServer
 from aurora.runtime.watched_exchanges import WatchedExchanges
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
@@ -22,17 +22,6 @@ from aurora_vllm.time_slices import TimeSlices
 
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
 ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
-
-
-@dataclass
-class DispatchedBatch:
-    """A layer's batch between dispatch and combine."""
-
-    layout: RowPerRank  # which token's row goes to which rank
-    combine_order: Order  # the order of the combine
-    received: int  # number of rows that came to this rank
-    tokens_G: IntArray  # (G,) how many choices of all ranks' own tokens each rank computes
-    aggregate_s: float = 0.0  # seconds of the weighted sum at the end; set by `combine`
 
 
 class LayerAllToAll:
@@ -58,6 +47,8 @@ class LayerAllToAll:
 
     Attributes:
         planned_orders: as given; others may take their place between two batches.
+        at_once: the orders of a small batch.
+        expert_map: by which tokens are sent; `place` sets another one.
     """
 
     def __init__(
@@ -73,13 +64,13 @@ class LayerAllToAll:
         device: torch.device,
         watched: WatchedExchanges | None = None,
     ) -> None:
-        self._layer, self._transport, self._time_slices, self._report = layer, transport, time_slices, report
-        self._hierarchy, self._watched, self._device = hierarchy, watched, device
+        self.layer, self.transport, self.time_slices, self.report = layer, transport, time_slices, report
+        self.hierarchy, self.watched, self._device = hierarchy, watched, device
         self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
-        self._network = Network.equal(transport.ranks) if network is None else network
+        self.network = Network.equal(transport.ranks) if network is None else network
         no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
-        at_once = ORDER["all-at-once"](no_bytes_GG, self._network, rng=np.random.default_rng(0))
-        self._at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
+        at_once = ORDER["all-at-once"](no_bytes_GG, self.network, rng=np.random.default_rng(0))
+        self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
     def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
         """Sends tokens by another expert map from the next batch on.
@@ -88,13 +79,13 @@ class LayerAllToAll:
             expert_map: of all ranks.
             local: the experts of this rank, in the sequence of its weights.
         """
-        self._expert_map = expert_map
+        self.expert_map = expert_map
         remote = next((expert for expert in range(expert_map.num_physical) if expert not in local), 0)
         self._expert_S = torch.tensor([*local, remote], device=self._device)  # the last stands for choices of other ranks
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DispatchedBatch]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, "DispatchedBatch"]:
         """Sends this rank's tokens to the ranks of their experts. A collective call: all ranks make it.
 
         Args:
@@ -107,32 +98,15 @@ class LayerAllToAll:
             and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that is not
             on this rank.
         """
-        began_s = time.perf_counter()
-        tokens = (self._expert_map, hidden, index.long(), weights, None)
-        layout: RowPerRank = RowPerRank(*tokens) if self._hierarchy is None else RowPerServer(*tokens)
-        tokens_R = torch.bincount(layout.rank_NK[own_rows].flatten(), minlength=self._transport.ranks)
-        mine = torch.cat([tokens_R, layout.counts])
-        gathered = self._transport.gather(mine) if self._watched is None else self._watched.gather(self._transport, mine)
-        tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
-        row_bytes = layout.rows.shape[1]
-        flat_RR = layout.flat_counts(counts) if isinstance(layout, RowPerServer) else counts
-        small = _is_small(flat_RR.numpy() * row_bytes)
-        if isinstance(layout, RowPerServer) and (small or not self._over_servers(flat_RR, row_bytes)):
-            layout, counts = RowPerRank(*tokens), flat_RR
-        layout.gathered(counts)
-        bytes_SGG = layout.sizes_SRR * row_bytes
-        bytes_GG = bytes_SGG.sum(axis=0)
-        dispatch_order, combine_order = self._at_once if small else self._orders(bytes_GG)
-        with self._exchanging("dispatch", dispatch_order, bytes_SGG) as exchange:
-            rows = layout.dispatch(exchange)
+        batch = DispatchedBatch(self, own_rows)
+        layout, rows = batch.start(hidden, index.long(), weights)
         received, weights_PK, slots_PK = layout.received(rows)
         local_PK = slots_PK >= 0
         experts_PK = self._expert_S[slots_PK].to(index.dtype)  # slot -1 is the last
-        self._report("dispatch", self._layer, time.perf_counter() - began_s, bytes_GG)
-        batch = DispatchedBatch(layout, combine_order, len(rows), tokens_RR.numpy().sum(axis=0))
+        batch.report("dispatch")
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
-    def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
+    def combine(self, answers: torch.Tensor, batch: "DispatchedBatch") -> torch.Tensor:
         """Sends the experts' results back to the tokens' ranks and sums them. A collective call: all ranks make it.
 
         Args:
@@ -143,40 +117,106 @@ class LayerAllToAll:
             (N, H), for each of this rank's tokens the sum over its experts.
         """
         assert len(answers) == batch.received
-        began_s = time.perf_counter()
-        bytes_SGG = batch.layout.sizes_SRR.swapaxes(1, 2) * (answers.shape[1] * answers.element_size())
-        with self._exchanging("combine", batch.combine_order, bytes_SGG) as exchange:
-            returned = batch.layout.combine(answers.contiguous(), exchange)
-        returned_s = time.perf_counter()
-        self._report("combine", self._layer, returned_s - began_s, bytes_SGG.sum(axis=0))
-        summed = batch.layout.aggregate(returned)
-        batch.aggregate_s = time.perf_counter() - returned_s
-        return summed
+        return batch.finish(answers.contiguous())
 
-    def _over_servers(self, flat_RR: torch.Tensor, row_bytes: int) -> bool:
-        """Whether a batch that may have two hops, and is not small, has them. A watch that is asked must see its exchanges."""
-        return self._watched is None or self._watched.over_servers(flat_RR.numpy(), row_bytes)
-
-    def _orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
-        """The orders of dispatch and combine for a batch that is not small."""
+    def orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
+        """Returns the orders of dispatch and combine for a batch that is not small."""
         if self.planned_orders is not None:
             return self.planned_orders
-        order = order_of_batch(_between(bytes_GG), self._hierarchy, self._network)
+        order = order_of_batch(_between(bytes_GG), self.hierarchy, self.network)
         return order, order.reversed
 
+
+class DispatchedBatch(MoeLayer):
+    """A batch of a layer, from its dispatch to its combine: the MoeLayer of an engine, which computes the experts itself.
+
+    Args:
+        alltoall: the layer's all-to-all.
+        own_rows: the rows that this rank counts.
+
+    Attributes:
+        received: number of rows that came to this rank.
+        tokens_G: (G,) how many choices of all ranks' own tokens each rank computes.
+        aggregate_s: seconds of the weighted sum at the end.
+    """
+
+    tokens_G: IntArray
+    deduplicate = True
+
+    def __init__(self, alltoall: LayerAllToAll, own_rows: slice) -> None:
+        self.expert_map, self.transport, self.hierarchical = (
+            alltoall.expert_map,
+            alltoall.transport,
+            alltoall.hierarchy is not None,
+        )
+        self.received, self.aggregate_s = 0, 0.0
+        self._alltoall, self._own_rows = alltoall, own_rows
+        self._small: bool | None = None  # None: not known yet
+        self._orders: tuple[Order, Order] | None = None  # of dispatch and combine
+        self._began_s = time.perf_counter()
+
+    def start(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> tuple[RowPerRank, torch.Tensor]:
+        """Sends the tokens; see `MoeLayer.dispatch`."""
+        layout, rows = self.dispatch(hidden, index, weights)
+        assert isinstance(layout, RowPerRank)
+        self._layout, self.received = layout, len(rows)
+        return layout, rows
+
+    def finish(self, answers: torch.Tensor) -> torch.Tensor:
+        """Sends the answers back, and returns their sums; see `MoeLayer.combine`."""
+        self._began_s = time.perf_counter()
+        return self.combine(self._layout, answers)
+
+    def report(self, phase: str) -> None:
+        """Reports an all-to-all that has ended."""
+        alltoall = self._alltoall
+        alltoall.report(phase, alltoall.layer, time.perf_counter() - self._began_s, self._bytes_SGG.sum(axis=0))
+
+    def layout_kind(self, top_k: int) -> type[Layout]:
+        """Returns the layout of a row per server or per rank, whatever top_k."""
+        return RowPerServer if self.hierarchical else RowPerRank
+
+    def gather_counts(self, layout: Layout) -> torch.Tensor:
+        """Gathers the row counts of all ranks, and with them how many choices each computes."""
+        assert isinstance(layout, RowPerRank)
+        tokens_R = torch.bincount(layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
+        mine, watched = torch.cat([tokens_R, layout.counts]), self._alltoall.watched
+        gathered = self.transport.gather(mine) if watched is None else watched.gather(self.transport, mine)
+        tokens_RR, counts = gathered.split_with_sizes([len(tokens_R), len(layout.counts)], dim=1)
+        self.tokens_G = tokens_RR.numpy().sum(axis=0)
+        return counts
+
+    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns whether a batch is not small and goes over servers. A watch that is asked must see its exchanges."""
+        self._small, watched = _is_small(flat_RR * row_bytes), self._alltoall.watched
+        return not self._small and (watched is None or watched.over_servers(flat_RR, row_bytes))
+
     @contextmanager
-    def _exchanging(self, phase: str, order: Order, bytes_SGG: IntArray) -> Iterator[ExchangeStep]:
-        """Context manager that grants the port for an all-to-all; it gives what performs an exchange, planned in `order`."""
-        exchange = self._transport.exchange
-        if self._time_slices.cuts:
-            yield self._time_slices.cut(self._transport, order, bytes_SGG, self._network)
+    def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
+        """Context manager that grants the port for an all-to-all; see `MoeLayer.exchanging`."""
+        alltoall, exchange = self._alltoall, self.transport.exchange
+        self._bytes_SGG = bytes_SGG = rows_SRR * row_bytes
+        if self._orders is None:
+            small = _is_small(bytes_SGG[0]) if self._small is None else self._small
+            self._orders = alltoall.at_once if small else alltoall.orders(bytes_SGG.sum(axis=0))
+        order = self._orders[phase == "combine"]
+        if alltoall.time_slices.cuts:
+            yield alltoall.time_slices.cut(self.transport, order, bytes_SGG, alltoall.network)
             return
-        with self._time_slices.exchanging(self._transport):
-            if self._watched is None or any(order is each for each in self._at_once):
+        with alltoall.time_slices.exchanging(self.transport):
+            if alltoall.watched is None or self._orders is alltoall.at_once:
                 yield lambda sends, recvs: exchange(order, sends, recvs, lambda *_event: None)
             else:
-                with self._watched.exchanging(order, phase, self._transport.rank, bytes_SGG.sum(axis=0)) as chosen:
+                with alltoall.watched.exchanging(order, phase, self.transport.rank, bytes_SGG.sum(axis=0)) as chosen:
                     yield lambda sends, recvs: exchange(chosen, sends, recvs, lambda *_event: None)
+
+    @contextmanager
+    def computing(self, phase: str) -> Iterator[None]:
+        """Context manager of the weighted sum, after the combine."""
+        self.report("combine")
+        began_s = time.perf_counter()
+        yield
+        self.aggregate_s = time.perf_counter() - began_s
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from aurora.errors import BadInput
+from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.slice_sequence import slices_of
-from aurora.runtime.dispatch_layout import ExchangeStep
-from aurora.runtime.distributed.transport import Transport
 from aurora.runtime.exchange_slices import in_slices
 from aurora.runtime.port_arbiter import PortArbiter
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from aurora.io.engine_records import EngineRecord
-from aurora.runtime.distributed.transport import Transport
+from aurora.moe.transport import Transport
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method, with_servers
 from aurora.runtime.order_watch import OrderWatch
 from aurora.runtime.port_arbiter import thread_port_arbiters

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
+from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.make_plan import make_plan
@@ -27,7 +28,6 @@ from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers, with_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.token_permutation import MessageFormat
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
 from tests.runtime.test_order_calibration import plan_of_four_ranks
 

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from aurora.models.own_weights import load_without_experts
+from aurora.moe.expert_map import ExpertMap
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.dispatch_layout import ExpertMap
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches

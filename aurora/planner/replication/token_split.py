@@ -1,6 +1,6 @@
 """Token split: how a layer's tokens are divided over the replicas of their experts, in whole tokens and alike on every rank.
 
-Each replica takes an interval of its expert's tokens. `aurora.runtime.replica_selection` cuts a batch's tokens by these
+Each replica takes an interval of its expert's tokens. `aurora.moe.expert_map` cuts a batch's tokens by these
 intervals, a rank's own replicas first. Source: Lazarus (arXiv:2407.04656) Alg. 1; remaining tokens are divided by the sum of
 all residual shares, of which the printed sum leaves one out.
 """

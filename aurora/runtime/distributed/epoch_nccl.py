@@ -11,10 +11,10 @@ import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
+from aurora.moe.transport import peer_lost
 from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.nccl import End, NcclTransport, first_call
-from aurora.runtime.distributed.transport import peer_lost
 from aurora.runtime.timers import Timer
 
 POLL_S = 2e-5  # between two looks at a mark on a stream

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from aurora.moe.transport import Observe
 from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.transport import Observe
 from aurora.types import Order
 
 

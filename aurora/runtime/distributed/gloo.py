@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import RankFailed
+from aurora.moe.transport import Observe, joined
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.ordered import Message, OrderedTransport, Work
-from aurora.runtime.distributed.transport import Observe, joined
 from aurora.types import Cluster, Order
 
 PROBE = 2**31 - 1  # a tag that no message has

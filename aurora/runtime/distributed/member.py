@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from aurora.errors import RankFailed
+from aurora.moe.transport import Transport, lost_others
 from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
 from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
@@ -18,7 +19,6 @@ from aurora.runtime.distributed.epoch_transport import EpochTransport
 from aurora.runtime.distributed.lighthouse_connection import LighthouseConnection
 from aurora.runtime.distributed.quorum import BeginEpoch, JoinEpoch, LeaveEpoch, StopEpoch
 from aurora.runtime.distributed.signed_messages import NameTaken, Refused, StoreValue
-from aurora.runtime.distributed.transport import Transport, lost_others
 from aurora.types.addresses import address_text
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import RankFailed
+from aurora.moe.transport import Observe, peer_lost, row_slices
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.process_groups import abort_nccl_groups, nccl_failure, new_process_group
-from aurora.runtime.distributed.transport import Observe, peer_lost, row_slices
 from aurora.runtime.timers import StreamTimer, Timer
 from aurora.types import Order
 

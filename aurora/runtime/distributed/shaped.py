@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from aurora.moe.transport import ThreadWork, Transport
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.ordered import Message, Work
-from aurora.runtime.distributed.transport import ThreadWork, Transport
 from aurora.types import Cluster
 
 CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through

@@ -30,7 +30,7 @@ from aurora_vllm.vllm_internals.patches import (
 )
 
 if TYPE_CHECKING:
-    from aurora.runtime.distributed.transport import Transport
+    from aurora.moe.transport import Transport
     from aurora.types import Cluster
     from aurora_vllm.worker_integration import WorkerIntegration
 

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput, RankFailed
+from aurora.moe.transport import row_slices
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import ordered
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.transport import row_slices
 from aurora.runtime.timers import HostTimer
 from aurora.types import Hierarchy, Network, Order
 from tests.conftest import cluster

@@ -10,16 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.replication.token_split import token_split
-from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.traffic import tokens_to_gpus
-from aurora.runtime import token_permutation
-from aurora.runtime.dispatch_layout import ExpertMap, RowPerExpert, RowPerRank
-from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.hierarchical_layout import RowPerServer
-from aurora.runtime.replica_selection import LocalFirst
-from aurora.runtime.token_permutation import (
+from aurora.moe import permutation as token_permutation
+from aurora.moe.expert_map import ExpertMap, LocalFirst
+from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.permutation import (
     MessageFormat,
     gather_rows,
     needed_by_piece,
@@ -27,6 +21,11 @@ from aurora.runtime.token_permutation import (
     permutation_by_rank,
     weighted_sum,
 )
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.replication.token_split import token_split
+from aurora.planner.workload.serving_gpus import serving_gpus
+from aurora.planner.workload.traffic import tokens_to_gpus
+from aurora.runtime.distributed.launcher import launch_threads
 from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES
 from tests.planner.replication.reference_token_split import local_first
@@ -327,9 +326,9 @@ def interpreted(monkeypatch):
     """The Triton kernels, run by Triton's interpreter on the CPU."""
     pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, "aurora.runtime.permutation_triton", raising=False)
-    yield importlib.import_module("aurora.runtime.permutation_triton")
-    sys.modules.pop("aurora.runtime.permutation_triton")
+    monkeypatch.delitem(sys.modules, "aurora.moe.permutation_triton", raising=False)
+    yield importlib.import_module("aurora.moe.permutation_triton")
+    sys.modules.pop("aurora.moe.permutation_triton")
 
 
 @pytest.fixture(params=["torch", "triton"])

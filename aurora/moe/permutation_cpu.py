@@ -9,7 +9,7 @@ from numba import njit
 
 @njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def permutation_by_expert(physical_NK, num_physical):
-    """Sorts the choices of tokens by physical expert; see `aurora.runtime.token_permutation.permutation_by_expert`."""
+    """Sorts the choices of tokens by physical expert; see `aurora.moe.permutation.permutation_by_expert`."""
     tokens, top_k = physical_NK.shape
     counts_P = np.zeros(num_physical, np.int64)
     for n in range(tokens):
@@ -31,7 +31,7 @@ def permutation_by_expert(physical_NK, num_physical):
 
 @njit("Tuple((i8[::1], i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)
 def permutation_by_rank(rank_NK, ranks):
-    """Sorts (token, rank) pairs by rank; see `aurora.runtime.token_permutation.permutation_by_rank`."""
+    """Sorts (token, rank) pairs by rank; see `aurora.moe.permutation.permutation_by_rank`."""
     tokens, top_k = rank_NK.shape
     goes_NR = np.zeros((tokens, ranks), np.bool_)
     counts_R = np.zeros(ranks, np.int64)
@@ -57,7 +57,7 @@ def permutation_by_rank(rank_NK, ranks):
 
 @njit("i8[:, ::1](i8[:, :], i8[:], i8[:], i8[:], i8)", cache=True)
 def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
-    """Counts the rows that ranks need by piece; see `aurora.runtime.token_permutation.needed_by_piece`."""
+    """Counts the rows that ranks need by piece; see `aurora.moe.permutation.needed_by_piece`."""
     ranks = len(server_R)
     needed_CR = np.zeros((pieces, ranks), np.int64)
     last_R = np.full(ranks, -1, np.int64)  # the row that was counted last

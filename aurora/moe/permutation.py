@@ -1,6 +1,6 @@
 """Token kernels: permute tokens into rows, pack rows into messages, and sum the rows that come back.
 
-On a CUDA device with Triton its kernels do the work (`aurora.runtime.permutation_triton`), elsewhere torch; both give the same.
+On a CUDA device with Triton its kernels do the work (`aurora.moe.permutation_triton`), elsewhere torch; both give the same.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from aurora.runtime import permutation_cpu
+from aurora.moe import permutation_cpu
 from aurora.types.profile import ALIGNED_BYTES  # so that a device can read each part in whole words
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -115,7 +115,7 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
     if rows.dtype in FLOAT8:
         rows, out = rows.view(torch.uint8), out.view(torch.uint8)
     if uses_triton(rows):
-        from aurora.runtime import permutation_triton
+        from aurora.moe import permutation_triton
 
         with torch.cuda.device(rows.device):
             permutation_triton.gather_rows(rows, index_X, out)
@@ -129,7 +129,7 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
     Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
     """
     if uses_triton(rows):
-        from aurora.runtime import permutation_triton
+        from aurora.moe import permutation_triton
 
         with torch.cuda.device(rows.device):
             return permutation_triton.weighted_sum(rows, row_NK, weights_NK)

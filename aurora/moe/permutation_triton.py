@@ -1,10 +1,10 @@
-"""Triton versions of `aurora.runtime.token_permutation` and of local-first replica selection. Imported only where Triton is."""
+"""Triton versions of `aurora.moe.permutation` and of local-first replica selection. Imported only where Triton is."""
 
 import torch
 import triton
 import triton.language as tl
 
-from aurora.runtime.replica_selection import LocalFirst
+from aurora.moe.expert_map import LocalFirst
 
 BLOCK = 1024  # columns a program
 
@@ -78,14 +78,14 @@ def local_first(tokens_SE: torch.Tensor, rule: LocalFirst) -> torch.Tensor:
 
 
 def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) -> None:
-    """As `aurora.runtime.token_permutation.gather_rows`, for tensors on a CUDA device."""
+    """As `aurora.moe.permutation.gather_rows`, for tensors on a CUDA device."""
     if out.numel():
         grid = (len(index_X), triton.cdiv(rows.shape[1], BLOCK))
         _gather[grid](rows, index_X.contiguous(), out, rows.shape[1], rows.stride(0), out.stride(0), BLOCK=BLOCK)
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None) -> torch.Tensor:
-    """As `aurora.runtime.token_permutation.weighted_sum`, in float32, for tensors on a CUDA device."""
+    """As `aurora.moe.permutation.weighted_sum`, in float32, for tensors on a CUDA device."""
     tokens, top_k = row_NK.shape
     out = rows.new_empty(tokens, rows.shape[1])
     if out.numel():

@@ -1,18 +1,177 @@
-"""Dispatch layout of a hierarchical all-to-all: one row per (token, server), which a gateway forwards inside its server.
+"""Dispatch layouts of a MoE layer: one row per (token, expert) pair, per (token, rank), or per (token, server).
 
-Axes as in `aurora.runtime.dispatch_layout`; N servers, C pieces, M ranks of this rank's server.
+A layout holds one batch of a layer. Its methods are the layer's operations, each called once and in this sequence: `counts` are
+gathered from all ranks and told by `gathered`, then `dispatch`, `compute`, `combine` and `aggregate`. The caller performs the
+exchanges (`ExchangeStep`): one of a flat layout, several of a `RowPerServer`.
+
+Axes: N tokens, K choices of a token, E experts, P physical experts (every replica is one), R and G ranks, S ranks that hold
+tokens or, of sizes, steps (exchanges of one all-to-all), X rows, Q (row, expert) pairs of arrived rows, H hidden width. Of
+`RowPerServer`: N servers, C pieces, M ranks of this rank's server.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.permutation import (
+    MessageFormat,
+    gather_rows,
+    needed_by_piece,
+    permutation_by_expert,
+    permutation_by_rank,
+    weighted_sum,
+)
+from aurora.moe.permutation_cpu import sum_by_rank
+from aurora.moe.transport import ExchangeStep
 from aurora.planner.alltoall.hierarchical import HierarchicalRows, HopRows, hop_rows
-from aurora.runtime.dispatch_layout import ExchangeStep, ExpertMap, RowPerRank
-from aurora.runtime.token_permutation import MessageFormat, gather_rows, needed_by_piece, permutation_by_rank, weighted_sum
 from aurora.types.arrays import IntArray
+
+
+class Layout(ABC):
+    """One batch of a layer, and the rows in which its tokens travel.
+
+    Args:
+        expert_map: the layer's map.
+        hidden: (N, H) hidden states of this rank's tokens.
+        index, weights: (N, K) the experts that every token chose, and their weights.
+        mask, tokens_SE: as in `ExpertMap.physical_experts`.
+
+    Attributes:
+        rows: (X, row elements) the rows to send.
+        counts: int64, number of rows for every destination. Ranks gather it before they send.
+        sizes_SRR: (S, R, R) int64, the rows from each rank (row) to each rank (column) in each exchange of a dispatch; set by
+            `gathered`. A combine has them transposed, and backwards if there are several.
+    """
+
+    rows: torch.Tensor
+    counts: torch.Tensor
+    sizes_SRR: IntArray
+    _row_NK: torch.Tensor  # the rows of each token, -1 for none
+
+    def __init__(
+        self,
+        expert_map: ExpertMap,
+        hidden: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        mask: torch.Tensor | None,
+        tokens_SE: torch.Tensor | None = None,
+    ) -> None:
+        self._map = expert_map
+        self._lay_out(hidden, weights, expert_map.physical_experts(index, mask, tokens_SE))
+
+    @abstractmethod
+    def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
+        """Sets `rows` and `counts`, from the physical experts (N, K) that serve the tokens' choices."""
+
+    @abstractmethod
+    def gathered(self, counts: torch.Tensor) -> None:
+        """Takes the `counts` of every rank, (R, *counts.shape)."""
+
+    @abstractmethod
+    def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
+        """Returns (X, H), the local experts' answers to the rows that arrived."""
+
+    def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the rows (X, row elements) that arrive for this rank's experts, by sender."""
+        return exchange_rows(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
+
+    def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
+        """Returns the answers (X, H) to this rank's rows, from each rank's answers to the rows that arrived there."""
+        return exchange_rows(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
+
+    def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
+        """Returns (N, H): what `combine` returned, summed by token."""
+        return weighted_sum(answers, self._row_NK)
+
+
+class RowPerExpert(Layout):
+    """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
+
+    The sender applies the weights. `counts` is (P,), by physical expert; rows arrive by sender and then by slot.
+    """
+
+    def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
+        self._weights = weights
+        self.counts, token_X, self._row_NK = permutation_by_expert(physical_NK, self._map.num_physical)
+        self.rows = hidden.new_empty(len(token_X), hidden.shape[1])
+        gather_rows(hidden, token_X, self.rows)
+
+    def gathered(self, counts: torch.Tensor) -> None:
+        counts_RP, local = counts.numpy(), self._map.local
+        self.sizes_SRR = sum_by_rank(counts_RP, self._map.first_R)[None]
+        self._slots_X = np.repeat(self._map.arrival_slots, counts_RP[:, local].ravel())
+
+    def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
+        return apply_experts(experts, rows, torch.from_numpy(self._slots_X).to(rows.device))
+
+    def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
+        return weighted_sum(answers, self._row_NK, self._weights)
+
+
+class RowPerRank(Layout):
+    """Layout of one row per (token, rank), however many of the token's experts the rank holds. Rows are sorted by rank.
+
+    The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes
+    sums in another sequence. A row also carries the token's weights and physical experts (`MessageFormat`); `counts` is (R,).
+
+    Attributes:
+        rank_NK: (N, K) int64, the rank that computes every choice; R where the token needs no experts.
+    """
+
+    def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
+        self.format = MessageFormat(hidden.shape[1], physical_NK.shape[1], hidden.dtype)
+        self.rank_NK = self._map.rank_P[physical_NK]
+        token_X = self._sort()
+        self.rows = self.format.pack(hidden, weights, physical_NK, token_X)
+
+    def _sort(self) -> torch.Tensor:
+        """Sets `counts`, and returns (X,) the token of each row."""
+        self.counts, _, token_X, self._row_NK = permutation_by_rank(self.rank_NK, self._map.ranks)
+        return token_X
+
+    def gathered(self, counts: torch.Tensor) -> None:
+        self.sizes_SRR = counts.numpy()[None]
+
+    def received(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns hidden states (X, H), weights (X, K) and slots (X, K), -1 for other ranks', of the rows that arrived."""
+        hidden_X, weights_XK, physical_XK = self.format.parts(rows)
+        return hidden_X, weights_XK, self._map.local_slots(physical_XK)
+
+    def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
+        """Returns (X, H), for every row that arrived the weighted sum of the outputs of its local experts."""
+        hidden_X, weights_XK, slots_XK = self.received(rows)
+        here_XK = slots_XK >= 0
+        slots_Q = slots_XK[here_XK]
+        hidden_Q = hidden_X.new_empty(len(slots_Q), hidden_X.shape[1])
+        gather_rows(hidden_X, here_XK.nonzero()[:, 0], hidden_Q)
+        answer_XK = torch.full(slots_XK.shape, -1, device=rows.device)
+        answer_XK[here_XK] = torch.arange(len(slots_Q), device=rows.device)
+        return weighted_sum(apply_experts(experts, hidden_Q, slots_Q), answer_XK, weights_XK)
+
+
+def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, rank: int) -> torch.Tensor:
+    """Returns what arrives, by rank, if each rank sends each other as many of its rows as sizes_RR (R, R) says, by rank."""
+    out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
+    arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
+    sends, recvs = (
+        tensor.view(torch.uint8).split_with_sizes(sizes) for tensor, sizes in ((rows, out_sizes), (arrived, in_sizes))
+    )
+    recvs[rank].copy_(sends[rank])
+    exchange(sends, recvs)
+    return arrived
+
+
+def apply_experts(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Returns an experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted, in the rows' dtype."""
+    if len(rows) == 0:
+        return rows
+    answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
+    return answers.view(rows.shape).to(rows.dtype)  # which the other ranks expect
 
 
 class _Relay(NamedTuple):
@@ -46,37 +205,19 @@ class RowPerServer(RowPerRank):
     gateway. Exchanges are those of `Hierarchy`. Sums are taken in at least float32 and rounded where they are added up, in the
     sequence of ranks, so that they depend neither on time nor on who carries a row.
 
-    Args:
-        expert_map: the layer's map, with a hierarchy.
-        hidden, index, weights, mask, tokens_SE: as in `RowPerExpert`.
-
-    Attributes:
-        counts: (N + C * R,) int64, this rank's part of HierarchicalRows: sent_GN and needed_GCG.
-        rows, rank_NK, sizes_SRR: as in `RowPerRank`.
+    The map has a hierarchy. `counts` is (N + C * R,), this rank's part of HierarchicalRows: sent_GN and needed_GCG.
     """
 
-    def __init__(
-        self,
-        expert_map: ExpertMap,
-        hidden: torch.Tensor,
-        index: torch.Tensor,
-        weights: torch.Tensor,
-        mask: torch.Tensor | None,
-        tokens_SE: torch.Tensor | None = None,
-    ) -> None:
-        self._map, self._hierarchy = expert_map, expert_map.hierarchy
-        self.format = MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
-        physical_NK = expert_map.physical_experts(index, mask, tokens_SE)
-        self.rank_NK, server_R = expert_map.rank_P[physical_NK], expert_map.server_R
+    def _sort(self) -> torch.Tensor:
+        self._hierarchy, server_R = self._map.hierarchy, self._map.server_R
         sent_N, _, token_X, self._row_NK = permutation_by_rank(server_R[self.rank_NK], self._hierarchy.servers)
         needed_CR = needed_by_piece(self.rank_NK, server_R[:-1], sent_N, token_X, self._hierarchy.pieces)
         self.counts = torch.cat([sent_N, needed_CR.flatten()])
-        self.rows = self.format.pack(hidden, weights, physical_NK, token_X)
+        return token_X
 
-    def gathered(self, counts_RX: torch.Tensor) -> None:
-        """Takes the `counts` of every rank."""
-        hierarchy, counts = self._hierarchy, counts_RX.numpy()
-        sent_GN, needed_GX = np.split(counts, [hierarchy.servers], axis=1)
+    def gathered(self, counts: torch.Tensor) -> None:
+        hierarchy = self._hierarchy
+        sent_GN, needed_GX = np.split(counts.numpy(), [hierarchy.servers], axis=1)
         rows = HierarchicalRows(sent_GN, needed_GX.reshape(len(counts), hierarchy.pieces, len(counts)))
         hops = hop_rows(rows, hierarchy)
         self.sizes_SRR = hops.total_SGG

@@ -12,6 +12,8 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.types import Order
 
+# Performs one exchange: a contiguous tensor of bytes to send to each rank, and one to fill with what each rank sends.
+ExchangeStep = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, bytes, start and end by time.perf_counter
 
 

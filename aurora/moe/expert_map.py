@@ -1,0 +1,218 @@
+"""Expert map of a MoE layer: which rank and slot serves each choice of a token, replicas included.
+
+Replicas share an expert's tokens by one of two rules. *Proportional*: each rank splits its own tokens over an expert's replicas
+by their shares. *Local first*: replicas take their shares of all ranks' tokens, and a rank's own replicas take its tokens
+first, which needs all ranks' counts.
+Both give `until_EM`: how many of this rank's tokens of an expert go to its first 1, 2, ... replicas.
+
+Axes: N tokens, K choices of a token, X all choices, E experts, M replicas of an expert, P physical experts (every replica is
+one), R and G ranks, S ranks that hold tokens. On a CUDA device with Triton a kernel does the local-first rule, elsewhere torch;
+both give what the intervals of `aurora.planner.replication.token_split` say.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+
+from aurora.moe.permutation import uses_triton
+from aurora.planner.replication.token_split import token_split
+from aurora.planner.workload.serving_gpus import server_split
+from aurora.types import Hierarchy
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
+    """Returns (X,) the replica of every choice: an expert's first choices go to its first replica, and so on.
+
+    Args:
+        expert_X: (X,) int64, the expert of every choice.
+        counts_E: (E,) int64, how often each expert is chosen.
+        until_EM: (E, M), how many choices of each expert go to its first 1, 2, ... replicas.
+    """
+    by_expert = torch.argsort(expert_X, stable=True)
+    sorted_X = expert_X[by_expert]
+    nth_X = torch.arange(len(expert_X), device=expert_X.device) - (counts_E.cumsum(0) - counts_E)[sorted_X]
+    replica_X = torch.empty_like(expert_X)
+    replica_X[by_expert] = (nth_X[:, None] >= until_EM[sorted_X, :-1]).sum(dim=1)
+    return replica_X
+
+
+def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule; rounding depends on the rank.
+
+    The sums over all ranks are as `aurora.planner.placement.cost_model` counts them. `share_until_EM` are running sums of the
+    shares of an expert's replicas.
+    """
+    return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
+
+
+class LocalFirst(nn.Module):
+    """The local-first rule of one layer for one rank's tokens; slots take `share_G` of an expert's load, None: equal parts.
+
+    Attributes:
+        rank_EM: (E, M) the rank that holds each replica of an expert, ascending.
+        from_EM, upto_EM: (E, M) each replica's interval within 0..whole_E, the units that an expert's load is divided into.
+        phase_E: (E,) added before cutting at a unit, so that single tokens of different experts do not all go to one rank.
+
+    Source: Lazarus Alg. 1 (arXiv:2407.04656).
+    """
+
+    def __init__(
+        self, slots_G: tuple[tuple[int, ...], ...], rank: int, share_G: tuple[tuple[float, ...], ...] | None = None
+    ) -> None:
+        super().__init__()
+        held = token_split(slots_G, share_G)
+        count_E = np.diff(held.first_E, append=len(held.expert_X))
+        nth_X = np.arange(len(held.expert_X)) - np.repeat(held.first_E, count_E)
+        self.rank = rank
+
+        def table(values_X: IntArray, rest_E: IntArray) -> torch.Tensor:
+            table_EM = np.repeat(rest_E[:, None], int(count_E.max()), axis=1)
+            table_EM[held.expert_X, nth_X] = values_X
+            return torch.from_numpy(table_EM)
+
+        self.register_buffer("rank_EM", table(held.rank_X, np.zeros_like(count_E)), persistent=False)
+        self.register_buffer("from_EM", table(held.start_X, held.whole_E), persistent=False)
+        self.register_buffer("upto_EM", table(held.stop_X, held.whole_E), persistent=False)
+        self.register_buffer("whole_E", torch.from_numpy(held.whole_E), persistent=False)
+        self.register_buffer("phase_E", torch.from_numpy(held.phase_E), persistent=False)
+
+    rank_EM: torch.Tensor
+    from_EM: torch.Tensor
+    upto_EM: torch.Tensor
+    whole_E: torch.Tensor
+    phase_E: torch.Tensor
+
+    def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
+        """Returns (E, M) int64 `until_EM` of this rank's tokens, from every rank's tokens of every expert (S, E).
+
+        Experts with fewer than M replicas have replicas without tokens at the end of their row.
+        """
+        if uses_triton(tokens_SE):
+            from aurora.moe import permutation_triton
+
+            with torch.cuda.device(tokens_SE.device):
+                return permutation_triton.local_first(tokens_SE, self)
+        load_E1, whole_E1, phase_E1 = tokens_SE.sum(dim=0)[:, None], self.whole_E[:, None], self.phase_E[:, None]
+        capacity_EM = (load_E1 * self.upto_EM + phase_E1) // whole_E1 - (load_E1 * self.from_EM + phase_E1) // whole_E1
+        local_EM = torch.minimum(capacity_EM, tokens_SE.T.gather(1, self.rank_EM))
+        capacity_EM = capacity_EM - local_EM
+        until_EM = capacity_EM.cumsum(dim=1)
+        own_EM = local_EM * (self.rank_EM == self.rank)
+        over_E = tokens_SE[self.rank] - own_EM.sum(dim=1)
+        begin_E = tokens_SE[: self.rank].sum(dim=0) - (local_EM * (self.rank_EM < self.rank)).sum(dim=1)
+        from_E1, upto_E1 = begin_E[:, None], (begin_E + over_E)[:, None]
+        rows_EM = own_EM + (torch.minimum(until_EM, upto_E1) - torch.maximum(until_EM - capacity_EM, from_E1)).clamp(min=0)
+        return rows_EM.cumsum(dim=1)
+
+
+class ExpertMap(nn.Module):
+    """Maps experts to physical experts: one for every slot of every rank, numbered by rank and then by slot.
+
+    Args:
+        slots_G: for every rank, the experts in its slots.
+        rank: this rank.
+        split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
+        local_first: True: the tokens of all ranks are split together, and a rank's own replicas take its tokens first. False:
+            each rank splits its own tokens.
+        hierarchy: the servers of the ranks, if exchanges may be hierarchical. Unless `local_first`, one server then serves a
+            rank's tokens of an expert, as `server_split` says.
+
+    Attributes:
+        num_physical: number of physical experts.
+        first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1] - 1.
+        local: slice of this rank's physical experts.
+        arrival_slots: the local slot of every (sender, local physical expert), by sender.
+        max_replicas: largest number of replicas of any expert.
+        rank_P: (P + 1,) int64, rank of every physical expert; R for `num_physical`.
+        server_R: (R + 1,) int64, server of every rank; with N servers, N for R. Without a hierarchy all ranks are on one.
+        members: the ranks of this rank's server.
+        member_R: (R + 1,) int64, index of every rank in `members`; their number for all others.
+    """
+
+    def __init__(
+        self,
+        slots_G: tuple[tuple[int, ...], ...],
+        rank: int,
+        split_EG: FloatArray | None = None,
+        local_first: bool = False,
+        hierarchy: Hierarchy | None = None,
+    ) -> None:
+        super().__init__()
+        self.rank, self.ranks = rank, len(slots_G)
+        self.hierarchy = Hierarchy(np.zeros(self.ranks, dtype=np.int64)) if hierarchy is None else hierarchy
+        held_G = torch.tensor([len(slots) for slots in slots_G])
+        self.num_physical = int(held_G.sum())
+        self.first_R = np.array([0, *held_G.cumsum(0).tolist()])
+        self.local = slice(self.first_R[rank], self.first_R[rank + 1])
+        self.arrival_slots = np.tile(np.arange(len(slots_G[rank])), self.ranks)
+        rank_P = torch.arange(self.ranks).repeat_interleave(held_G)
+        replicas_of: dict[int, list[int]] = {}
+        for physical, expert in enumerate(expert for slots in slots_G for expert in slots):
+            replicas_of.setdefault(expert, []).append(physical)
+        self.max_replicas = most = max(map(len, replicas_of.values()))
+        physical_EM = torch.tensor([(own + own[-1:] * most)[:most] for _, own in sorted(replicas_of.items())])
+        share_until_EM = torch.ones(len(physical_EM), most, dtype=torch.float64)
+        self.local_first: LocalFirst | None = None
+        if local_first and most > 1:
+            share_G = None if split_EG is None else tuple(tuple(split_EG[list(held), g]) for g, held in enumerate(slots_G))
+            self.local_first = LocalFirst(slots_G, rank, share_G)
+        elif split_EG is not None:
+            if hierarchy is not None:
+                split_EG = server_split(split_EG, hierarchy.server_G)[hierarchy.server_G[rank]]
+            until_EG = split_EG.cumsum(axis=1)
+            share_until_EM = torch.from_numpy(until_EG / until_EG[:, -1:]).gather(1, rank_P[physical_EM])
+        server_G = self.hierarchy.server_G
+        self.members = np.flatnonzero(server_G == server_G[rank])
+        member_R = torch.full((self.ranks + 1,), len(self.members))
+        member_R[self.members] = torch.arange(len(self.members))
+        buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "member_R": member_R}
+        buffers["rank_P"] = torch.cat([rank_P, torch.tensor([self.ranks])])
+        buffers["server_R"] = torch.from_numpy(np.append(server_G, self.hierarchy.servers))
+        for name, array in buffers.items():
+            self.register_buffer(name, array, persistent=False)
+
+    physical_EM: torch.Tensor
+    share_until_EM: torch.Tensor
+    rank_P: torch.Tensor
+    server_R: torch.Tensor
+    member_R: torch.Tensor
+
+    @property
+    def needs_all_counts(self) -> bool:
+        """Whether `physical_experts` needs the counts of all ranks."""
+        return self.local_first is not None
+
+    def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Returns (E,) int64: how often every expert is chosen by the tokens (N, K) in `mask`; None: all tokens."""
+        return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.physical_EM))
+
+    def physical_experts(
+        self, index: torch.Tensor, mask: torch.Tensor | None, tokens_SE: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns (N, K) the physical expert of every choice; `num_physical` where the token needs no experts.
+
+        Args:
+            index: (N, K) expert of every choice.
+            mask: (N,) bool, which tokens need experts; None: all.
+            tokens_SE: (S, E) the results of `count` on all ranks; required if `needs_all_counts`.
+        """
+        if self.max_replicas == 1:
+            physical_NK = self.physical_EM.view(-1)[index]
+        else:
+            expert_X = index.flatten() if mask is None else index[mask].flatten()
+            counts_E = torch.bincount(expert_X, minlength=len(self.physical_EM))
+            if self.local_first is None:
+                until_EM = proportional(counts_E, self.share_until_EM, self.rank, self.ranks)
+            else:
+                assert tokens_SE is not None, "local first needs all ranks' counts"
+                until_EM = self.local_first(tokens_SE.to(index.device))
+            physical_X = self.physical_EM[expert_X, select_replicas(expert_X, counts_E, until_EM)]
+            physical_NK = torch.full_like(index, self.num_physical)
+            physical_NK[slice(None) if mask is None else mask] = physical_X.view(-1, index.shape[1])
+        return physical_NK if mask is None else physical_NK.masked_fill(~mask[:, None], self.num_physical)
+
+    def local_slots(self, physical: torch.Tensor) -> torch.Tensor:
+        """Returns int64 tensor of the same shape: the slots of physical experts on this rank; -1 for those of other ranks."""
+        slots = physical.long() - int(self.local.start)
+        return slots.masked_fill_((slots < 0) | (physical >= int(self.local.stop)), -1)
