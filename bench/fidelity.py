@@ -15,8 +15,7 @@ from machine import machine
 from skewed_kernels import skewed_kernels
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import collectives, systems
-from aurora.io.silicon_exchanges import MODEL, deep_ep_models, deep_ep_points
+from aurora.io.silicon_database import MODEL, collectives, deep_ep_models, deep_ep_points, systems
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types.arrays import FloatArray
 

@@ -150,7 +150,7 @@ def comparison_json(found: Comparison | None) -> Found | None:
 
 def placement_json(made: ReplicaPlacement) -> Found:
     """Returns a placement by loads, in the format that `aurora export` reads."""
-    from aurora.io.placements import layers_json
+    from aurora.io.plans import layers_json
 
     loads = zip(made.max_load_L.tolist(), made.mean_load_L.tolist(), made.bound_L.tolist(), strict=True)
     layers = [
@@ -193,8 +193,7 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 def cluster_json(cluster: Cluster) -> Found:
     """Returns a cluster's fabric and link curves, and its GPUs by rank."""
-    from aurora.io.fabrics import fabric_json
-    from aurora.io.link_curves import link_curves_json
+    from aurora.io.clusters import fabric_json, link_curves_json
 
     fabric = None if cluster.fabric is None else fabric_json(cluster.fabric, cluster.gpus)
     return {

@@ -91,7 +91,7 @@ def _routing_files() -> Iterable[str]:
 
 
 def _exchanges() -> Iterable[str]:
-    from aurora.io.silicon_exchanges import EXCHANGES
+    from aurora.io.silicon_database import EXCHANGES
 
     return EXCHANGES
 

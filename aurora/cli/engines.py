@@ -39,13 +39,12 @@ def export(
     """Write a plan's placement in a serving engine's format, and say what it costs and how to start the engine with it."""
     from aurora.io import load_json, write_text
     from aurora.io.engine_placements import export_placement
-    from aurora.io.placements import load_placement
-    from aurora.io.plans import FORMAT, load_plan
+    from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan
 
     check_output(output=output)
     layers, path = _first(dense_layers), output and output.resolve()
     expert_bytes = None
-    if load_json(plan).get("format") == FORMAT:
+    if load_json(plan).get("format") == PLAN_FORMAT:
         whole = load_plan(plan)
         planned = whole.named(model)
         expert_bytes = planned.expert_bytes
@@ -180,7 +179,7 @@ def _import_placement(
 ) -> None:
     from aurora.io import load_model_config
     from aurora.io.engine_placements import import_placement
-    from aurora.io.placements import save_placement
+    from aurora.io.plans import save_placement
     from aurora.planner.workload.model_config import dense_layers as dense_layers_of
 
     if len(files) != 1:

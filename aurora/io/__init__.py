@@ -2,17 +2,18 @@
 
 | file | module |
 |---|---|
-| cluster (.toml), its fabric | clusters, fabrics |
-| profile, trace, compute curves (.npz) | profiles, traces, curves, all in the container of npz |
-| plan, placement (.json) | plans, placements |
+| cluster (.toml) with its fabric, datasheets of GPUs (.toml) | clusters |
+| profile, compute curves (.npz) | profiles |
+| plan, placement (.json) | plans |
+| trace of a run (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
-| what our vLLM plugin records, a file a rank (.npz) | engine_records |
+| records of our vLLM plugin, a file a rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
-| datasheets of GPUs (.toml) | gpu_kinds |
 | GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
 | prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |
-| requests that an engine was sent (.csv, .jsonl) | request_traces |
+
+`files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
 """
 
 from collections.abc import Callable
@@ -20,18 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io import curves, profiles, traces
-from aurora.io.clusters import load_cluster, save_cluster
-from aurora.io.curves import load_curves, save_curves
-from aurora.io.files import load_json, load_model_config, read_text, shipped, write_text
-from aurora.io.gpu_kinds import load_gpus
+from aurora.io import profiles, traces
+from aurora.io.clusters import load_cluster, load_gpus, save_cluster
+from aurora.io.files import Arrays, load_json, load_model_config, load_npz, read_text, shipped, write_text
 from aurora.io.matrices import load_loads, load_matrix
 from aurora.io.membership_traces import load_failures
-from aurora.io.npz import Arrays, load_npz
 from aurora.io.plans import load_plan, save_plan
-from aurora.io.profiles import load_profile, save_profile
-from aurora.io.request_traces import load_requests
-from aurora.io.traces import load_trace, save_trace
+from aurora.io.profiles import load_curves, load_profile, save_curves, save_profile
+from aurora.io.traces import load_requests, load_trace, save_trace
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
 __all__ = [
@@ -56,9 +53,9 @@ __all__ = [
 ]
 
 _NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
-    profiles.FORMAT: profiles.profile_from_arrays,
-    traces.FORMAT: traces.trace_from_arrays,
-    curves.FORMAT: curves.curves_from_arrays,
+    profiles.PROFILE_FORMAT: profiles.profile_from_arrays,
+    traces.TRACE_FORMAT: traces.trace_from_arrays,
+    profiles.CURVES_FORMAT: profiles.curves_from_arrays,
 }
 
 

@@ -1,15 +1,17 @@
-"""Cluster TOML files."""
+"""Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aurora.errors import BadInput
-from aurora.io.fabrics import fabric_json, read_fabric
 from aurora.io.files import check_keys, check_schema, load_toml, shipped, write_text
-from aurora.io.link_curves import link_curves_json, read_link_curves
-from aurora.types import Cluster, Gpu
+from aurora.types import Cluster, Fabric, Gpu, GpuKind, Link, TransferCurve, leaf_spine, servers
+from aurora.types.arrays import FloatArray
+from aurora.types.network import Vertex
 
 MOST_GPUS = 4096  # of a cluster; traffic matrices have the square of it
 
@@ -150,3 +152,219 @@ def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
 
 _GPU_TYPES: dict[str, type] = {"name": str, "kind": str, "rack": str, "node": int, "memory_bytes": int}
 _SPOKEN = {str: "text", int: "whole number", float: "number"}
+
+
+def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
+    """Returns the fabric that a [fabric] table describes.
+
+    Args:
+        path: the file's name, for messages.
+        table: the table.
+        gpus: the cluster's GPUs, by rank.
+
+    Raises:
+        BadInput: if a key is unknown, missing or has a wrong value.
+    """
+    kind = table.get("kind") if isinstance(table, dict) else table
+    if not isinstance(kind, str) or kind not in FABRIC_KINDS:
+        raise BadInput(f"{path}: [fabric]: expected kind = {' or '.join(map(repr, FABRIC_KINDS))}, found {kind!r}")
+    try:
+        return FABRIC_KINDS[kind](path, table, gpus)
+    except BadInput as error:
+        raise error if str(error).startswith(path) else BadInput(f"{path}: {error}") from None
+
+
+def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks.
+
+    Args:
+        fabric: the fabric.
+        gpus: the cluster's GPUs, by rank. Servers that are not their nodes are written GPU by GPU.
+    """
+    if fabric.nic_Bps is not None:
+        nodes = sorted({gpu.node for gpu in gpus})
+        of_nodes = fabric.server_G == tuple(nodes.index(gpu.node) for gpu in gpus)
+        apart = {} if of_nodes else {"server_of_gpu": list(fabric.server_G)}
+        shared = {"shared_nic": True} if fabric.shared_nic else {}
+        return {"kind": "servers", "nic_Bps": fabric.nic_Bps, **shared, **apart}
+    links = [{"from": link.src, "to": link.dst, "Bps": link.Bps} for link in fabric.links]
+    return {"kind": "graph", "links": links}
+
+
+def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
+    """A leaf switch for each rack, or for each node if no GPU names a rack."""
+    where = "[fabric]"
+    check_keys(path, where, table, {"kind", "spines", "uplink_Bps"})
+    spines = table.get("spines")
+    if not isinstance(spines, int) or isinstance(spines, bool):
+        raise BadInput(f"{path}: {where}: spines must be a whole number, found {spines!r}")
+    uplink_Bps = _rate(path, where, table, "uplink_Bps")
+    racked = [gpu.rack is not None for gpu in gpus]
+    if any(racked) and not all(racked):
+        raise BadInput(
+            f"{path}: {where}: expected a rack for each GPU or for none, found none for {gpus[racked.index(False)].name!r}"
+        )
+    leaf_G = [f"leaf-{gpu.node if gpu.rack is None else gpu.rack}" for gpu in gpus]
+    return leaf_spine(leaf_G, [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus], spines, uplink_Bps)
+
+
+def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
+    """The servers that `server_of_gpu` names by rank, else one for each node; port rates are those inside a server."""
+    check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "server_of_gpu"})
+    shared_nic = table.get("shared_nic", False)
+    if not isinstance(shared_nic, bool):
+        raise BadInput(f"{path}: [fabric]: shared_nic must be true or false, found {shared_nic!r}")
+    server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
+    if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(each) is not int for each in server_G):
+        expected = f"a whole number for each of {len(gpus)} GPUs"
+        raise BadInput(f"{path}: [fabric]: server_of_gpu must be {expected}, found {server_G!r}")
+    ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
+    return servers(server_G, *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
+
+
+def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
+    check_keys(path, "[fabric]", table, {"kind", "links"})
+    rows = table.get("links")
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: [fabric]: expected links = [...], found {rows!r}")
+    ranks: dict[str, list[int]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu.name, []).append(rank)
+    links = []
+    for number, row in enumerate(rows):
+        where = f"[fabric] link {number}"
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: {where}: expected a table, found {row!r}")
+        check_keys(path, where, row, {"from", "to", "Bps", "both"})
+        src, dst = (_vertex(path, where, row, end, ranks) for end in ("from", "to"))
+        rate_Bps, both = _rate(path, where, row, "Bps"), row.get("both", False)
+        if not isinstance(both, bool):
+            raise BadInput(f"{path}: {where}: both must be true or false, found {both!r}")
+        links += [Link(src, dst, rate_Bps), *([Link(dst, src, rate_Bps)] if both else [])]
+    return Fabric(len(gpus), tuple(links))
+
+
+def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[str, list[int]]) -> Vertex:
+    """A GPU by its name or rank; any other name is a switch."""
+    name = row.get(end)
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise BadInput(f"{path}: {where}: {end} must be the name of a GPU or a switch, found {name!r}")
+    if isinstance(name, int) or name not in ranks:
+        return name
+    if len(ranks[name]) > 1:
+        raise BadInput(f"{path}: {where}: expected one GPU named {name!r}, found {len(ranks[name])}; give its rank")
+    return ranks[name][0]
+
+
+def _rate(path: str, where: str, row: dict[str, Any], key: str) -> float:
+    value = row.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadInput(f"{path}: {where}: {key} must be a number, found {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadInput(f"{path}: {where}: {key} is too large") from None
+
+
+FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Fabric]] = {
+    "leaf-spine": _leaf_spine,
+    "servers": _servers,
+    "graph": _graph,
+}
+
+
+CURVE_KEYS = ("partners", "bytes", "seconds")
+
+
+def read_link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
+    """Returns the curves of [[link_curve]] tables.
+
+    Args:
+        path: the file's name, for messages.
+        rows: the tables.
+
+    Raises:
+        BadInput: if a key is unknown, missing or has a wrong value.
+    """
+    if not isinstance(rows, list):
+        raise BadInput(f"{path}: expected [[link_curve]] tables, found {rows!r}")
+    curves = []
+    for number, row in enumerate(rows):
+        where = f"[[link_curve]] {number}"
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: {where}: expected a table, found {row!r}")
+        check_keys(path, where, row, set(CURVE_KEYS))
+        if missing := [key for key in CURVE_KEYS if key not in row]:
+            raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
+        for key in CURVE_KEYS[1:]:
+            if not isinstance(row[key], list) or any(type(each) not in (int, float) for each in row[key]):
+                raise BadInput(f"{path}: {where}: {key} must be a list of numbers, found {str(row[key])[:80]}")
+        try:
+            curves.append(TransferCurve(row["partners"], _floats(row["bytes"]), _floats(row["seconds"])))
+        except (BadInput, OverflowError) as error:
+            raise BadInput(f"{path}: {where}: {error}") from None
+    return tuple(curves)
+
+
+def _floats(values: Sequence[float]) -> FloatArray:
+    """The numbers as an array; raises OverflowError if a whole number is too large."""
+    return np.array([float(value) for value in values])
+
+
+def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
+    """Returns curves as tables that `read_link_curves` reads back as the same curves.
+
+    Args:
+        curves: the curves.
+    """
+    return [
+        {"partners": curve.partners, "bytes": curve.bytes_X.tolist(), "seconds": curve.seconds_X.tolist()} for curve in curves
+    ]
+
+
+_KIND_TYPES: dict[str, type] = {"kind": str, "source": str, "memory_bytes": int, "pcie": int}  # others are numbers
+_KIND_NAMES = [field.name for field in fields(GpuKind)]
+_KIND_REQUIRED = ("kind", "memory_bytes", "memory_Bps", "half_flops", "pcie", "source")
+
+
+def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
+    """Read datasheet figures by kind of GPU.
+
+    Args:
+        path: the TOML file; None: the shipped one.
+
+    Raises:
+        BadInput: if the file cannot be read, or a key is unknown, missing or has a wrong value.
+    """
+    path = shipped("gpus.toml") if path is None else Path(path)
+    table = load_toml(path)
+    check_schema(path, table)
+    check_keys(path, "the file", table, {"schema", "gpu"})
+    rows = table.get("gpu")
+    if not isinstance(rows, list) or not rows:
+        raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
+    kinds: dict[str, GpuKind] = {}
+    for index, row in enumerate(rows):
+        found = _read_gpu_kind(path, index, row)
+        if found.kind in kinds:
+            raise BadInput(f"{path}: expected each kind once, found {found.kind!r} twice")
+        kinds[found.kind] = found
+    return kinds
+
+
+def _read_gpu_kind(path: Path, index: int, row: Any) -> GpuKind:
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}: expected a table for kind {index}, found {row!r}")
+    where = f"[[gpu]] {row.get('kind', index)!r}"
+    check_keys(path, where, row, set(_KIND_NAMES))
+    if missing := [name for name in _KIND_REQUIRED if name not in row]:
+        raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
+    for name, value in row.items():
+        wants = _KIND_TYPES.get(name, float)
+        if isinstance(value, bool) or not isinstance(value, (int, float) if wants is float else wants):
+            spoken = {str: "text", int: "a whole number", float: "a number"}[wants]
+            raise BadInput(f"{path}: {where}: {name} must be {spoken}, found {value!r}")
+    try:
+        return GpuKind(**row)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.npz import Arrays, load_npz, save_npz
+from aurora.io.files import Arrays, load_npz, save_npz
 from aurora.types import PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io.files import schema_of
-from aurora.io.locks import open_locked
+from aurora.io.files import open_locked, schema_of
 
 FORMAT = "aurora journal"
 SYNC_S = 0.5  # between two writes

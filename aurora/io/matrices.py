@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io.files import read_text
-from aurora.io.npz import load_npy
+from aurora.io.files import load_npy, read_text
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.placement import expert_loads
 

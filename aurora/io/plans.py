@@ -1,4 +1,4 @@
-"""Plan JSON files."""
+"""Plans and placements as JSON: in files of their own and in the output of `aurora place --json`."""
 
 import hashlib
 import json
@@ -12,15 +12,79 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io.clusters import read_gpus
-from aurora.io.fabrics import fabric_json, read_fabric
+from aurora.io.clusters import fabric_json, link_curves_json, read_fabric, read_gpus, read_link_curves
 from aurora.io.files import check_schema, load_json, schema_of, write_text
-from aurora.io.link_curves import link_curves_json, read_link_curves
-from aurora.io.placements import layers_json, placement_from_json
-from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Plan, PlanOptions, SubChannels
+from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray, numbers
 
-FORMAT = "aurora plan"
+PLACEMENT_FORMAT = "aurora placement"
+
+
+def layers_json(placement: Placement) -> list[dict[str, Any]]:
+    """Returns a dict per layer: "slots" has each GPU's experts; with replicas "split" has each expert's [GPU, share] pairs."""
+    layers: list[dict[str, Any]] = []
+    for layer, held_G in enumerate(placement.slots_LG):
+        layers.append({"slots": [list(held) for held in held_G]})
+        if placement.split_LG is not None:
+            split: dict[str, list[list[float]]] = {str(expert): [] for expert in range(placement.experts)}
+            for gpu, (held, parts) in enumerate(zip(held_G, placement.split_LG[layer], strict=True)):
+                for expert, part in zip(held, parts, strict=True):
+                    split[str(expert)].append([gpu, part])
+            layers[-1]["split"] = split
+    return layers
+
+
+def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
+    """Returns the placement that `layers_json` made into dicts.
+
+    Args:
+        layers: for each layer "slots" and perhaps "split"; without "split", replicas take even parts of an expert's load.
+    """
+    slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
+    if not any("split" in layer for layer in layers):
+        return Placement.evenly(slots)
+    shares = [{(int(e), int(g)): float(part) for e, pairs in layer["split"].items() for g, part in pairs} for layer in layers]
+    split = tuple(
+        tuple(tuple(share[expert, gpu] for expert in held) for gpu, held in enumerate(layer))
+        for layer, share in zip(slots, shares, strict=True)
+    )
+    return Placement(slots, split)
+
+
+def load_placement(path: str | Path) -> Placement:
+    """Read a placement.
+
+    Args:
+        path: a file of `save_placement`, or the output of `aurora place --json`.
+
+    Raises:
+        BadInput: if the file holds no placement.
+    """
+    path = Path(path)
+    found = load_json(path)
+    check_schema(path, found, str(found.get("format", PLACEMENT_FORMAT)))
+    try:
+        return placement_from_json(found["layers"])
+    except AuroraError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: not a placement: {type(error).__name__}: {error}") from None
+
+
+def save_placement(placement: Placement, method: str, path: Path) -> None:
+    """Write a placement as JSON.
+
+    Args:
+        placement: the placement.
+        method: name of the method that made it, for readers.
+        path: exact path of the file.
+    """
+    layers = layers_json(placement)
+    about = {"schema": schema_of(PLACEMENT_FORMAT), "format": PLACEMENT_FORMAT, "method": method}
+    write_text(path, json.dumps({**about, "layers": layers}) + "\n")
+
+
+PLAN_FORMAT = "aurora plan"
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
@@ -39,9 +103,9 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     """
     path = Path(path)
     found = load_json(path)
-    if found.get("format") != FORMAT:
+    if found.get("format") != PLAN_FORMAT:
         raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
-    check_schema(path, found, FORMAT)
+    check_schema(path, found, PLAN_FORMAT)
     try:
         plan = _plan_from_json(found)
     except AuroraError as error:
@@ -76,8 +140,8 @@ def plan_digest(plan: Plan) -> str:
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
-        "schema": schema_of(FORMAT),
-        "format": FORMAT,
+        "schema": schema_of(PLAN_FORMAT),
+        "format": PLAN_FORMAT,
         "scenario": plan.scenario,
         "options": asdict(plan.options),
         "notes": list(plan.notes),

@@ -1,14 +1,16 @@
-"""Profiles (npz, schema 2): token counts, sizes, compute curves and, if recorded, every token's routing."""
+"""Profiles (npz, schema 2) and compute curves (npz, schema 1)."""
 
 from pathlib import Path
 from typing import Any
 
-from aurora.errors import BadInput
-from aurora.io.curves import kinds_from_arrays, kinds_to_arrays
-from aurora.io.npz import Arrays, load_npz, save_npz
-from aurora.types import CoActivation, Profile, TokenRouting
+import numpy as np
 
-FORMAT = "aurora profile"
+from aurora.errors import BadInput
+from aurora.io.files import Arrays, load_npz, save_npz
+from aurora.types import OVERHEAD, PHASES, CoActivation, ComputeCurves, Curve, Profile, TokenRouting
+from aurora.types.profile import CurvesByKind
+
+PROFILE_FORMAT = "aurora profile"
 _SCALARS = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
 _ROUTING = ("experts_ULK", "source_U", "window_U")
 _COACTIVATION = ("together_LEE", "next_LEE")
@@ -16,7 +18,7 @@ _COACTIVATION = ("together_LEE", "next_LEE")
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(Path(path), {FORMAT: profile_from_arrays})
+    return load_npz(Path(path), {PROFILE_FORMAT: profile_from_arrays})
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -35,7 +37,7 @@ def save_profile(profile: Profile, path: Path) -> None:
             arrays["sequence_U"] = profile.routing.sequence_U
     if profile.coactivation is not None:
         arrays |= {name: getattr(profile.coactivation, name) for name in _COACTIVATION}
-    save_npz(path, FORMAT, about, arrays | kinds_to_arrays(profile.curves))
+    save_npz(path, PROFILE_FORMAT, about, arrays | kinds_to_arrays(profile.curves))
 
 
 def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
@@ -52,3 +54,54 @@ def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
     if "stage_T" in about:
         about["stage_T"] = tuple(about["stage_T"])
     return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, coactivation=coactivation, **about)
+
+
+CURVES_FORMAT = "aurora curves"
+_CURVES_SCALARS = ("model", "fingerprint", "top_k", "row_bytes", "expert_bytes")
+
+
+def load_curves(path: str | Path) -> ComputeCurves:
+    """Read compute curves. Raises BadInput if the file is missing, damaged or of another format."""
+    return load_npz(Path(path), {CURVES_FORMAT: curves_from_arrays})
+
+
+def save_curves(curves: ComputeCurves, path: Path) -> None:
+    """Write compute curves to exactly `path`."""
+    about = {name: getattr(curves, name) for name in _CURVES_SCALARS}
+    about |= {"provenance": dict(curves.provenance), "kinds": list(curves.kinds)}
+    save_npz(path, CURVES_FORMAT, about, kinds_to_arrays(curves.kinds))
+
+
+def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
+    """Returns the compute curves in a file's header `about` and arrays."""
+    return ComputeCurves(kinds=kinds_from_arrays(about.pop("kinds"), arrays), **about)
+
+
+def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
+    """Returns one array (2, X) per curve, token counts above seconds, by the name "curve_<index of the kind>_<phase>".
+
+    Args:
+        kinds: curves by kind of GPU and phase.
+    """
+    return {
+        f"curve_{index}_{phase}": np.stack([curve.tokens_X, curve.seconds_X])
+        for index, phases in enumerate(kinds.values())
+        for phase, curve in phases.items()
+    }
+
+
+def kinds_from_arrays(kinds: list[str], arrays: Arrays) -> CurvesByKind:
+    """Returns the curves that `kinds_to_arrays` made into arrays.
+
+    Args:
+        kinds: the kinds of GPUs, in the order of their indices.
+        arrays: arrays by name; others are not read.
+    """
+    return {
+        kind: {
+            phase: Curve(*arrays[f"curve_{index}_{phase}"])
+            for phase in (*PHASES, OVERHEAD)
+            if f"curve_{index}_{phase}" in arrays
+        }
+        for index, kind in enumerate(kinds)
+    }

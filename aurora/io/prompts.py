@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import read_text
-from aurora.io.npz import load_npy
+from aurora.io.files import load_npy, read_text
 from aurora.types.option_checks import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput, MissingDependency
-from aurora.io.files import load_json
-from aurora.io.npz import NpzArrays, check_size, load_npy
+from aurora.io.files import NpzArrays, check_size, load_json, load_npy
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
 

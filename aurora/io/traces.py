@@ -1,25 +1,37 @@
-"""Traces (npz, schema 1): events of a predicted or measured run, one array per column."""
+"""Traces of runs (npz, schema 1), and traces of requests (.csv, JSON lines): arrivals, and tokens read and written.
 
+Columns of requests: ours, those of the Azure LLM inference traces (Splitwise, arXiv:2311.18677) and of Mooncake's
+(arXiv:2407.00079).
+"""
+
+import csv
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aurora.io.npz import Arrays, load_npz, save_npz
-from aurora.types import ControlReport, ControlWindow, PlacementChange, Trace
+import numpy as np
 
-FORMAT = "aurora trace"
+from aurora.errors import BadInput
+from aurora.io.files import Arrays, load_npz, read_text, save_npz
+from aurora.types import ControlReport, ControlWindow, PlacementChange, Trace
+from aurora.types.requests import MOST_REQUESTS, Requests
+
+TRACE_FORMAT = "aurora trace"
 
 
 def load_trace(path: str | Path) -> Trace:
     """Read a trace. Raises BadInput if the file is missing, damaged or of another format."""
-    return load_npz(Path(path), {FORMAT: trace_from_arrays})
+    return load_npz(Path(path), {TRACE_FORMAT: trace_from_arrays})
 
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace to exactly `path`."""
     about = {"kind": trace.kind, "names_M": list(trace.names_M), "ranks": trace.ranks}
     about |= {"control_M": [asdict(report) for report in trace.control_M]} if trace.control_M else {}
-    save_npz(path, FORMAT, about, {name: getattr(trace, name) for name in Trace.COLUMNS})
+    save_npz(path, TRACE_FORMAT, about, {name: getattr(trace, name) for name in Trace.COLUMNS})
 
 
 def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
@@ -33,3 +45,91 @@ def _control_report(changes: list[dict[str, Any]], series: list[dict[str, Any]],
     """A control loop's report in a header."""
     changed = tuple(PlacementChange(**change | {"layers": tuple(change["layers"])}) for change in changes)
     return ControlReport(**more, changes=changed, series=tuple(ControlWindow(**window) for window in series))
+
+
+MOST_TOKENS = 1 << 30  # of a request's input or output
+
+
+def _finite(value: Any) -> float:
+    """A finite number of seconds or milliseconds."""
+    found = float(value)
+    if not -1e15 < found < 1e15:
+        raise ValueError
+    return found
+
+
+def _date(value: Any) -> float:
+    """Seconds of a date and time such as 2023-11-16 18:17:03.9799600; digits below a microsecond are dropped."""
+    found = datetime.datetime.fromisoformat(str(value).strip())
+    return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+REQUEST_COLUMNS: dict[tuple[str, str, str], Callable[[Any], float]] = {  # time, input, output: seconds from the time
+    ("arrival_s", "input_tokens", "output_tokens"): _finite,
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _date,
+    ("timestamp", "input_length", "output_length"): lambda value: _finite(value) / 1e3,
+}
+
+
+def load_requests(path: str | Path) -> Requests:
+    """Read a request trace, in which the first request arrives after zero seconds. Rows may come in any sequence.
+
+    Args:
+        path: the file; its columns, or the keys of each line, are those of REQUEST_COLUMNS, and others are ignored.
+
+    Raises:
+        BadInput: if the file cannot be read, has other columns or no rows, or a row is not a time and two numbers of tokens.
+    """
+    path = Path(path)
+    text = read_text(path)
+    rows = _json_rows(path, text) if text.lstrip()[:1] == "{" else _csv_rows(path, text)
+    found: list[tuple[float, int, int]] = []
+    for number, row in rows:
+        found.append(_request(path, number, row))
+        if len(found) > MOST_REQUESTS:
+            raise BadInput(f"{path}: expected at most {MOST_REQUESTS} requests, found more")
+    if not found:
+        raise BadInput(f"{path}: expected requests, found none")
+    found.sort(key=lambda each: each[0])
+    at_s_Q = np.array([at_s for at_s, _, _ in found])
+    tokens_Q2 = np.array([tokens for _, *tokens in found], dtype=np.int64)
+    return Requests(at_s_Q - at_s_Q[0], tokens_Q2[:, 0], tokens_Q2[:, 1])
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}, line {number}: expected a JSON object, found {line[:60]!r}")
+        yield number, row
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(text.splitlines(), strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise BadInput(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+
+
+def _request(path: Path, number: int, row: Mapping[str, Any]) -> tuple[float, int, int]:
+    """The seconds of a row, and its tokens."""
+    names = next((names for names in REQUEST_COLUMNS if set(names) <= set(row)), None)
+    if names is None:
+        known = " or ".join(",".join(each) for each in REQUEST_COLUMNS)
+        raise BadInput(f"{path}, line {number}: expected the columns {known}, found {','.join(map(str, row))[:100]!r}")
+    values = [row[name] for name in names]
+    try:
+        at_s, tokens = REQUEST_COLUMNS[names](values[0]), [int(value) for value in values[1:]]
+        if not all(1 <= each <= MOST_TOKENS and each == float(value) for each, value in zip(tokens, values[1:], strict=True)):
+            raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        said = ",".join(map(str, values))[:100]
+        raise BadInput(f"{path}, line {number}: expected a time and two numbers of tokens above zero, found {said!r}") from None
+    return at_s, tokens[0], tokens[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io.locks import open_locked
+from aurora.io.files import open_locked
 from aurora.models.digest import model_digest
 from aurora.runtime.distributed.host_agreement import this_version
 from aurora.types import TrainOptions

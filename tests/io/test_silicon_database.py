@@ -7,9 +7,8 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.io import silicon_database as database
-from aurora.io.silicon_attention import LATENT
-from aurora.io.silicon_exchanges import MODEL, deep_ep_points
-from aurora.io.silicon_systems import system_cluster, system_curves
+from aurora.io.silicon_database import MODEL, deep_ep_points
+from aurora.io.silicon_systems import LATENT, system_cluster, system_curves
 from tests.silicon_package import ATTENTION, CONFIG, MOE, install, nccl, write, write_all
 
 

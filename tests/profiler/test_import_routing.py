@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aurora.errors import BadInput
-from aurora.io import npz
+from aurora.io import files
 from aurora.io import routing_dumps as dumps
 from aurora.profiler.import_routing import import_profile
 from tests.types.test_token_routing import CoActivation
@@ -199,7 +199,7 @@ def test_files_that_lie(tmp_path, capsys, form, name, content, message):
 
 
 def test_archives_that_would_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "MOST_BYTES", 10**5)
+    monkeypatch.setattr(files, "MOST_BYTES", 10**5)
     (tmp_path / "w.npz").write_bytes(zipped(loads=npy_bytes(np.zeros(10**5, dtype=np.uint8))))
     with pytest.raises(BadInput, match=r"w\.npz: loads: declares 100128 bytes, expected at most 100000"):
         imported(tmp_path / "w.npz", "eplb-load")

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from aurora.errors import BadInput
+from aurora.io.files import open_locked
 from aurora.io.journals import JournalFile
-from aurora.io.locks import open_locked
 
 
 def test_a_file_is_open_once_at_a_time(tmp_path):
