@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test types kernels test-vllm vllm-versions docs dist install clean
+.PHONY: demo papers test types kernels test-vllm vllm-versions docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
+
+# The evaluations of the three papers, in papers/. AURORA_DATA names a folder of recorded data, if there is one.
+papers: install
+	for paper in aurora lazarus bcc; do $(BIN)/python -m bench.papers.$$paper -o papers || exit 1; done
 
 test: install
 	$(BIN)/ruff check .
@@ -57,4 +61,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm demo site dist
+	rm -rf $(VENV) $(VENV)-vllm demo papers site dist

@@ -24,12 +24,12 @@ from aurora.runtime.distributed.commit_rule import Settlement
 from aurora.runtime.distributed.elastic_steps import StateLost
 from aurora.runtime.distributed.member import Epoch
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.simulator.membership_traces import MembershipEvent, shifted
 from aurora.training.checkpoint import CheckpointWriter
 from aurora.training.elastic import ElasticTraining
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
+from bench.papers.lazarus.membership_traces import MembershipEvent, shifted
 
 EXPERTS, SLOTS = 8, 3  # experts of a layer, and how many of them a node's memory takes
 WHOLE = -(-EXPERTS // SLOTS)  # nodes that hold all experts of a layer

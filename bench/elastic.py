@@ -27,18 +27,18 @@ from scipy.stats import chi2
 from spot import Played, SpotRun, steps_of
 from tables import Table, write
 
-from aurora.io import load_failures, shipped
+from aurora.io import shipped
 from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.survival_probability import model_survival
 from aurora.runtime.distributed.pauses import Pause
-from aurora.simulator.membership_traces import MembershipEvent, changes, limited, shifted
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
 from aurora.training.run import train
 from aurora.training.trainer import Trainer, alike_ranks
 from aurora.types import Placement, TrainOptions
 from aurora.types.arrays import FloatArray
+from bench.papers.lazarus.membership_traces import MembershipEvent, changes, limited, load_failures, shifted
 
 MODEL = shipped("models/mixtral-topics")
 LAYERS, EXPERTS = 4, 8

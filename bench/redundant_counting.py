@@ -25,9 +25,9 @@ from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
 from aurora.profiler.redundant_counting import count_with_workers
 from aurora.profiler.routing_counts import RoutingCounts, next_round, route_round
-from aurora.reproduce.bcc.studies import Injected
 from aurora.types import CountingOptions, ProfileOptions
 from aurora.types.arrays import IntArray
+from bench.papers.bcc.studies import Injected
 
 SETUP = """\
 `python bench/redundant_counting.py --repeats {repeats} --wait {wait:g}` on {machine}. {workers} workers count mixtral-topics,

@@ -20,13 +20,13 @@ from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
 from aurora.runtime.distributed.pauses import Pause
 from aurora.runtime.distributed.secret import new_secret
-from aurora.simulator.membership_traces import MembershipEvent
 from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_launcher import MemberFinished
 from aurora.training.host_messages import FinalStep
 from aurora.training.trainer import Trainer, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
+from bench.papers.lazarus.membership_traces import MembershipEvent
 
 PREPARED = "prepared"  # member to player: it can join at once
 JOIN = "join"  # player to member

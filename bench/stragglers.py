@@ -27,12 +27,12 @@ from tables import Table, write
 
 from aurora.io import shipped
 from aurora.planner.gradient_codes import load_of
-from aurora.reproduce.bcc.delays import recorded_steps
-from aurora.reproduce.bcc.studies import Injected
 from aurora.training.coded_run import train_coded
 from aurora.training.data import read_samples
 from aurora.training.result import TrainResult
 from aurora.types import TrainOptions
+from bench.papers.bcc.delays import recorded_steps
+from bench.papers.bcc.studies import Injected
 
 MODEL, RANKS, BASE_S, SLOW, STOPPED = shipped("models/mixtral-topics"), 6, 0.3, 5.0, 4
 OPTIONS = TrainOptions(ranks=RANKS, batch=12, length=32, dtype="float64", router_loss=0.0)

@@ -28,7 +28,7 @@ EXPECTED = {  # what the last block of a page prints, or a part of it
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", [page for page, blocks in PAGES.items() if {"bash", "python"} & {kind for kind, _ in blocks}])
 def test_every_example_runs(page, tmp_path, warm):
-    for name in ("profiles", "aurora", "LICENSE", "README.md"):
+    for name in ("profiles", "aurora", "bench", "LICENSE", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(warm), str(Path(sys.executable).parent), os.environ["PATH"]])
     printed = []

@@ -102,18 +102,6 @@ def _report_formats() -> Iterable[str]:
     return FORMS
 
 
-def _figures() -> Iterable[str]:
-    from aurora.reproduce.aurora.figures import FIGURES
-
-    return FIGURES
-
-
-def _traffics() -> Iterable[str]:
-    from aurora.reproduce.aurora.traffic import TRAFFIC
-
-    return TRAFFIC
-
-
 def _changes() -> Iterable[str]:
     from aurora.simulator.changing_traffic import CHANGES, RECORDED
 
@@ -154,8 +142,6 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "routing_files": _routing_files,
     "exchange": _exchanges,
     "report_format": _report_formats,
-    "figure": _figures,
-    "traffic": _traffics,
     "change": _changes,
     "sweep_key": _sweep_keys,
     "gpu_kind": _gpu_kinds,

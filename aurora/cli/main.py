@@ -21,9 +21,7 @@ from aurora.cli import (
     profile,
     recommend,
     record,
-    replay,
     report,
-    reproduce,
     run,
     simulate,
     sweep,
@@ -44,7 +42,6 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "drift": drift.drift,
     "simulate": simulate.simulate,
     "sweep": sweep.sweep,
-    "replay": replay.replay,
     "run": run.run,
     "train": train.train,
     "report": report.report,
@@ -53,6 +50,11 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "export": engines.export,
     "demo": demo.demo,
     "doctor": doctor.doctor,
+}
+
+RETIRED = {  # subcommands that were, and where their work is done now
+    "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
+    "replay": "`python -m bench.papers.lazarus.replay` in the source repository",
 }
 
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
@@ -68,7 +70,6 @@ for _name, _function in SUBCOMMANDS.items():
     app.command(_name, cls=Subcommand)(_function)
 app.add_typer(bench.app, name="bench")
 app.add_typer(measure.app, name="measure")
-app.add_typer(reproduce.app, name="reproduce")
 
 
 def _version(wanted: bool) -> None:
@@ -90,6 +91,8 @@ def _root(
 
 def main() -> None:
     """Run the `aurora` command."""
+    if sys.argv[1:] and (successor := RETIRED.get(sys.argv[1])):
+        _refuse(f"`{sys.argv[1]}` is no subcommand any more: it is {successor}")
     try:
         code = app(prog_name="aurora", standalone_mode=False)
         sys.stdout.flush()

@@ -11,7 +11,7 @@
 | tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
 | GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
-| prompts (.txt, .jsonl), membership traces, step times of workers (.csv) | prompts, membership_traces, step_times |
+| prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
 """
@@ -25,7 +25,6 @@ from aurora.io import profiles, traces
 from aurora.io.clusters import load_cluster, load_gpus, save_cluster
 from aurora.io.files import Arrays, load_json, load_model_config, load_npz, read_text, shipped, write_text
 from aurora.io.matrices import load_loads, load_matrix
-from aurora.io.membership_traces import load_failures
 from aurora.io.plans import load_plan, save_plan
 from aurora.io.profiles import load_curves, load_profile, save_curves, save_profile
 from aurora.io.traces import load_requests, load_trace, save_trace
@@ -35,7 +34,6 @@ __all__ = [
     "load",
     "load_cluster",
     "load_curves",
-    "load_failures",
     "load_gpus",
     "load_json",
     "load_loads",

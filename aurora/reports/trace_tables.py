@@ -1,6 +1,6 @@
 """Tables and lines on what was simulated or measured: traces, comparisons, training through failures, workers, control."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Column, Table
 
@@ -93,26 +93,6 @@ def network_line(cluster: Cluster) -> str:
 
 def _case_line(errors: CaseErrors) -> str:
     return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
-
-
-def replay_table(title: str, runs: Mapping[str, tuple[float, int, Mapping[str, float]]]) -> Table:
-    """Returns a table of systems that trained through one trace of failures: samples, restarts, and the share of each phase.
-
-    Args:
-        title: title of the table.
-        runs: for each system (samples trained, restarts, seconds by phase); samples are compared with the first system's.
-    """
-    table = Table("", *runs, title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    first, _, phases = next(iter(runs.values()))
-    table.add_row("samples", *(f"{samples:.0f}" for samples, _, _ in runs.values()))
-    table.add_row("of the first's", *(f"{samples / first if first else 0.0:.2f}" for samples, _, _ in runs.values()))
-    table.add_row("restarts", *(str(restarts) for _, restarts, _ in runs.values()))
-    for phase in phases:
-        parts = [seconds[phase] / (sum(seconds.values()) or 1.0) for _, _, seconds in runs.values()]
-        table.add_row(phase, *map(percent, parts))
-    return table
 
 
 def workers_table(shares: Sequence[WorkerReport]) -> Table:

@@ -5,13 +5,11 @@ from aurora.types.cluster import Cluster, Gpu, GpuKind
 from aurora.types.control import ControlReport, ControlWindow, PlacementChange
 from aurora.types.network import Cut, Fabric, Link, Network, TransferCurve, leaf_spine, servers
 from aurora.types.options import (
-    BccOptions,
     ControlOptions,
     CountingOptions,
     DriftOptions,
     PlanOptions,
     ProfileOptions,
-    ReproduceOptions,
     SyntheticOptions,
 )
 from aurora.types.placement import (
@@ -57,7 +55,6 @@ __all__ = [
     "TRACE_PHASES",
     "AggregationResult",
     "Barrier",
-    "BccOptions",
     "Cluster",
     "CoActivation",
     "Compute",
@@ -90,7 +87,6 @@ __all__ = [
     "Program",
     "Rebalanced",
     "ReplicaPlacement",
-    "ReproduceOptions",
     "RequestOptions",
     "Requests",
     "ResilientPlacement",

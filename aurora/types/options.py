@@ -6,7 +6,7 @@ The command line takes parameter names, defaults and help texts from these class
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.option_checks import above_zero, at_most, zero_or_more
+from aurora.types.option_checks import above_zero, zero_or_more
 from aurora.types.program import PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
@@ -215,56 +215,3 @@ class ControlOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise BadInput(f"`{name}`: expected a number above zero, found {value}")
-
-
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """Options of `aurora reproduce aurora`.
-
-    Args:
-        figure: name of a figure, or "all".
-        traffic: name of a traffic, or "all".
-        seeds: random draws of the traffic.
-    """
-
-    figure: str = "all"
-    traffic: str = "all"
-    seeds: int = 6
-
-    def __post_init__(self) -> None:
-        above_zero(self, "seeds")
-
-
-@dataclass(frozen=True)
-class BccOptions:
-    """Options of `aurora reproduce bcc`.
-
-    Args:
-        workers: numbers of workers to try; each time there are as many batches as workers.
-        load: batches per worker, in schemes with redundancy.
-        iterations: gradient descent iterations in simulated time.
-        process_iterations: iterations by real processes; 0: none.
-        stretch: factor on the processes' delays, so that the processes' own overhead on one machine is small beside them.
-        points: examples per batch of the process runs.
-        features: features of an example.
-        draws: random placements on the mixed cluster.
-        seed: for all draws.
-    """
-
-    workers: tuple[int, ...] = (50, 100)
-    load: int = 10
-    iterations: int = 100
-    process_iterations: int = 6
-    stretch: float = 3.0
-    points: int = 10
-    features: int = 8000
-    draws: int = 400
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        above_zero(self, "load", "iterations", "stretch", "points", "features", "draws")
-        zero_or_more(self, "process_iterations", "seed")
-        for workers in self.workers:
-            at_most("workers", workers)
-            if workers < self.load:
-                raise BadInput(f"`workers`: expected at least `load` {self.load} workers, found {workers}")

@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 from baselines import CappedOptions, apart, in_groups, node_seconds
 
-from aurora.simulator.membership_traces import MembershipEvent
+from bench.papers.lazarus.membership_traces import MembershipEvent
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 

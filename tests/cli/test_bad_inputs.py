@@ -54,9 +54,6 @@ FOLDERS = {
     "demo",
     "train",
     "bench colocate",
-    "reproduce aurora",
-    "reproduce bcc",
-    "reproduce lazarus",
 }  # whose output is a folder
 ANY_TEXT = {
     ("profile", "text"),

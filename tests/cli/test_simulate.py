@@ -1,4 +1,4 @@
-"""aurora simulate, sweep and replay: their options and what they refuse."""
+"""aurora simulate and sweep: their options and what they refuse."""
 
 import json
 
@@ -132,29 +132,6 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
     profile = synthetic_profile("zipf:1", CONFIG)
     save(make_plan(machines, [profile]), tmp_path / "p.json")
     assert load_plan(tmp_path / "p.json").cluster == machines
-
-
-def test_nodes_come_and_go(aurora, tmp_path):
-    (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)) + "60000,remove,n1\n")
-    code, out, err = aurora("replay", tmp_path / "t.csv", "--nodes", 4, "--minutes", 5)
-    assert (code, err) == (0, "")
-    for text in ("GPT-S", "GPT-L", "DS(FT)", "Tutel", "aurora", "restart"):
-        assert text in out
-
-
-@pytest.mark.parametrize(
-    ("text", "args", "message"),
-    [
-        ("a,b\n", [], "expected the columns time_ms,event,node, found a,b"),
-        ("", [], "expected the columns time_ms,event,node, found nothing"),
-        ("time_ms,event,node\nx,add,a\n", [], "line 2: expected milliseconds"),
-        ("time_ms,event,node\n0,remove,a\n", [], "'remove' of 'a', which is absent"),
-        ("time_ms,event,node\n0,add,a\n", ["--minutes", 0], "--(nodes|minutes): expected"),
-    ],
-)
-def test_traces_of_nodes_that_are_refused(aurora, tmp_path, text, args, message):
-    (tmp_path / "t.csv").write_text(text)
-    refused(aurora("replay", tmp_path / "t.csv", *args), message)
 
 
 def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):

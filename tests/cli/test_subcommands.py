@@ -19,25 +19,19 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.gradient_codes import SCHEMES
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.reproduce.aurora.traffic import TRAFFIC
-from aurora.reproduce.lazarus import evaluation as lazarus
-from aurora.reproduce.lazarus.evaluation import LazarusEvaluation
 from aurora.simulator.sweep import Setting
 from aurora.types import (
-    BccOptions,
     ControlOptions,
     CountingOptions,
     DriftOptions,
     PlanOptions,
     ProfileOptions,
-    ReproduceOptions,
     RequestOptions,
     RunOptions,
     SyntheticOptions,
     TrainOptions,
 )
 from tests.cli.refusal import refused
-from tests.reproduce.aurora.test_evaluation import small
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONFIG = {"num_local_experts": 4, "num_hidden_layers": 6, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
@@ -93,8 +87,6 @@ def test_few_options_and_only_registered_placeholders():
         ("simulate", RequestOptions, set()),
         ("drift", DriftOptions, set()),
         ("train", TrainOptions, set()),
-        ("reproduce aurora", ReproduceOptions, set()),
-        ("reproduce bcc", BccOptions, {"features"}),
     ],
 )
 def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kind, missing):
@@ -132,7 +124,6 @@ def made(aurora, tmp_path):
     assert aurora("plan", "--cluster", DEMO, "--profile", tmp_path / "a.npz", "-o", tmp_path / "p.json")[0] == 0
     (tmp_path / "loads.csv").write_text("6,5,1,1\n")
     (tmp_path / "m.csv").write_text("0,4\n5,0\n")
-    (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)))
     np.save(tmp_path / "loads.npy", np.ones((6, 4), dtype=np.int64))
     return tmp_path
 
@@ -148,7 +139,6 @@ LINES = {
     "drift": "a.npz b.npz",
     "simulate": "p.json",
     "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 --no-plots -o maps",
-    "replay": "t.csv --nodes 4 --minutes 1",
     "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
     "report": "p.json",
     "order": "m.csv",
@@ -158,9 +148,6 @@ LINES = {
     "doctor": "",
     "bench colocate": "--profile a.npz --profile b.npz --cluster demo-4 --batch 8 --bandwidth 1 --skew 1 --steps 2 -o won",
     "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
-    "reproduce aurora": "--figure 11a --traffic generated --seeds 1 --no-plots -o figures",
-    "reproduce bcc": "--workers 12 --load 4 --iterations 4 --process-iterations 0 --draws 5 --no-plots -o figures",
-    "reproduce lazarus": "--no-plots -o figures",
 }
 
 
@@ -171,8 +158,6 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
     monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
     monkeypatch.setattr("aurora.profiler.doctor.examine", list)
     monkeypatch.setattr("aurora.profiler.vllm_server.profile_vllm_server", lambda *_: synthetic_profile("zipf:1", CONFIG))
-    monkeypatch.setattr(lazarus, "reproduce", lambda *_: LazarusEvaluation([], False, {}))
-    monkeypatch.setitem(TRAFFIC, "generated", small)
     line = LINES[subcommand].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
     code, out, err = aurora(*subcommand.split(), *line.split(), "--json")
     assert code == 0, err
@@ -253,6 +238,11 @@ def test_help_lists_auto_where_it_is_the_default():
     auto = [(name, param) for name, command in commands() for param in command.params if param.default == "auto"]
     assert {"aim", "objective", "place", "time_slice"} <= {param.name for _, param in auto}
     assert [(name, param.name) for name, param in auto if "auto" not in choices.filled(param.help)] == []
+
+
+@pytest.mark.parametrize("retired", main.RETIRED)
+def test_a_retired_subcommand_says_where_its_work_is_done_now(aurora, retired):
+    refused(aurora(retired, "anything", "-o", "there"), f"`{retired}` is no subcommand any more: it is ")
 
 
 def test_version_and_completion(aurora):

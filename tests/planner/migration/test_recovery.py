@@ -13,8 +13,8 @@ from aurora.planner.check.plans import check_order
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.relabelling import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
-from aurora.reproduce.lazarus.greedy_relabelling import greedy_moves
 from aurora.types import Cluster, FailureDomains, Gpu, Network
+from bench.papers.lazarus.greedy_relabelling import greedy_moves
 
 
 def machines(nodes):
