@@ -17,12 +17,11 @@ from tables import Table, today, write
 
 from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import objective
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck_sum_matching
+from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
+from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.profile_costs import group_costs
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.planner.placement.coupled_requests import coupled_s

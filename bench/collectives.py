@@ -16,7 +16,7 @@ from machine import machine
 from scipy.optimize import linprog
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.link_fit import LinkFit
+from aurora.planner.network.measured_links import LinkFit
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network
 

@@ -23,8 +23,7 @@ from machine import machine
 from routed_tasks import deepseek
 from tables import Table, today, write
 
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.levelling import carriers, level_from
+from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
 from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.schedule_model import LEVEL_GAIN
 from aurora.types import Hierarchy, Network, servers

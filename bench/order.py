@@ -19,16 +19,14 @@ from machine import machine
 from tables import Table, today, write
 
 import aurora
-from aurora.planner.alltoall.birkhoff import birkhoff, slots
-from aurora.planner.alltoall.branch_and_bound import MOST_RANKS
-from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
+from aurora.planner.alltoall.birkhoff import birkhoff, slots, sub_channels
+from aurora.planner.alltoall.hierarchical import RAILS, hierarchical_order
 from aurora.planner.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import DEFAULT_BPS
-from aurora.planner.alltoall.split_transfers import CutShop, best_whole, search_tries
-from aurora.planner.alltoall.sub_channels import sub_channels
+from aurora.planner.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
 from aurora.planner.alltoall.two_tier import balanced_order, two_tier_schedule
-from aurora.planner.network.lower_bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds, two_tier_bound
+from aurora.planner.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds, two_tier_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Hierarchy, Network, Order
 

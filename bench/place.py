@@ -19,7 +19,7 @@ from aurora.io import load_cluster, shipped
 from aurora.planner.check.replicas import check_layout
 from aurora.planner.make_plan import make_plan
 from aurora.planner.plan_seconds import layer_seconds
-from aurora.planner.replication import load_bounds
+from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
@@ -158,7 +158,7 @@ def replica_section(today: str) -> list[str]:
         lines += rows(f"58 x 256 Zipf {exponent}, 64 GPUs x 5", load_LE, GpuSlots.equal(64, 5))
     load_E, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
     lines += rows("256 Zipf 0.8, 144 GPUs x 2", load_E[None], slots)
-    counted = load_bounds.mean_load(load_E, slots) / load_bounds.by_counting(load_E, slots)
+    counted = bounds.mean_load(load_E, slots) / bounds.by_counting(load_E, slots)
     fewest, enough = slots_needed(load_E, slots, 0.95)
     return [
         f"# Experts with replicas, {today}",

@@ -22,7 +22,7 @@ from aurora.advisor.ways import (
     WaysCompared,
 )
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.traffic import check_profile
+from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.micro_batches import micro_batches

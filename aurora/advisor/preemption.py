@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.check.traffic import check_traffic
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.simulator.interpreter import simulate
 from aurora.types import PRIORITIES, Plan, Profile

@@ -61,7 +61,7 @@ def _train_schemes() -> Iterable[str]:
 
 
 def _engines() -> Iterable[str]:
-    from aurora.planner.check.engines import ENGINES
+    from aurora.planner.check.fit import ENGINES
 
     return ENGINES
 

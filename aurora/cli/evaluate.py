@@ -18,7 +18,7 @@ def evaluate(
     from aurora import api
     from aurora.cli.as_json import evaluation_json
     from aurora.io import load_plan, load_profile
-    from aurora.planner.check.traffic import without_proof
+    from aurora.planner.check.fit import without_proof
     from aurora.reports.plan_tables import evaluation_table
 
     served, traffic = load_plan(plan), [load_profile(path) for path in profile]

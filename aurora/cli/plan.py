@@ -111,7 +111,7 @@ def plan(
     from aurora.cli.as_json import explanation_json, migration_json, plan_json
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_plan, load_profile, save
-    from aurora.planner.check.engines import check_engine
+    from aurora.planner.check.fit import check_engine
     from aurora.planner.placement.explain import explain as explained
     from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.planner.placement.profile_costs import AIMS, SUMMED

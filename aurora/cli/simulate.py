@@ -122,7 +122,7 @@ def simulate(
     from aurora.advisor.simulated_choice import with_micro_batches
     from aurora.cli.as_json import models_json, summary_json
     from aurora.io import load_plan, save
-    from aurora.planner.check.traffic import check_traffic, without_proof
+    from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.planner.plan_seconds import seconds_between
     from aurora.planner.resolve_options import with_priorities
     from aurora.reports.trace_tables import models_table, summary_table
@@ -184,7 +184,7 @@ def _serve(context: typer.Context, as_json: bool) -> None:
     from aurora.cli.progress import shown
     from aurora.errors import InfeasiblePlan
     from aurora.io import load_plan, load_requests
-    from aurora.planner.check.traffic import check_traffic, without_proof
+    from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.reports.request_tables import request_lines, requests_table
 
     given, options = context.params, chosen(RequestOptions, context)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BrokenPlan
-from aurora.planner.check.traffic import check_traffic
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed_steps
 from aurora.planner.plan_seconds import layer_seconds, objective_between

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication.recoverability import BoolArray, all_held
+from aurora.planner.replication.survival_probability import BoolArray, all_held
 from aurora.types.arrays import FloatArray, IntArray, locked
 
 TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batch

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.planner.check.fit import check_profile
 from aurora.planner.check.plans import check_plan
-from aurora.planner.check.traffic import check_profile
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.colocated_layers import place_colocated
 from aurora.planner.placement.deduplicated_layers import place_deduplicated

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.check.fit import check_profile
 from aurora.planner.check.plans import check_plan
-from aurora.planner.check.traffic import check_profile
 from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.bounds import placement_bound_s
 from aurora.planner.placement.exclusive_layers import unseen_seconds
 from aurora.planner.placement.hierarchical_layers import price_hierarchical
-from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.plan_seconds import layer_seconds, objective_between
 from aurora.planner.resolve_options import GIVEN, remade, resolve
 from aurora.planner.schedule_model import fastest_hierarchy, schedule_model

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.alltoall.levelling import carriers, level_from
+from aurora.planner.alltoall.hierarchical import carriers, level_from
 from aurora.planner.alltoall.schedule import both_ways, hierarchical_order_s
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.layers_in_threads import Progress, of_layers, untold

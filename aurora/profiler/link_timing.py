@@ -15,8 +15,7 @@ import torch.distributed as dist
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.moe.transport import Transport
-from aurora.planner.network.link_fit import fit_link
-from aurora.planner.network.server_clusters import find_servers
+from aurora.planner.network.measured_links import find_servers, fit_link
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport

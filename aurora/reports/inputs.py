@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.check.traffic import check_traffic
+from aurora.planner.check.fit import check_traffic
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Plan, Profile, Trace
 from aurora.types.options import MICRO_BATCH_COUNTS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from aurora.planner.network.nics import nics_of
+from aurora.planner.network.routes import nics_of
 from aurora.reports.formatting import Row, add_worst, distinct, percent, right, seconds, size
 from aurora.types import Cut, Plan, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import gap

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed_steps
 from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.advisor.served_steps import step_times
-from aurora.planner.network.nics import nics_of
+from aurora.planner.network.routes import nics_of
 from aurora.reports.formatting import distinct
 from aurora.reports.spans import union
 from aurora.types import TRACE_PHASES, Cluster, Trace

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.network.lower_bounds import port_seconds, spread, spread_split
-from aurora.planner.network.nics import nics_of
+from aurora.planner.network.bounds import port_seconds, spread, spread_split
+from aurora.planner.network.routes import nics_of
+from aurora.planner.placement.bounds import placement_bound_s
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.placement.profile_costs import layer_costs
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.plan_seconds import layer_seconds

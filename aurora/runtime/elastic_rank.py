@@ -18,7 +18,7 @@ import torch
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
-from aurora.planner.migration.survivors import ExpertTransfer, HeldML
+from aurora.planner.migration.recovery import ExpertTransfer, HeldML
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.planner.migration.survivors import ExpertTransfer
+from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.types import Op
 
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name

@@ -28,7 +28,7 @@ from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Decision
 from aurora.planner.control.move_sequence import Move
-from aurora.planner.migration.survivors import ExpertTransfer
+from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, fill, slots_G
 from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights

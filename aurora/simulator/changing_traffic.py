@@ -11,9 +11,8 @@ from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.control.move_times import LENGTHENED
 from aurora.planner.control.plan_controller import load_cost_G, slots_in_use, slowest_port_Bps
-from aurora.planner.replication.rebalance import rebalance
+from aurora.planner.replication.rebalance import rebalance, rebalance_inside
 from aurora.planner.replication.registry import place_unbounded
-from aurora.planner.replication.server_rebalance import rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.option_checks import at_most

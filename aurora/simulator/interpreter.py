@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
-from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
-from aurora.planner.check.traffic import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.step_traffic import step_profile

@@ -26,7 +26,7 @@ from protocol import DEEP, Results, options
 from traffic import MATRICES, traffic
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.lower_bounds import fluid_bound
+from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network
 

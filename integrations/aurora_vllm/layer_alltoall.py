@@ -12,7 +12,7 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import MoeLayer
 from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
+from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.watched_exchanges import WatchedExchanges

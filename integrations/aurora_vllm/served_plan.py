@@ -17,7 +17,7 @@ from aurora.io import load_model_config, load_plan, load_profile
 from aurora.io.engine_placements import filled, redundant_experts
 from aurora.models.hub import model_folder
 from aurora.models.loading import ROUTER, router_fingerprint
-from aurora.planner.check.engines import check_engine
+from aurora.planner.check.fit import check_engine
 from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.runtime.order_calibration import with_servers
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile

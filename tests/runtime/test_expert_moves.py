@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from aurora.models.loading import expert_parameters, hold_experts
-from aurora.planner.migration.survivors import ExpertTransfer
+from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.expert_moves import WeightMessages
 

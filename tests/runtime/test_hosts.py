@@ -19,7 +19,7 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.digest import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.survivors import expert_transfers
+from aurora.planner.migration.recovery import expert_transfers
 from aurora.runtime.distributed.control_channel import EpochStart, MemberResult, MemberState, Progress
 from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.host_connection import ToRank

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
+from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.make_plan import make_plan
 from aurora.runtime import order_calibration as measuring

@@ -1,21 +1,103 @@
 """ORDER: how one all-to-all is ordered, by name. A new order is one function like OrderStrategy and one line here.
 
+The orders that need no search are here: all transfers at once, paced or not, and those that papers compare with.
 `schedule_time.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
 """
 
+from bisect import insort
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from aurora.planner.alltoall.baselines import all_at_once, aurora_alg1, paced, random_order, smallest_first, spread_out
-from aurora.planner.alltoall.birkhoff import birkhoff
-from aurora.planner.alltoall.hierarchical_order import hierarchical
-from aurora.planner.alltoall.open_shop import openshop
+from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
+from aurora.planner.alltoall.hierarchical import hierarchical
+from aurora.planner.alltoall.matched_rounds import matchings
+from aurora.planner.alltoall.open_shop import all_pairs, openshop, rotated_pairs, with_silent_pairs
 from aurora.planner.alltoall.split_transfers import openshop_best
-from aurora.planner.alltoall.stages import matchings
-from aurora.planner.alltoall.sub_channels import sub_channels
+from aurora.planner.network.bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
+
+
+def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """All-at-once: every transfer starts at once, and ports are shared. Ranks post messages to the next rank first."""
+    n = len(bytes_GG)
+    return Order("all-at-once", rotated_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
+
+
+def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Starts every transfer at once, each held to the rate bytes / T, where T is the fluid bound (coflow MADD).
+
+    All transfers end at T, on any ports.
+    """
+    return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
+
+
+def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Lets every sender send its smallest transfer first, one at a time (SJF); a receiver takes all that are sent to it.
+
+    Source: Aurora §8.1.
+    """
+    pairs_X2 = all_pairs(len(bytes_GG))
+    return _by_sender("sjf", pairs_X2[np.argsort(bytes_GG[*pairs_X2.T], kind="stable")], len(bytes_GG))
+
+
+def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Lets every sender send in random order, one at a time (RCS); a receiver takes all that are sent to it.
+
+    Source: Aurora §8.1.
+    """
+    pairs_X2 = all_pairs(len(bytes_GG))
+    return _by_sender("random", pairs_X2[rng.permutation(len(pairs_X2))], len(bytes_GG))
+
+
+def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
+    return _by_sender("spread-out", rotated_pairs(len(bytes_GG)), len(bytes_GG))
+
+
+def _by_sender(method: str, pairs_X2: IntArray, ranks: int) -> Order:
+    """An order in which senders have one transfer under way and receivers any number."""
+    return Order(method, pairs_X2, recvs_open=max(1, ranks - 1))
+
+
+def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Orders by Aurora's Algorithm 1, read literally, with one partner at a time.
+
+    First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
+    the earliest time at which both of its ends are still free.
+
+    Source: Aurora §4.2.
+    """
+    n = len(bytes_GG)
+    seconds_GG = pair_seconds(bytes_GG, network.without_startup)
+    busy: list[list[tuple[float, float]]] = [[] for _ in range(2 * n)]  # of each port, senders first, by start
+    started: list[tuple[float, int, int]] = []
+    left_GG = bytes_GG.copy()
+    for turn in range(n):
+        gpu = int(np.argmax(port_seconds(left_GG, network)))
+        pairs = [(gpu, j) for j in range(n) if left_GG[gpu, j]] + [(i, gpu) for i in range(n) if left_GG[i, gpu]]
+        if turn == 0:
+            pairs = [pairs[k] for k in rng.permutation(len(pairs))]
+        for src, dst in pairs:
+            begin = _earliest(busy[src], busy[n + dst], float(seconds_GG[src, dst]))
+            for port in (src, n + dst):
+                insort(busy[port], (begin, begin + float(seconds_GG[src, dst])))
+            started.append((begin, src, dst))
+            left_GG[src, dst] = 0
+    pairs = [(src, dst) for _, src, dst in sorted(started)]
+    return Order("aurora-alg1", with_silent_pairs(np.array(pairs, dtype=np.int64).reshape(-1, 2), bytes_GG))
+
+
+def _earliest(a: list[tuple[float, float]], b: list[tuple[float, float]], seconds: float) -> float:
+    """The first time at which neither port is busy for `seconds`."""
+    at = 0.0
+    for begin, end in sorted(a + b):
+        if begin - at >= seconds * (1 - 1e-12):
+            break
+        at = max(at, end)
+    return at
 
 
 class OrderStrategy(Protocol):

@@ -11,7 +11,7 @@ from numba import njit
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.open_shop import DenseSchedule, search
-from aurora.planner.network.lower_bounds import two_tier_bound
+from aurora.planner.network.bounds import two_tier_bound
 from aurora.types import Schedule
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -32,8 +32,7 @@ from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_sequence import Move, move_sequence, sequence_inside
 from aurora.planner.control.move_times import MoveTimes
 from aurora.planner.control.step_times import AFTER, StepTimes
-from aurora.planner.replication.rebalance import checked_min_replicas, rebalance
-from aurora.planner.replication.server_rebalance import rebalance_inside
+from aurora.planner.replication.rebalance import checked_min_replicas, rebalance, rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray, locked
 from aurora.types.placement import EMPTY

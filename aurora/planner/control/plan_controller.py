@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.planner.check.traffic import check_traffic
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.control.controller import Controller
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.types import Cluster, ControlOptions, GpuSlots, Hierarchy, Placement, Plan, Profile

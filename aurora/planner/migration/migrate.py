@@ -11,11 +11,9 @@ from scipy.sparse.csgraph import connected_components
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.make_plan import surviving
-from aurora.planner.migration.byte_budget import worth_moving
-from aurora.planner.migration.pricing import migration_schedule, moved_bytes
-from aurora.planner.migration.relabelling import fewest_moves, holds
+from aurora.planner.migration.weight_moves import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
+from aurora.planner.placement.bounds import placement_bound_s
 from aurora.planner.placement.exclusive_layers import unseen_seconds
-from aurora.planner.placement.placement_bound import placement_bound_s
 from aurora.planner.plan_seconds import layer_seconds, objective_between
 from aurora.planner.schedule_model import schedule_model
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule

@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 from numba import njit
 
-from aurora.planner.network.fabric_bounds import cut_bound
-from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound
+from aurora.planner.network.bounds import cut_bound, fluid_bound, one_to_one_bound
 from aurora.planner.network.switch import Pieces, Switch
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import IntArray

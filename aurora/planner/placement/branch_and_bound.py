@@ -1,14 +1,192 @@
-"""Branch and bound for colocated models: the optimum, or the best assignment found and a lower bound."""
+"""Branch and bound for colocated models, over linear programs: the optimum, or the best assignment found and a lower bound.
 
+An edge puts a group of one model on a GPU. The linear program lets a GPU hold fractions of groups. An edge is open while an
+assignment that uses it may still beat the value asked about; otherwise it is closed.
+"""
+
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
-from aurora.planner.placement.annealing import gpu_terms, longest_path
-from aurora.planner.placement.colocation_problem import Arrays, ColocationProblem
-from aurora.planner.placement.lp_relaxation import SLACK, OptimalityProof, prove_bound
+from aurora.planner.placement.assignment import bottleneck_value
+from aurora.planner.placement.colocation_problem import Arrays, ColocationProblem, gpu_terms, longest_path
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+
+SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
+WORTHWHILE = 0.97  # another linear programme is solved if the last round left at most this part of the edges open
+HUGE = 1e300
+
+
+@dataclass(frozen=True)
+class LpBound:
+    """A lower bound on every assignment that uses open edges only.
+
+    Attributes:
+        seconds: the bound; infinite if there is no such assignment.
+        spare_MGJ: (M, G, J) seconds; an assignment takes at least `seconds` plus the sum of spare_MGJ over its edges.
+        term_X: (X,) seconds of each moved term in the relaxed optimum.
+        least_X: (X,) seconds, a lower bound on each moved term alone.
+    """
+
+    seconds: float
+    spare_MGJ: FloatArray
+    term_X: FloatArray
+    least_X: FloatArray
+
+
+@dataclass(frozen=True)
+class OptimalityProof:
+    """What linear programmes prove about assignments that beat a given value.
+
+    Attributes:
+        bound_s: lower bound in seconds on all assignments.
+        closed: whether no assignment beats the value by more than SLACK.
+        open_MGJ: (M, G, J) bool, the only edges that an assignment which beats the value can use; none if `closed`.
+        lp: the bound of the last linear programme, or of the first if `closed`.
+    """
+
+    bound_s: float
+    closed: bool
+    open_MGJ: BoolArray
+    lp: LpBound
+
+
+def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
+    """Proves a lower bound on a colocation problem by a few linear programmes.
+
+    Each round closes the edges that no assignment below value_s can use, and relaxes the rest again. The rounds end when no
+    edge is open (no assignment is then below value_s) or when a round closes few edges.
+
+    Args:
+        problem: the models' costs and the objective.
+        value_s: seconds of the assignment to beat.
+    """
+    aim_s = value_s * (1 - SLACK)
+    open_MGJ = problem.open_MGJ
+    first = found = lp_bound(problem, open_MGJ)
+    while found.seconds < aim_s:
+        kept_MGJ = open_MGJ & (found.seconds + found.spare_MGJ < aim_s)
+        for model in range(len(kept_MGJ)):
+            term_XGJ = np.maximum(found.least_X[:, None, None], _least_XGJ(problem, kept_MGJ, model))
+            term_XGJ = np.minimum(term_XGJ, HUGE)  # infinite without a partner, but a path may hold it zero times
+            path_PGJ = np.tensordot(problem.count_PX, term_XGJ, axes=1) + problem.base_P[:, None, None]
+            kept_MGJ[model] &= path_PGJ.max(axis=0) < aim_s
+        if kept_MGJ.sum() > WORTHWHILE * open_MGJ.sum():
+            return OptimalityProof(found.seconds, False, kept_MGJ, found)
+        open_MGJ = kept_MGJ
+        found = lp_bound(problem, open_MGJ)
+    return OptimalityProof(max(aim_s, first.seconds), True, np.zeros_like(open_MGJ), first)
+
+
+def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
+    """Returns the bound of the linear programme over open edges, from its dual solution: no solver tolerance enters it."""
+    arrays, least_X = problem.arrays, _least_X(problem, open_MGJ)
+    nothing_MGJ = np.zeros(open_MGJ.shape)
+    if not np.isfinite(least_X).all():
+        return LpBound(np.inf, nothing_MGJ, least_X, least_X)
+    scale = float(max(arrays.seconds_GNJ.max(), problem.base_P.max())) or 1.0
+    scaled = arrays._replace(seconds_GNJ=arrays.seconds_GNJ / scale)
+    base_P, scaled_least_X = problem.base_P / scale, least_X / scale
+    solved = _solved(problem.count_PX, base_P, scaled_least_X, scaled, open_MGJ)
+    if solved is None:
+        return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
+    term_X, dual_P, dual_KG, price_MJ = solved
+    # Any weights give a bound if those of paths sum to one and those of parts to at most their term's. Take the solver's.
+    weight_P = dual_P / dual_P.sum()
+    weight_X = weight_P @ problem.count_PX
+    used_X, cost_MGJ = np.zeros(len(least_X)), nothing_MGJ.copy()
+    np.add.at(used_X, arrays.term_K, dual_KG.sum(axis=1))
+    shrink_X = np.divide(weight_X, used_X, out=np.ones(len(least_X)), where=used_X > weight_X)
+    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+        cost_MGJ[model] += scaled.seconds_GNJ[:, row] * (dual_KG[part] * shrink_X[arrays.term_K[part]])[:, None]
+    spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
+    price_MG = spare_MGJ.min(axis=2)
+    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
+    bound = float(weight_P @ base_P + rest_X @ scaled_least_X + price_MG.sum() + price_MJ.sum())
+    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, least_X)
+
+
+def _solved(
+    count_PX: IntArray, base_P: FloatArray, least_X: FloatArray, arrays: Arrays, open_MGJ: BoolArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
+    """(moved terms, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum.
+
+    None if it is not solved. Columns: a share of each open edge, the moved terms, the longest path. Rows: each part on each GPU
+    is at most its term, each path is at most the longest, and the shares of every GPU and of every group sum to one.
+    """
+    model, gpu, group = np.nonzero(open_MGJ)
+    (models, n, _), count, (paths, terms) = open_MGJ.shape, len(model), count_PX.shape
+    gpus, top = np.arange(n), len(arrays.term_K) * n
+    rows, cols, values = [], [], []
+    for row, (of_model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
+        own = np.flatnonzero(model == of_model)
+        held = arrays.seconds_GNJ[gpu[own], row, group[own]]
+        some = own[held != 0]
+        rows.append(part * n + gpu[some])
+        cols.append(some)
+        values.append(held[held != 0])
+    for part, term in enumerate(arrays.term_K):
+        rows.append(part * n + gpus)
+        cols.append(np.full(n, count + term))
+        values.append(np.full(n, -1.0))
+    path, term_P = np.nonzero(count_PX)
+    rows += [top + path, top + np.arange(paths)]
+    cols += [count + term_P, np.full(paths, count + terms)]
+    values += [count_PX[path, term_P], np.full(paths, -1.0)]
+    cells = np.concatenate(rows), np.concatenate(cols)
+    within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + terms + 1)).tocsr()
+    sums = np.concatenate([model * n + gpu, models * n + model * n + group]), np.tile(np.arange(count), 2)
+    whole = coo_array((np.ones(2 * count), sums), shape=(2 * models * n, count + terms + 1)).tocsr()
+    least = np.concatenate([np.zeros(count), least_X, [-np.inf]])
+    solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+        np.eye(1, count + terms + 1, count + terms)[0],
+        within,
+        np.concatenate([np.zeros(top), -base_P]),
+        whole,
+        np.ones(2 * models * n),
+        np.stack([least, np.full(count + terms + 1, np.inf)], axis=1),
+        method="highs",
+    )
+    if solved.status != 0:
+        return None
+    dual = np.maximum(-solved.ineqlin.marginals, 0.0)
+    price_MJ = solved.eqlin.marginals[models * n :].reshape(models, n)
+    return solved.x[count : count + terms], dual[top:], dual[:top].reshape(-1, n), price_MJ
+
+
+def _least_X(problem: ColocationProblem, open_MGJ: BoolArray) -> FloatArray:
+    """(X,) a lower bound in seconds on each moved term alone, by bottleneck matchings; infinite without an assignment."""
+    least_X = np.zeros(problem.count_PX.shape[1])
+    for model, open_GJ in enumerate(open_MGJ):
+        for term, least_GJ in enumerate(_least_XGJ(problem, open_MGJ, model)):
+            least_X[term] = max(least_X[term], bottleneck_value(np.where(open_GJ, least_GJ, np.inf)))
+    return least_X
+
+
+def _least_XGJ(problem: ColocationProblem, open_MGJ: BoolArray, model: int) -> FloatArray:
+    """(X, G, J) seconds that each moved term takes at least when the model's group j sits on GPU g.
+
+    Beside one other model the least is taken over its groups; beside several, over the groups of each and for each part apart.
+    """
+    arrays = problem.arrays
+    term_N = arrays.term_K[arrays.part_N]
+    least_XGJ = np.zeros((problem.count_PX.shape[1], *open_MGJ.shape[1:]))
+    for term in np.unique(term_N[arrays.model_N == model]).tolist():
+        rows = {each: (term_N == term) & (arrays.model_N == each) for each in range(len(open_MGJ))}
+        others = [each for each in rows if each != model and rows[each].any()]
+        for g, seconds_NJ in enumerate(arrays.seconds_GNJ):
+            own_KJ = seconds_NJ[rows[model]]
+            beside = [seconds_NJ[rows[other]][:, open_MGJ[other, g]] for other in others]  # (K, open groups) of each
+            if len(beside) != 1:
+                least = [np.zeros(len(own_KJ)), *(other_KJ.min(axis=1, initial=np.inf) for other_KJ in beside)]
+                beside = [np.sum(least, axis=0)[:, None]]
+            least_XGJ[term, g] = (own_KJ[:, :, None] + beside[0][:, None, :]).max(axis=0).min(axis=1, initial=np.inf)
+    return least_XGJ
+
 
 NODES = 1_000_000  # between two looks at the clock: about a quarter of a second
 BISECTIONS = 6

@@ -1,10 +1,12 @@
-"""Co-activation: how often tokens choose both of two experts, groups of such experts, and a bound for deduplicated traffic."""
+"""Co-activation: how often tokens choose both of two experts, groups of such experts, and a local search over them."""
 
 from itertools import product
+from typing import NamedTuple, Self
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
-from aurora.planner.network.lower_bounds import spread_split
 from aurora.types.arrays import FloatArray, IntArray
 
 
@@ -68,118 +70,315 @@ def coactivation_groups(counts_EE: IntArray, slots_G: IntArray) -> IntArray:
     return gpu_E
 
 
-def deduplicated_bound(
-    counts_SEE: IntArray,
-    top_k: int,
+KICKS = 32  # restarts from the best placement, each after a few random moves and swaps
+SHAKES = 3
+NONE = -1
+
+
+class Tokens(NamedTuple):
+    """Distinct tokens of a layer.
+
+    Attributes:
+        experts_VK: (V, K) int64, the experts of each distinct token.
+        source_V: (V,) int64, the source rank of each distinct token.
+        count_V: (V,) int64, how many tokens are equal to it.
+        of_expert_X: (V * K,) int64, distinct tokens by expert: those of expert e are of_expert_X[start_E[e] : start_E[e + 1]].
+        start_E: (E + 1,) int64, the index in of_expert_X at which each expert's tokens begin.
+    """
+
+    experts_VK: IntArray
+    source_V: IntArray
+    count_V: IntArray
+    of_expert_X: IntArray
+    start_E: IntArray
+
+    @classmethod
+    def of(cls, experts_VK: IntArray, source_V: IntArray, count_V: IntArray, experts: int) -> Self:
+        """Returns tokens as `distinct_tokens` does, with their index by each of `experts` experts."""
+        of_expert_X = np.argsort(experts_VK.ravel(), kind="stable") // experts_VK.shape[1]
+        ends_E = np.cumsum(np.bincount(experts_VK.ravel(), minlength=experts))
+        return cls(experts_VK, source_V, count_V, of_expert_X, np.append(0, ends_E))
+
+
+class Costs(NamedTuple):
+    """Costs that no move changes.
+
+    Attributes:
+        expert_s_GE: (G, E) seconds of each expert on each GPU.
+        gate_s_G: (G,) seconds of the gate.
+        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+    """
+
+    expert_s_GE: FloatArray
+    gate_s_G: FloatArray
+    port_s_XG: FloatArray
+    slots_G: IntArray
+
+
+class Tables(NamedTuple):
+    """Counts that follow from the placement, kept up to date so that a move or swap is priced in O(G).
+
+    Attributes:
+        gpu_E: (E,) int64, the GPU of each expert.
+        held_G: (G,) int64, how many experts each GPU holds.
+        work_s_G: (G,) seconds of the experts on each GPU.
+        total_ES: (E, S) int64, tokens of each expert by source.
+        hits_VG: (V, G) uint8, how many of a distinct token's experts sit on each GPU.
+        rows_SG: (S, G) int64, deduplicated tokens from each source to each GPU.
+        joint_ESG: (E, S, G) int64, tokens of an expert for which the GPU holds another of the token's experts.
+        sole_EES: (E, E, S) int64, tokens that choose both experts and have no other expert on the first one's GPU.
+    """
+
+    gpu_E: IntArray
+    held_G: IntArray
+    work_s_G: FloatArray
+    total_ES: IntArray
+    hits_VG: NDArray[np.uint8]
+    rows_SG: IntArray
+    joint_ESG: IntArray
+    sole_EES: IntArray
+
+
+def coactivation_search(
+    experts_VK: IntArray,
+    source_V: IntArray,
+    count_V: IntArray,
+    gpu_E: IntArray,
     slots_G: IntArray,
     expert_s_GE: FloatArray,
     gate_s_G: FloatArray,
     port_s_XG: FloatArray,
-) -> float:
-    """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
+    rng: np.random.Generator,
+    kicks: int = KICKS,
+) -> IntArray:
+    """Moves and swaps single experts to shorten the layer, by Eq. 1 with deduplicated tokens.
 
-    A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
-    A source sends at least `least_sent`.
+    It descends steepest first: in seconds, and then in the sum of all ports' seconds. Then it restarts `kicks` times, from the
+    best placement after a few random moves and swaps. Deterministic for a given `rng`.
 
     Args:
-        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
-        top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        expert_s_GE: (G, E) seconds of each expert on each GPU.
-        gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
+        experts_VK, source_V, count_V: as `distinct_tokens` returns them.
+        gpu_E: (E,) int64, the GPU of each expert to start from.
+        slots_G, expert_s_GE, gate_s_G, port_s_XG: as in `Costs`.
+        rng: for the restarts.
+        kicks: number of restarts.
 
     Returns:
-        Seconds.
-
-    Source:
-        Eq. 1: Aurora (arXiv:2410.17043).
+        (E,) int64, the GPU of each expert; never worse than gpu_E.
     """
-    send_s_G, recv_s_G, csend_s_G, crecv_s_G = port_s_XG
-    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
-    arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
-    shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)
-
-    def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
-        """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
-        whole_GE, part_GE = (work_GE + rows_GE * row_s_G[:, None] for rows_GE in (arriving_GE, shared_GE))
-        return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread_split(part_GE))
-
-    idle_GE = np.zeros_like(expert_s_GE)
-    first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
-    second_s = max(float((sent_G * crecv_s_G).max()), either(expert_s_GE, csend_s_G))
-    return first_s + second_s
+    experts, gpus = len(gpu_E), len(slots_G)
+    shakes_XX2 = np.stack([rng.integers(0, experts, (kicks, SHAKES)), rng.integers(0, experts + gpus, (kicks, SHAKES))], axis=2)
+    found_E = gpu_E.copy()
+    tokens = Tokens.of(np.ascontiguousarray(experts_VK), np.ascontiguousarray(source_V), count_V, experts)
+    _search(tokens, Costs(np.array(expert_s_GE, order="C"), gate_s_G, port_s_XG, slots_G), found_E, shakes_XX2)
+    return found_E
 
 
-def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
-    """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
+@njit(cache=True)
+def _search(tokens: Tokens, costs: Costs, gpu_E: IntArray, shakes: IntArray) -> None:
+    """Runs the descent and its restarts; writes the best placement into gpu_E."""
+    tables = _tables(tokens, costs, gpu_E)
+    best_s, best_ports = _descend(tokens, costs, tables)
+    best_E = gpu_E.copy()
+    for kick in range(len(shakes)):
+        _shake(tokens, costs, tables, shakes[kick])
+        now_s, now_ports = _descend(tokens, costs, tables)
+        if _less(now_s, now_ports, best_s, best_ports):
+            best_s, best_ports = now_s, now_ports
+            best_E[:] = gpu_E
+        else:
+            for e in range(len(gpu_E)):
+                _shift(tokens, costs, tables, e, best_E[e])
 
-    The experts there that tokens of e choose too are at most the slots_G[g] - 1 that they choose most often.
+
+@njit(cache=True)
+def _tables(tokens: Tokens, costs: Costs, gpu_E: IntArray) -> Tables:
+    """The tables of a placement, counted from its tokens."""
+    experts, gpus = len(gpu_E), len(costs.slots_G)
+    experts_VK, source_V, count_V, _, _ = tokens
+    hits = np.zeros((len(experts_VK), gpus), dtype=np.uint8)
+    rows = np.zeros((gpus, gpus), dtype=np.int64)
+    total = np.zeros((experts, gpus), dtype=np.int64)
+    joint = np.zeros((experts, gpus, gpus), dtype=np.int64)
+    sole = np.zeros((experts, experts, gpus), dtype=np.int64)
+    held = np.zeros(gpus, dtype=np.int64)
+    work = np.zeros(gpus)
+    for e in range(experts):
+        held[gpu_E[e]] += 1
+        work[gpu_E[e]] += costs.expert_s_GE[gpu_E[e], e]
+    for v in range(len(experts_VK)):
+        s, many = source_V[v], count_V[v]
+        for e in experts_VK[v]:
+            hits[v, gpu_E[e]] += 1
+            total[e, s] += many
+        for g in range(gpus):
+            if hits[v, g]:
+                rows[s, g] += many
+                for e in experts_VK[v]:
+                    if hits[v, g] > (gpu_E[e] == g):
+                        joint[e, s, g] += many
+        for e in experts_VK[v]:
+            if hits[v, gpu_E[e]] == 1:
+                for f in experts_VK[v]:
+                    sole[e, f, s] += many
+    return Tables(gpu_E, held, work, total, hits, rows, joint, sole)
+
+
+@njit(cache=True)
+def _shake(tokens: Tokens, costs: Costs, tables: Tables, pairs: IntArray) -> None:
+    """Swaps the experts of each pair; a second number E + g is GPU g, to which the first expert moves if it has a free slot."""
+    gpu_E, experts = tables.gpu_E, len(tables.gpu_E)
+    for a, b in pairs:
+        if b < experts:
+            g, h = gpu_E[a], gpu_E[b]
+            _shift(tokens, costs, tables, a, h)
+            _shift(tokens, costs, tables, b, g)
+        elif tables.held_G[b - experts] < costs.slots_G[b - experts]:
+            _shift(tokens, costs, tables, a, b - experts)
+
+
+@njit(cache=True)
+def _less(s, ports, than_s, than_ports):
+    """Whether (s, ports) is shorter than (than_s, than_ports), or as short with fewer seconds summed over all ports."""
+    return s < than_s * (1 - 1e-9) or (s <= than_s * (1 + 1e-12) and ports < than_ports * (1 - 1e-9))
+
+
+@njit(cache=True)
+def _descend(tokens: Tokens, costs: Costs, tables: Tables) -> tuple[float, float]:
+    """Takes the best move or swap until none helps, in place. First only experts on the slowest GPUs move, then all experts.
+
+    Returns the seconds of Eq. 1 without aggregation, and the seconds summed over all ports.
     """
-    elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
-    common_GE = np.stack(
-        [_busiest(_others(each_EE), slots - 1) for each_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
-    )
-    return _divided(np.diagonal(elsewhere_GEE, axis1=1, axis2=2), common_GE, top_k)
+    everywhere = False
+    while True:
+        now_s, now_ports, a, b, to_gpu = _best_step(costs, tables, everywhere)
+        if a == NONE:
+            if everywhere:
+                return now_s, now_ports
+            everywhere = True
+            continue
+        everywhere = False
+        from_gpu = tables.gpu_E[a]
+        _shift(tokens, costs, tables, a, to_gpu)
+        if b != NONE:
+            _shift(tokens, costs, tables, b, from_gpu)
 
 
-def _divided(tokens_XE: IntArray, common_XE: IntArray, top_k: int) -> FloatArray:
-    """A lower bound on sum 1 / c_u over tokens, where the numbers c_u, from 1 to top_k, sum to tokens_XE + common_XE at most.
+@njit(cache=True)
+def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, float, int, int, int]:
+    """Finds the best move or swap that helps.
 
-    1 / c is convex, so that the sum is least where all c_u are one of the two whole numbers next to their mean.
+    Returns (seconds now, port seconds now, expert, the expert it swaps with or NONE, its new GPU); the last three are NONE if
+    no step helps. everywhere: try all experts, not only those of the slowest GPUs.
     """
-    mean_XE = 1 + common_XE / np.maximum(tokens_XE, 1)
-    numbers = np.arange(1, top_k + 1)
-    return np.asarray(tokens_XE * np.interp(mean_XE, numbers, 1 / numbers))
+    expert_s_GE, gate_s_G, port_s_XG, slots_G = costs
+    gpu_E, held_G, work_s_G, total_ES, _, rows_SG, joint_ESG, sole_EES = tables
+    experts, gpus = len(gpu_E), len(slots_G)
+    send_G, recv_G = _traffic(rows_SG)
+    sent_G, received_G, busy_s_G = send_G.copy(), recv_G.copy(), work_s_G.copy()
+    now_s, now_ports, slow_first, slow_second = _price(send_G, recv_G, work_s_G, gate_s_G, port_s_XG)
+    best_s, best_ports, best_a, best_b, best_gpu = now_s, now_ports, NONE, NONE, NONE
+    for a in range(experts):
+        g = gpu_E[a]
+        if not everywhere and g != slow_first and g != slow_second:
+            continue
+        for to in range(experts + gpus):  # the place of another expert, or a free slot of a GPU
+            b, h = (to, gpu_E[to]) if to < experts else (NONE, to - experts)
+            if h == g or (b == NONE and held_G[h] >= slots_G[h]) or (b != NONE and everywhere and b < a):
+                continue
+            sent_G[:] = send_G
+            received_G[:] = recv_G
+            _change_traffic(sent_G, received_G, a, g, b, h, total_ES, joint_ESG, sole_EES)
+            busy_s_G[g] -= expert_s_GE[g, a]
+            busy_s_G[h] += expert_s_GE[h, a]
+            if b != NONE:
+                busy_s_G[g] += expert_s_GE[g, b]
+                busy_s_G[h] -= expert_s_GE[h, b]
+            step_s, step_ports, _, _ = _price(sent_G, received_G, busy_s_G, gate_s_G, port_s_XG)
+            busy_s_G[g], busy_s_G[h] = work_s_G[g], work_s_G[h]
+            if _less(step_s, step_ports, best_s, best_ports):
+                best_s, best_ports, best_a, best_b, best_gpu = step_s, step_ports, a, b, h
+    return now_s, now_ports, best_a, best_b, best_gpu
 
 
-def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders: int) -> FloatArray:
-    """Returns (R, E) float64: a lower bound on expert e's part of the tokens that GPUs receive, if R GPUs hold it.
-
-    A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
-    `_shared_GE`. Neither the tokens that start elsewhere nor what they have in common with other experts on R GPUs depend on
-    which GPUs these are by more than the largest and the smallest counts say.
-
-    Args:
-        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
-        top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        holders: R at most.
-    """
-    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
-    total_E, total_EE = own_GE.sum(axis=0), _others(counts_SEE.sum(axis=0))
-    parts = [_shared_GE(counts_SEE, top_k, slots_G).min(axis=0)]
-    if holders > 1:
-        own_GE, fewest_GEE = -np.sort(-own_GE, axis=0).cumsum(axis=0), np.sort(counts_SEE, axis=0).cumsum(axis=0)
-        others_G = np.sort(slots_G - 1)[::-1].cumsum()
-    for held in range(1, holders):
-        far_E = total_E - own_GE[held]
-        common_E = _busiest(_others(total_EE - fewest_GEE[held]), int(others_G[held]))
-        parts.append(_divided(far_E, common_E, top_k))
-    return np.stack(parts)
+@njit(cache=True)
+def _traffic(rows_SG: IntArray) -> tuple[IntArray, IntArray]:
+    """Tokens that each GPU sends to others and receives from others."""
+    send_G, recv_G = np.zeros(len(rows_SG), dtype=np.int64), np.zeros(len(rows_SG), dtype=np.int64)
+    for s in range(len(rows_SG)):
+        for g in range(len(rows_SG)):
+            if s != g:
+                send_G[s] += rows_SG[s, g]
+                recv_G[g] += rows_SG[s, g]
+    return send_G, recv_G
 
 
-def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
-    """Returns (G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
-
-    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them. Arguments are
-    as in `deduplicated_bound`.
-    """
-    left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
-    for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
-        stay = int(_busiest(own_E, slots)) // top_k
-        if top_k > 1:
-            pairs_E = _busiest(_others(own_EE), slots - 1)
-            stay = min(stay, int(_busiest(pairs_E, slots)) // (top_k * (top_k - 1)))
-        left.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
-    return np.array(left, dtype=np.int64)
-
-
-def _others(counts_EE: IntArray) -> IntArray:
-    """The counts with a diagonal of zeros."""
-    return counts_EE - np.diag(np.diag(counts_EE))
+@njit(cache=True, inline="always")
+def _change_traffic(sent_G, received_G, a, g, b, h, total_ES, joint_ESG, sole_EES):
+    """Adds the change of traffic when expert a moves from GPU g to h and expert b, unless NONE, from h to g."""
+    for s in range(len(sent_G)):
+        here = joint_ESG[a, s, g] - total_ES[a, s]
+        there = total_ES[a, s] - joint_ESG[a, s, h]
+        if b != NONE:
+            here += total_ES[b, s] - joint_ESG[b, s, g] + sole_EES[a, b, s]
+            there += joint_ESG[b, s, h] - total_ES[b, s] + sole_EES[b, a, s]
+        if s != g:
+            sent_G[s] += here
+            received_G[g] += here
+        if s != h:
+            sent_G[s] += there
+            received_G[h] += there
 
 
-def _busiest(value_XE: IntArray, many: int) -> IntArray:
-    """The sum of the `many` largest along the last axis."""
-    return np.asarray(np.sort(value_XE, axis=-1)[..., ::-1][..., : max(0, many)].sum(axis=-1))
+@njit(cache=True)
+def _price(send_G, recv_G, work_s_G, gate_s_G, port_s_XG):
+    """Seconds of Eq. 1 without aggregation, seconds summed over all ports, and the GPUs that attain the two maxima of Eq. 1."""
+    ports = 0.0
+    first, second, at_first, at_second = -1.0, -1.0, 0, 0
+    for g in range(len(send_G)):
+        out, into = send_G[g] * port_s_XG[0, g], recv_G[g] * port_s_XG[1, g]
+        back, home = recv_G[g] * port_s_XG[2, g], send_G[g] * port_s_XG[3, g]
+        ports += out + into + back + home
+        if gate_s_G[g] + max(out, into) > first:
+            first, at_first = gate_s_G[g] + max(out, into), g
+        if work_s_G[g] + max(back, home) > second:
+            second, at_second = work_s_G[g] + max(back, home), g
+    return first + second, ports, at_first, at_second
+
+
+@njit(cache=True)
+def _shift(tokens: Tokens, costs: Costs, tables: Tables, a: int, h: int) -> None:
+    """Moves expert a to GPU h and updates all tables."""
+    experts_VK, source_V, count_V, of_expert_X, start_E = tokens
+    gpu_E, held_G, work_s_G, _, hits_VG, rows_SG, joint_ESG, sole_EES = tables
+    g = gpu_E[a]
+    if g == h:
+        return
+    for v in of_expert_X[start_E[a] : start_E[a + 1]]:
+        s, many = source_V[v], count_V[v]
+        left, came = hits_VG[v, g] - 1, hits_VG[v, h]
+        if left == 0:
+            rows_SG[s, g] -= many
+        if came == 0:
+            rows_SG[s, h] += many
+        turned = (came == 0) * many - (left == 0) * many  # whether a is the only one of the token's experts on its GPU
+        for e in experts_VK[v]:
+            if e == a:
+                continue
+            sole_EES[a, e, s] += turned
+            if left == (gpu_E[e] == g):
+                joint_ESG[e, s, g] -= many
+            if came == (gpu_E[e] == h):
+                joint_ESG[e, s, h] += many
+            becomes = many if gpu_E[e] == g and left == 1 else -many if gpu_E[e] == h and came == 1 else 0
+            if becomes:
+                for f in experts_VK[v]:
+                    sole_EES[e, f, s] += becomes
+        hits_VG[v, g] = left
+        hits_VG[v, h] = came + 1
+    gpu_E[a] = h
+    held_G[g] -= 1
+    held_G[h] += 1
+    work_s_G[g] -= costs.expert_s_GE[g, a]
+    work_s_G[h] += costs.expert_s_GE[h, a]

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.colocated_bound import colocated_bound_s
+from aurora.planner.placement.bounds import colocated_bound_s
+from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts
 from aurora.planner.placement.grouping import grouped
-from aurora.planner.placement.lp_relaxation import prove_bound
 from aurora.planner.placement.objective import PhaseTimes, seconds
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.profile_costs import layer_costs

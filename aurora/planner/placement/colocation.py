@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.placement.annealing import anneal
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck_matching
+from aurora.planner.placement.assignment import ASSIGN, bottleneck_matching
 from aurora.planner.placement.branch_and_bound import branch_and_bound
-from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.colocation_problem import ColocationProblem, anneal
 from aurora.planner.placement.cost_model import GroupCosts
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.planner.network.nics import Nics
+from aurora.planner.network.routes import Nics
 from aurora.planner.placement.objective import PhaseTimes, exclusive_XG
 from aurora.planner.workload.estimated_rows import CountedTokens, KnownTokens, hierarchical_steps
 from aurora.planner.workload.serving_gpus import served_split

@@ -6,18 +6,17 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
+from aurora.planner.placement.bounds import deduplicated_bound, layer_bound_s
 from aurora.planner.placement.coactivation import (
     coactivation_counts,
     coactivation_groups,
-    deduplicated_bound,
+    coactivation_search,
     distinct_tokens,
 )
-from aurora.planner.placement.coactivation_search import coactivation_search
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.objective import exclusive
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.profile_costs import OWN, layer_costs
 from aurora.planner.placement.slot_counts import slots_G
 from aurora.types import Cluster, Placement, PlanOptions, Profile

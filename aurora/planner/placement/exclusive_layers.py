@@ -13,19 +13,16 @@ import numpy as np
 from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
+from aurora.planner.placement.bounds import layer_bound_s
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.grouping import PLACE, grouped
-from aurora.planner.placement.lp_rounding import lp_rounding
-from aurora.planner.placement.phase_program import blocks
-from aurora.planner.placement.phase_sums import PhaseSums
+from aurora.planner.placement.phase_sums import PhaseSums, blocks, lp_rounding
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
-from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.profile_costs import AIMS, OWN, SUMMED, aimed_costs, expected_costs, layer_costs
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.planner.placement.slot_search import fill, slot_search
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
-from aurora.planner.replication.replica_counts import allocate, capped
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.types import Cluster, FailureDomains, GpuSlots, Placement, PlanOptions, Profile
 from aurora.types.arrays import IntArray

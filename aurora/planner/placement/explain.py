@@ -7,8 +7,8 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.branch_and_bound import lp_bound, prove_bound
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.lp_relaxation import lp_bound, prove_bound
 from aurora.planner.placement.objective import exclusive_XG, formula
 from aurora.planner.placement.profile_costs import layer_costs
 from aurora.types import Plan, Profile

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.network.lower_bounds import spread_split
+from aurora.planner.network.bounds import spread_split
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.planner.placement.objective import exclusive, seconds
 from aurora.planner.placement.placed_models import PlacedModels, unreplicated
 from aurora.planner.placement.profile_costs import OWN, expected_costs, layer_costs
-from aurora.planner.placement.server_bound import hierarchical_bound_s, server_counts
-from aurora.planner.placement.server_replicas import Homes, levelled, server_replicas
-from aurora.planner.placement.server_search import NONE, Limits, server_search, some_tokens
+from aurora.planner.placement.server_search import NONE, Homes, Limits, levelled, server_replicas, server_search, some_tokens
 from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit, slots_G
 from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
 from aurora.planner.workload.estimated_rows import CountedTokens

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.planner.network.nics import nics_of
+from aurora.planner.network.routes import nics_of
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts
 from aurora.planner.workload.estimated_rows import known_or_counted
 from aurora.types import OVERHEAD, Cluster, Gpu, Profile

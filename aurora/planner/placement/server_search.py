@@ -10,7 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
+from aurora.planner.replication.registry import ReplicaStrategy
+from aurora.planner.workload.serving_gpus import serving_servers
+from aurora.types import GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
@@ -327,3 +331,214 @@ def _level(limits: Limits, gpu_E: IntArray) -> None:
                     gpu_E[e] = to
                     held_G[to] += 1
                     gpu_s_G[to] += limits.gpu_s_GE[to, e]
+
+
+class Homes(NamedTuple):
+    """A layer whose experts each have a home: the server that serves them for all servers without a replica.
+
+    Attributes:
+        experts_UK: (U, K) int64, the experts of each token.
+        server_U: (U,) int64, the server that each token starts on, or NONE if all servers' are alike.
+        limits: what placements are held to.
+        server_E: (E,) int64, the home of each expert.
+        from_NE: (N, E) the part of each expert's tokens that starts on each server.
+    """
+
+    experts_UK: IntArray
+    server_U: IntArray
+    limits: Limits
+    server_E: IntArray
+    from_NE: FloatArray
+
+    @property
+    def weight_N(self) -> FloatArray:
+        """(N,) the part of all ranks that each server has."""
+        return np.bincount(self.limits.server_G) / len(self.limits.server_G)
+
+    @property
+    def spare_N(self) -> IntArray:
+        """(N,) int64, how many slots of each server are left."""
+        slots_N = np.bincount(self.limits.server_G, weights=self.limits.slots_G, minlength=len(self.from_NE)).astype(np.int64)
+        return slots_N - np.bincount(self.server_E, minlength=len(slots_N))
+
+    def shares(self, serving_NE: IntArray) -> FloatArray:
+        """(N, E) the share of each expert by which `serving_servers` gives each server what serving_NE (N, E) says."""
+        share_NE = np.zeros(serving_NE.shape)
+        np.add.at(share_NE, (serving_NE, np.arange(len(self.server_E))), self.weight_N[:, None])
+        return share_NE
+
+    def seconds(self, serving_NE: IntArray) -> FloatArray:
+        """(N,) the seconds of each server, if it serves what serving_NE (N, E) says, divided over its GPUs."""
+        server_s_N = np.zeros(len(serving_NE))
+        np.add.at(server_s_N, serving_NE, self.from_NE * self.limits.server_s_NE[serving_NE, np.arange(len(self.server_E))])
+        return server_s_N
+
+    def rows(self, serving_NE: IntArray, server: int) -> int:
+        """Rows of a server's tokens that cross."""
+        return int(_rows(self.experts_UK, self.server_U, serving_NE[server], server))
+
+
+def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArray | None:
+    """Chooses which servers hold replicas of which experts, and which share of an expert each takes.
+
+    First, experts come to `least` servers each, so that this saves the most rows. Then each server takes, one by one, the
+    experts that save most of its own rows. At last servers above the limit give work away: another server that holds an expert
+    serves one more of those without it, or a replica is given up; each time what costs the fewest rows for a second.
+
+    Args:
+        layer: the experts' homes.
+        most_N: (N,) int64, how many replicas each server holds at most; more where `least` needs them.
+        least: on how many servers each expert is at least.
+
+    Returns:
+        (N, E) float64, the share of each expert that each server takes, zero where it does not hold it; None if the slots do
+        not allow `least`.
+    """
+    servers, every_E = len(layer.from_NE), np.arange(len(layer.server_E))
+    every_N1, spare_N = np.arange(servers)[:, None], layer.spare_N
+    serving_NE, left_N = np.tile(layer.server_E, (servers, 1)), np.minimum(most_N, spare_N)
+
+    def saved(server: int) -> FloatArray:
+        saved_E: FloatArray = _rows_saved(layer.experts_UK, layer.server_U, serving_NE[server], server)
+        return saved_E
+
+    for _ in range(least - 1):
+        saved_NE = np.stack([saved(server) for server in range(servers)])
+        saved_NE[serving_NE == every_N1] = -np.inf
+        at_X = np.repeat(np.arange(servers), spare_N)
+        if len(at_X) < len(every_E):
+            return None
+        try:
+            expert_X, slot_X = linear_sum_assignment(saved_NE[at_X].T, maximize=True)
+        except ValueError:  # an expert is on all servers with spare slots
+            return None
+        serving_NE[at_X[slot_X], expert_X] = at_X[slot_X]
+        taken_N = np.bincount(at_X[slot_X], minlength=servers)
+        spare_N, left_N = spare_N - taken_N, np.maximum(left_N - taken_N, 0)
+    least_NE = serving_NE == every_N1
+    for server in range(servers):
+        for _ in range(int(left_N[server])):
+            if (saved_E := saved(server)).any():
+                serving_NE[server, saved_E.argmax()] = server
+    return _within_limit(layer, serving_NE, least_NE)
+
+
+def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: NDArray[np.bool_]) -> FloatArray:
+    """Shares (N, E) by which no server is above its limit, if that can be reached; kept_NE are held in any case.
+
+    Args:
+        layer: the experts' homes.
+        serving_NE: (N, E) int64, the server that serves each server's tokens of each expert.
+        kept_NE: (N, E) bool, experts that a server keeps.
+    """
+    share_NE, weight_N, limit_s = layer.shares(serving_NE), layer.weight_N, layer.limits.most_server_s * (1 - TINY)
+    while (server_s_N := layer.seconds(serving_NE)).max() > limit_s:
+        full = int(server_s_N.argmax())
+        best, least_cost = None, np.inf
+        for expert in np.flatnonzero((share_NE[full] > 0) & ((share_NE > 0).sum(axis=0) > 1)).tolist():
+            for then_N in _given_away(share_NE[:, expert], weight_N, full, server_s_N, bool(kept_NE[full, expert])):
+                then_NE = serving_NE.copy()
+                then_NE[:, expert] = serving_servers(then_N[None], weight_N)[:, 0]
+                then_s_N = layer.seconds(then_NE)
+                eased_s = np.maximum(server_s_N - limit_s, 0).sum() - np.maximum(then_s_N - limit_s, 0).sum()
+                if eased_s <= TINY * limit_s:
+                    continue
+                changed = np.flatnonzero(then_NE[:, expert] != serving_NE[:, expert]).tolist()
+                cost = sum(layer.rows(then_NE, server) - layer.rows(serving_NE, server) for server in changed) / eased_s
+                if cost < least_cost:
+                    best, least_cost = (expert, then_N, then_NE), cost
+        if best is None:
+            break
+        share_NE[:, best[0]], serving_NE = best[1], best[2]
+    return share_NE
+
+
+def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N: FloatArray, kept: bool) -> list[FloatArray]:
+    """Shares (N,) of an expert with less for a full server: it serves one server less or, unless kept, gives its replica up."""
+    others_N = np.where((share_N > 0) & (np.arange(len(share_N)) != full), server_s_N, np.inf)
+    to, found = int(others_N.argmin()), []
+    served = serving_servers(share_N[None], weight_N)[:, 0] == full
+    if len(foreign := np.flatnonzero(served & (share_N == 0))):
+        moved = share_N.copy()
+        moved[[full, to]] += [-weight_N[foreign[-1]], weight_N[foreign[-1]]]
+        found.append(moved)
+    if not kept:
+        moved = share_N.copy()
+        moved[to] += moved[full]
+        moved[full] = 0
+        found.append(moved)
+    return found
+
+
+def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
+    """Returns the placement of a layer whose servers take given shares of experts, on GPUs by load.
+
+    A server's spare slots take further replicas of its experts.
+
+    Args:
+        layer: the experts' homes.
+        share_NE: (N, E) float64, as `server_replicas` returns them, of as many experts as a server has slots or fewer.
+        make: places the experts of a server on its GPUs.
+        rng: for `make`.
+    """
+    limits, experts = layer.limits, len(layer.server_E)
+    serving_NE = serving_servers(share_NE.T, layer.weight_N)
+    part_NE = np.zeros(serving_NE.shape)
+    np.add.at(part_NE, (serving_NE, np.arange(experts)), layer.from_NE)
+    split_EG = np.zeros((experts, len(limits.server_G)))
+    for server, own_E in enumerate(share_NE):
+        gpu_X, expert_X = np.flatnonzero((limits.server_G == server) & (limits.slots_G > 0)), np.flatnonzero(own_E)
+        if not len(expert_X):
+            continue
+        gpu_s_GE = limits.gpu_s_GE[gpu_X][:, expert_X]
+        speed_G = gpu_s_GE.sum(axis=1)
+        cost_G = speed_G / speed_G[0] if speed_G.all() else np.ones(len(gpu_X))
+        load_X = np.maximum(gpu_s_GE[0] * part_NE[server, expert_X], 0.0)
+        held_GP, share_GP = make(load_X, GpuSlots(limits.slots_G[gpu_X], cost_G), None, rng)
+        for gpu, held, share in zip(gpu_X, held_GP, share_GP, strict=True):
+            own_X = expert_X[held[held >= 0]]
+            split_EG[own_X, gpu] = share[held >= 0] * own_E[own_X]
+    slots = tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T)
+    if sum(map(len, slots)) == experts:
+        return Placement((slots,))
+    return Placement((slots,), (tuple(tuple(split_EG[list(held), gpu].tolist()) for gpu, held in enumerate(slots)),))
+
+
+@njit(cache=True, nogil=True)
+def _rows_saved(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, server: int) -> FloatArray:
+    """(E,) rows of a server's tokens that a replica of each expert there saves.
+
+    A row that several experts of a token need counts in equal parts for each of them.
+
+    Args:
+        experts_UK: (U, K) int64, the experts of each token.
+        server_U: (U,) int64, the server that each token starts on, or NONE.
+        serving_E: (E,) int64, the server that serves this server's tokens of each expert.
+        server: the server.
+    """
+    saved_E = np.zeros(len(serving_E))
+    for u in range(len(experts_UK)):
+        if server_U[u] != NONE and server_U[u] != server:
+            continue
+        for e in experts_UK[u]:
+            if serving_E[e] == server:
+                continue
+            together = 0
+            for f in experts_UK[u]:
+                together += serving_E[f] == serving_E[e]
+            saved_E[e] += 1 / together
+    return saved_E
+
+
+@njit(cache=True, nogil=True)
+def _rows(experts_UK: IntArray, server_U: IntArray, serving_E: IntArray, server: int) -> int:
+    """Rows of a server's tokens that cross; arguments as in `_rows_saved`."""
+    rows, visited_N = 0, np.full(serving_E.max() + 1, -1)
+    for u in range(len(experts_UK)):
+        if server_U[u] != NONE and server_U[u] != server:
+            continue
+        for e in experts_UK[u]:
+            if serving_E[e] != server and visited_N[serving_E[e]] != u:
+                visited_N[serving_E[e]] = u
+                rows += 1
+    return rows

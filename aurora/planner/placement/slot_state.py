@@ -148,3 +148,153 @@ def _even_out(layer, slots, e):
             if slots.held_GP[g, p] == e:
                 add_share(layer.part_s_GEXW, slots.sum_s_GXW, g, g, e, share - slots.share_GP[g, p])
                 slots.share_GP[g, p] = share
+
+
+class Scratch(NamedTuple):
+    """Memory for pricing changes.
+
+    Attributes:
+        row_GXW: (G, 4, W) seconds of each sum of the GPUs that a change alters, in its first places.
+        gpu_G: (G,) int64, these GPUs.
+        row_G: (G,) int64, the place of each GPU in row_GXW, EMPTY for those that stay as they are.
+        ours_PXW: (P, 4, W) sums of a GPU without the expert of each of its slots.
+        theirs_QXW: (P, 4, W) the same of another GPU.
+        rest_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone.
+        most_YW: (2, W) the same with some of the GPUs that it alters.
+        seconds_W: (W,) seconds of each scenario after a change.
+        ranked_W: (W,) these, largest first.
+    """
+
+    row_GXW: FloatArray
+    gpu_G: IntArray
+    row_G: IntArray
+    ours_PXW: FloatArray
+    theirs_QXW: FloatArray
+    rest_YW: FloatArray
+    most_YW: FloatArray
+    seconds_W: FloatArray
+    ranked_W: FloatArray
+
+
+@njit(cache=True, nogil=True)
+def scratch_memory(layer, width):
+    """Returns Scratch for `width` slots per GPU."""
+    gpus, _, parts, scenarios = layer.part_s_GEXW.shape
+    return Scratch(
+        np.zeros((gpus, parts, scenarios)),
+        np.zeros(gpus, dtype=np.int64),
+        np.full(gpus, EMPTY),
+        np.zeros((width, parts, scenarios)),
+        np.zeros((width, parts, scenarios)),
+        np.zeros((2, scenarios)),
+        np.zeros((2, scenarios)),
+        np.zeros(scenarios),
+        np.zeros(scenarios),
+    )
+
+
+@njit(cache=True, nogil=True)
+def price(layer, slots, scratch):
+    """Finds the slowest GPUs and the scenarios that count; returns the objective."""
+    top_s_YWR, seconds_W, weight_W, ranked_W = slots.top_s_YWR, slots.seconds_W, slots.weight_W, scratch.ranked_W
+    _find_slowest(slots.sum_s_GXW, slots.top_YWR, top_s_YWR)
+    for w in range(len(seconds_W)):
+        seconds_W[w] = top_s_YWR[0, w, 0] + top_s_YWR[1, w, 0] + layer.aggregate_s_W[w]
+    value_s = _tail_mean(seconds_W, ranked_W, layer.worst)
+    least_s, left = ranked_W[layer.worst - 1], layer.worst
+    for w in range(len(seconds_W)):
+        weight_W[w] = 1.0 / layer.worst if seconds_W[w] > least_s else 0.0
+        left -= seconds_W[w] > least_s
+    for w in range(len(seconds_W)):
+        if left > 0 and seconds_W[w] == least_s:
+            weight_W[w] = 1.0 / layer.worst
+            left -= 1
+    return value_s
+
+
+@njit(cache=True, nogil=True)
+def find_gains(slots, gain_G):
+    """Fills gain_G: how far the objective falls if a critical GPU is no longer slowest; -1 for the other GPUs."""
+    gain_G[:] = -1.0
+    for y in range(2):
+        for w in range(len(slots.seconds_W)):
+            if slots.weight_W[w] > 0:
+                g, over_s = slots.top_YWR[y, w, 0], slots.top_s_YWR[y, w, 0]
+                if slots.top_YWR[y, w, 1] != EMPTY:
+                    over_s -= slots.top_s_YWR[y, w, 1]
+                gain_G[g] = max(gain_G[g], 0.0) + slots.weight_W[w] * over_s
+
+
+@njit(cache=True, nogil=True)
+def _find_slowest(sum_s_GXW, top_YWR, top_s_YWR):
+    """Fills top_YWR and top_s_YWR from the sums of all GPUs."""
+    top_YWR[:] = EMPTY
+    top_s_YWR[:] = -np.inf
+    for g in range(sum_s_GXW.shape[0]):
+        for y in range(2):
+            for w in range(sum_s_GXW.shape[2]):
+                value_s = larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w])
+                if value_s > top_s_YWR[y, w, TOP - 1]:
+                    at = TOP - 1
+                    while at > 0 and value_s > top_s_YWR[y, w, at - 1]:
+                        top_YWR[y, w, at], top_s_YWR[y, w, at] = top_YWR[y, w, at - 1], top_s_YWR[y, w, at - 1]
+                        at -= 1
+                    top_YWR[y, w, at], top_s_YWR[y, w, at] = g, value_s
+
+
+@njit(cache=True, nogil=True)
+def find_rest(sum_s_GXW, top_YWR, top_s_YWR, row_G, rest_YW):
+    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU without a row in row_G."""
+    for y in range(2):
+        for w in range(rest_YW.shape[1]):
+            at = 0
+            while at < TOP and top_YWR[y, w, at] != EMPTY and row_G[top_YWR[y, w, at]] != EMPTY:
+                at += 1
+            if at < TOP:
+                rest_YW[y, w] = top_s_YWR[y, w, at]
+                continue
+            rest_YW[y, w] = -np.inf
+            for g in range(len(row_G)):
+                if row_G[g] == EMPTY:
+                    rest_YW[y, w] = max(rest_YW[y, w], larger(sum_s_GXW[g, 2 * y, w], sum_s_GXW[g, 2 * y + 1, w]))
+
+
+@njit(cache=True, nogil=True)
+def find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW):
+    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU other than g and h."""
+    for y in range(2):
+        for w in range(rest_YW.shape[1]):
+            at = 0
+            while top_YWR[y, w, at] == g or top_YWR[y, w, at] == h:
+                at += 1
+            rest_YW[y, w] = top_s_YWR[y, w, at]
+
+
+@njit(cache=True, nogil=True)
+def objective(seconds_W, weight_W, ranked_W, worst, best_s):
+    """The objective of seconds_W, or, where that is enough to be at least best_s, a lower bound on it."""
+    value_s = 0.0
+    for w in range(len(weight_W)):
+        value_s += weight_W[w] * seconds_W[w]
+    if value_s >= best_s or worst == len(weight_W):
+        return value_s
+    return _tail_mean(seconds_W, ranked_W, worst)
+
+
+@njit(cache=True, nogil=True)
+def _tail_mean(seconds_W, ranked_W, worst):
+    """The mean of the `worst` largest of seconds_W; writes all of them into ranked_W, largest first."""
+    for w in range(len(seconds_W)):
+        value = seconds_W[w]
+        at = w
+        while at > 0 and ranked_W[at - 1] < value:
+            ranked_W[at] = ranked_W[at - 1]
+            at -= 1
+        ranked_W[at] = value
+    return ranked_W[:worst].mean()
+
+
+@njit(cache=True, nogil=True, inline="always")
+def larger(a, b):
+    """The larger of two numbers; compiles to one instruction."""
+    return a if a > b else b

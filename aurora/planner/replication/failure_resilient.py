@@ -9,25 +9,186 @@ Adding a placement takes one such function and one line in SURVIVE.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.replication.domain_swaps import MAX_LISTED_DOMAINS, SurvivalAim, swap_local_search
-from aurora.planner.replication.mro import BASELINES, NodePlacement, ranked
-from aurora.planner.replication.recoverability import minimal_holders, recoverable_odds
-from aurora.planner.replication.replica_counts import (
-    allocate,
-    check_min_replicas,
-    checked_counts,
-    default_min_replicas,
-)
-from aurora.planner.replication.survival_probability import relative_odds, survival
+from aurora.planner.replication.survival_probability import minimal_holders, recoverable_odds, relative_odds, survival
 from aurora.types import FailureDomains, PlanOptions, ResilientPlacement
-from aurora.types.arrays import IntArray
+from aurora.types.arrays import FloatArray, IntArray, counts
 from aurora.types.placement import expert_loads
+
+DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
+
+
+def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
+    """Chooses replica counts in proportion to load that fill all slots.
+
+    Each expert in turn, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
+
+    Args:
+        load_E: (E,) loads of zero or more; if all are zero they count as equal. Shares are computed exactly.
+        failure_domains: the nodes and their slots.
+        min_replicas: replicas of each expert at least.
+
+    Raises:
+        BadInput, InfeasiblePlan: as `check_min_replicas`.
+    """
+    experts = len(load_E)
+    check_min_replicas(experts, failure_domains, min_replicas)
+    loads = [Fraction(load) for load in np.asarray(load_E).tolist()] if load_E.any() else [Fraction(1)] * experts
+    count_E = np.zeros(experts, dtype=np.int64)
+    rest, left = sum(loads, start=Fraction(0)), int(failure_domains.slots_N.sum())
+    for expert in np.argsort(load_E, kind="stable").tolist():
+        share = loads[expert] * left / rest  # every later load is as large, so rest is above zero
+        count_E[expert] = max(int(share), min_replicas)
+        rest -= loads[expert]
+        left -= int(count_E[expert])
+    return count_E
+
+
+def capped(count_E: IntArray, load_E: FloatArray | IntArray, most: int) -> IntArray:
+    """Returns the replica counts count_E (E,), limited to `most` for each expert.
+
+    Replicas above the limit go one by one to the expert with the largest load per replica among those below it.
+    """
+    count_E = np.minimum(spare_E := count_E, most)
+    for _ in range(min(int((spare_E - count_E).sum()), int((most - count_E).sum()))):
+        count_E[np.where(count_E < most, load_E / count_E, -1.0).argmax()] += 1
+    return count_E
+
+
+def default_min_replicas(experts: int, failure_domains: FailureDomains) -> int:
+    """Returns the default of `min_replicas`: DEFAULT_MIN_REPLICAS, or fewer if nodes or domains hold fewer of each."""
+    useful = (int(np.minimum(slots_X, experts).sum()) for slots_X in (failure_domains.slots_N, failure_domains.slots_D))
+    return max(1, min(DEFAULT_MIN_REPLICAS, min(useful) // experts))
+
+
+def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replicas: int) -> None:
+    """Raises BadInput or InfeasiblePlan unless every expert can have `min_replicas` replicas on distinct nodes.
+
+    If there are fewer nodes than `min_replicas`, it is enough that every expert can be on all nodes.
+    """
+    if min_replicas < 1:
+        raise BadInput(f"`min_replicas`: expected one or more, found {min_replicas}")
+    have = int(failure_domains.slots_N.sum())
+    if experts * min_replicas > have:
+        raise InfeasiblePlan(
+            f"`min_replicas` {min_replicas}: {experts} experts x {min_replicas} replicas need {experts * min_replicas} slots; "
+            f"{failure_domains.nodes} nodes have {have}"
+        )
+    distinct, useful = min(min_replicas, failure_domains.nodes), int(np.minimum(failure_domains.slots_N, experts).sum())
+    if experts * distinct > useful:
+        raise InfeasiblePlan(
+            f"`min_replicas` {min_replicas}: {experts} experts on {distinct} distinct nodes each need {experts * distinct} "
+            f"slots; of {have} slots {useful} can hold different experts"
+        )
+
+
+def checked_counts(replicas: Sequence[int], experts: int, least: int, slots_X: IntArray, holders: str) -> IntArray:
+    """Returns `replicas` as (E,) int64, after checking that each expert has `least`, and that the holders' slots suffice."""
+    count_E = counts("`replicas`", replicas, 1)
+    if len(count_E) != experts or (count_E < least).any():
+        raise BadInput(f"`replicas`: expected {experts} counts of {least} or more, found {count_E.tolist()}")
+    if count_E.sum() > slots_X.sum():
+        raise InfeasiblePlan(f"{count_E.sum()} replicas need as many slots; {len(slots_X)} {holders} have {slots_X.sum()}")
+    return count_E
+
+
+NodePlacement = Callable[[IntArray, IntArray], IntArray]
+
+
+def mro(count_E: IntArray, slots_N: IntArray) -> IntArray:
+    """Places by maximum rank overlap: experts are grouped by rank (`ranked`), and each group gets nodes of its own.
+
+    A group has as many experts as the smallest node has slots, and as many nodes as its rarest expert has replicas. Empty slots
+    then go round robin to the experts with replicas left; a node may then hold an expert twice.
+
+    Args:
+        count_E: (E,) int64, the replicas of each expert.
+        slots_N: (N,) int64, the slots of each node.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.1. Its Theorem 1 claims that this is optimal, which it is not.
+    """
+    held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
+    rank = ranked(count_E)
+    slots, first = int(slots_N.min()), 0
+    if len(rank) <= slots:  # each expert fits on its first count_E nodes
+        for expert in rank:
+            held_EN[expert, : count_E[expert]] = 1
+    else:
+        for start in range(0, len(rank), slots):
+            group = rank[start : start + slots]
+            own = slice(first, min(len(slots_N), first + int(count_E[group[0]])))
+            held_EN[group, own] = 1
+            first = own.stop
+    left_E = count_E - held_EN.sum(axis=1)
+    round_robin = cycle(rank)
+    for node in range(len(slots_N)):
+        for _ in range(min(int(slots_N[node] - held_EN[:, node].sum()), int(left_E.sum()))):
+            expert = next(expert for expert in round_robin if left_E[expert])
+            held_EN[expert, node] += 1
+            left_E[expert] -= 1
+    return held_EN
+
+
+def spread(count_E: IntArray, slots_N: IntArray) -> IntArray:
+    """Places round robin: each replica goes to the next node with an empty slot, one without the expert if there is one.
+
+    Args and returns: as in `mro`.
+
+    Source:
+        The baseline of Lazarus (arXiv:2407.04656) §6.3.
+    """
+    held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
+    empty_N, node = slots_N.copy(), 0
+    for expert in ranked(count_E):
+        for _ in range(int(count_E[expert])):
+            turn_N = (np.arange(len(slots_N)) - node) % len(slots_N)
+            node = int(np.lexsort((turn_N, held_EN[expert], empty_N == 0))[0])
+            held_EN[expert, node] += 1
+            empty_N[node] -= 1
+            node = (node + 1) % len(slots_N)
+    return held_EN
+
+
+def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
+    """Puts each expert's replicas on one node, the fullest on which they fit, or on as few nodes as possible.
+
+    Args and returns: as in `mro`.
+
+    Source:
+        The baseline of Lazarus (arXiv:2407.04656) §6.3.
+    """
+    held_EN = np.zeros((len(count_E), len(slots_N)), dtype=np.int64)
+    empty_N = slots_N.copy()
+    for expert in ranked(count_E):
+        left = int(count_E[expert])
+        while left:
+            fits = np.flatnonzero(empty_N >= left)
+            node = int(fits[empty_N[fits].argmin()]) if len(fits) else int(empty_N.argmax())
+            held_EN[expert, node] = min(left, empty_N[node])
+            left -= int(held_EN[expert, node])
+            empty_N[node] -= held_EN[expert, node]
+    return held_EN
+
+
+def ranked(count_E: IntArray) -> list[int]:
+    """Returns the experts by rising count, then by number."""
+    return [int(expert) for expert in np.argsort(count_E, kind="stable")]
+
+
+BASELINES: dict[str, NodePlacement] = {"mro": mro, "spread": spread, "compact": compact}
+
 
 DEFAULT = "aurora"
 KICKS = 60  # random restarts of the swap local search

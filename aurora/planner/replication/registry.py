@@ -18,15 +18,70 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.replication import load_bounds
-from aurora.planner.replication.eplb import eplb
-from aurora.planner.replication.load_split import minimise_max_time
-from aurora.planner.replication.mcnaughton_wrap_around import place_by_groups, wrap_around
-from aurora.planner.replication.replica_counts import checked_counts
-from aurora.planner.replication.slot_packing import fill_slots, greedy_max_time, pack, pack_with_best_counts
+from aurora.planner.replication import bounds
+from aurora.planner.replication.failure_resilient import checked_counts
+from aurora.planner.replication.free_split import minimise_max_time, place_by_groups, wrap_around
+from aurora.planner.replication.slot_packing import counts_by_load, fill_slots, greedy_max_time, pack, pack_with_best_counts
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.placement import EMPTY, expert_loads
+
+
+def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
+    """Packs items, heaviest first, into the lightest pack that is not full. Returns (X,) int64, the pack of each item.
+
+    weight_X is (X,); each of the `packs` packs takes X / packs items.
+    """
+    spare_J = np.full(packs, len(weight_X) // packs)
+    weight_J = np.zeros(packs)
+    pack_X = np.empty(len(weight_X), dtype=np.int64)
+    for item in np.argsort(-weight_X, kind="stable").tolist():
+        pack = int(np.argmin(np.where(spare_J > 0, weight_J, np.inf)))
+        pack_X[item] = pack
+        weight_J[pack] += weight_X[item]
+        spare_J[pack] -= 1
+    return pack_X
+
+
+def eplb(
+    load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator
+) -> tuple[IntArray, FloatArray]:
+    """Places one layer as DeepSeek's EPLB, the baseline, does; hierarchically where `slots` has several nodes and groups.
+
+    Args and returns: as in `registry.equal_split`; `rng` is not used.
+
+    Raises:
+        BadInput: if GPUs differ, groups do not divide the experts, nodes do not divide the groups, or `count_E` is given for
+            several nodes or does not fill the slots.
+    """
+    per_gpu = int(slots.slots_G[0])
+    if not slots.alike:
+        raise BadInput("eplb: expected GPUs with equal slots and costs, found different ones")
+    nodes = slots.nodes if slots.groups > 1 else 1
+    if slots.groups % nodes or len(load_E) % slots.groups:
+        raise BadInput(
+            f"eplb: expected groups that divide {len(load_E)} experts and are divided by {nodes} nodes, found {slots.groups}"
+        )
+    if count_E is not None and (nodes > 1 or count_E.sum() != slots.gpus * per_gpu):
+        raise BadInput(
+            f"eplb: expected `replicas` only without `groups` and to fill {slots.gpus * per_gpu} slots, found {count_E.sum()}"
+        )
+    group_E = np.arange(len(load_E)) * slots.groups // len(load_E)
+    node_E = balanced_packing(np.bincount(group_E, weights=load_E).astype(np.float64), nodes)[group_E]
+    within = slots.gpus // nodes
+    held_GP = np.full((slots.gpus, per_gpu), -1, dtype=np.int64)
+    split_GP = np.zeros((slots.gpus, per_gpu))
+    for node in range(nodes):
+        expert_E = np.flatnonzero(node_E == node)
+        own_E = counts_by_load(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
+        replica_X = np.repeat(np.arange(len(expert_E)), own_E)
+        gpu_X = node * within + balanced_packing((load_E[expert_E] / own_E)[replica_X], within)
+        for gpu in range(node * within, (node + 1) * within):
+            found, times = np.unique(replica_X[gpu_X == gpu], return_counts=True)
+            held_GP[gpu, : len(found)] = expert_E[found]
+            split_GP[gpu, : len(found)] = times / own_E[found]
+    return held_GP, split_GP
+
 
 SlotTables = tuple[IntArray, FloatArray]  # the expert in each slot and the part of its load there, (G, P) each
 ReplicaStrategy = Callable[[FloatArray, GpuSlots, IntArray | None, np.random.Generator], SlotTables]
@@ -58,7 +113,7 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
     """
     useful_G = slots.useful_G(len(load_E))
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
-    enough = (1 + ENOUGH) * load_bounds.mean_load(load_E, slots)
+    enough = (1 + ENOUGH) * bounds.mean_load(load_E, slots)
     if count_E is None:
         enough = min(enough, greedy_max_time(load_E, slots.slots_G, slots.cost_G)) if slots.alike else enough
         count_E = np.ones(len(load_E), dtype=np.int64)
@@ -88,7 +143,7 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
         return equal_split(load_E, slots, count_E, rng)
     best = _wrapped_around(load_E, slots) if count_E is None else None
     top = minimise_max_time(best[0], slots.cost_G, best[1]) if best else np.inf
-    if best is None or top > (1 + ENOUGH) * load_bounds.mean_load(load_E, slots):
+    if best is None or top > (1 + ENOUGH) * bounds.mean_load(load_E, slots):
         held_GP, split_GP = equal_split(load_E, slots, count_E, rng)
         part_GP = split_GP * load_E[held_GP]
         if minimise_max_time(held_GP, slots.cost_G, part_GP) < top or best is None:
@@ -97,9 +152,9 @@ def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rn
 
 
 REPLICAS: dict[str, Strategy] = {
-    "equal-split": Strategy(equal_split, load_bounds.equal_split, True),
-    "free-split": Strategy(free_split, load_bounds.free_split, False),
-    "eplb": Strategy(eplb, load_bounds.equal_split, True),
+    "equal-split": Strategy(equal_split, bounds.equal_split, True),
+    "free-split": Strategy(free_split, bounds.free_split, False),
+    "eplb": Strategy(eplb, bounds.equal_split, True),
 }
 
 
@@ -129,12 +184,12 @@ def place(
     if count_E is None:
         bound_L = [strategy.bound(load_E, slots, top) for load_E, top in zip(load_LE, top_L, strict=True)]
     else:
-        bound_L = [load_bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
+        bound_L = [bounds.given_counts(load_E, slots, count_E, strategy.divided_evenly) for load_E in load_LE]
     return ReplicaPlacement(
         method,
         _placement(tables),
         np.array(top_L),
-        np.array([load_bounds.mean_load(load_E, slots) for load_E in load_LE]),
+        np.array([bounds.mean_load(load_E, slots) for load_E in load_LE]),
         np.minimum(bound_L, top_L),  # apart only by rounding
         seconds,
     )
@@ -196,14 +251,14 @@ def slots_needed(load_E: FloatArray, slots: GpuSlots, utilisation: float, seed: 
         reaches it, with slots added evenly to all GPUs).
     """
     load_E = load_E.copy()
-    most = load_bounds.mean_load(load_E, slots) / utilisation
+    most = bounds.mean_load(load_E, slots) / utilisation
     wider = slots
     while wider.slots_G.min() < len(load_E):
         held_GP, split_GP = free_split(load_E, wider, None, np.random.default_rng(seed))
         if _max_time(split_GP * load_E[held_GP], wider) <= most:
             break
         wider = GpuSlots(wider.slots_G + 1, slots.cost_G)
-    return load_bounds.slots_by_counting(load_E, slots, most), int(wider.slots_G.sum())
+    return bounds.slots_by_counting(load_E, slots, most), int(wider.slots_G.sum())
 
 
 @cache
@@ -218,10 +273,10 @@ def _wrapped_around(load_E: FloatArray, slots: GpuSlots) -> SlotTables | None:
     held_GP = np.full((slots.gpus, int(useful_G.max())), EMPTY, dtype=np.int64)
     part_GP = np.zeros(held_GP.shape)
     if slots.alike:
-        bound = max(load_bounds.mean_load(load_E, slots), load_bounds.by_counting(load_E, slots)) / slots.cost_G[0]
+        bound = max(bounds.mean_load(load_E, slots), bounds.by_counting(load_E, slots)) / slots.cost_G[0]
         done = np.isfinite(place_by_groups(load_E, slots.gpus, int(useful_G[0]), bound, held_GP, part_GP))
     else:
-        caps_G = load_bounds.mean_load(load_E, slots) / slots.cost_G
+        caps_G = bounds.mean_load(load_E, slots) / slots.cost_G
         done = wrap_around(
             load_E, np.arange(len(load_E)), caps_G, useful_G, np.argsort(caps_G, kind="stable"), held_GP, part_GP
         )

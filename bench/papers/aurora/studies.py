@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck_matching
+from aurora.planner.placement.assignment import ASSIGN, bottleneck_matching
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.types import Cluster, Profile

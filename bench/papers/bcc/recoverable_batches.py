@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import hypergeom
 
 from aurora.errors import BadInput
-from aurora.planner.replication.recoverability import BoolArray, all_held, minimal_holders, recoverable_odds
+from aurora.planner.replication.survival_probability import BoolArray, all_held, minimal_holders, recoverable_odds
 from aurora.types.arrays import FloatArray
 
 MOST_BRANCHES = 1 << 17  # of an exact count

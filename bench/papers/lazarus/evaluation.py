@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from aurora.planner.migration.recovery import recover
-from aurora.planner.migration.relabelling import fewest_moves
+from aurora.planner.migration.weight_moves import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
 from aurora.planner.replication.survival_probability import model_survival
 from aurora.types import Cluster, FailureDomains, Gpu

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.levelling import carriers, level_from
+from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
 from aurora.types import Hierarchy, Network, servers
 from aurora.types.schedule import MOST_ROWS
 

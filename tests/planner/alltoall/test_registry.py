@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.alltoall.birkhoff import slots
+from aurora.planner.alltoall.birkhoff import LOSS, slots, sub_channel_slots
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.sub_channels import LOSS, sub_channel_slots
 from aurora.planner.check.plans import check_order, check_schedule
-from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds
+from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network, Order
 from tests.strategies import traffics_on_ports

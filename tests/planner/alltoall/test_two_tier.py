@@ -12,7 +12,7 @@ from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.alltoall.schedule import order
 from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.plans import check_hops
-from aurora.planner.network.lower_bounds import two_tier_bound
+from aurora.planner.network.bounds import two_tier_bound
 from aurora.types import Cluster, Gpu
 from aurora.types import servers as fabric_of_servers
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.engines import check_engine
+from aurora.planner.check.fit import check_engine
 from aurora.planner.make_plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, Placement, PlanOptions, Profile
 

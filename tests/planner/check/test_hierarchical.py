@@ -8,8 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aurora.errors import BrokenPlan
-from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.alltoall.levelling import carriers
+from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.hierarchical import check_hierarchical, check_moves, check_steps, hierarchical_moves
 from aurora.planner.network.schedule_time import timed_steps

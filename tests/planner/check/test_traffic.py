@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.check.traffic import check_traffic, without_proof
+from aurora.planner.check.fit import check_traffic, without_proof
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions

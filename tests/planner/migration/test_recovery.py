@@ -11,7 +11,7 @@ from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.planner.migration.recovery import order_among, recover
-from aurora.planner.migration.relabelling import fewest_moves
+from aurora.planner.migration.weight_moves import fewest_moves
 from aurora.planner.replication.failure_resilient import survive
 from aurora.types import Cluster, FailureDomains, Gpu, Network
 from bench.papers.lazarus.greedy_relabelling import greedy_moves

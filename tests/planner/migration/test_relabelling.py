@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.migration.byte_budget import worth_moving
-from aurora.planner.migration.pricing import moved_bytes
-from aurora.planner.migration.relabelling import fewest_moves, holds
+from aurora.planner.migration.weight_moves import fewest_moves, holds, moved_bytes, worth_moving
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.link_fit import LinkFit, fit_link
+from aurora.planner.network.measured_links import LinkFit, fit_link
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Network
 

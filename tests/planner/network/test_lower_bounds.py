@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.network.lower_bounds import fluid_bound, one_to_one_bound, pair_seconds, spread, two_tier_bound
+from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds, spread, two_tier_bound
 from aurora.types import Network
 from aurora.types.network import servers
 from tests.strategies import traffics_on_ports

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.network.server_clusters import find_servers
+from aurora.planner.network.measured_links import find_servers
 from tests.strategies import RATES
 
 NOISE = 0.05

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.network.lower_bounds import deduplicated_two_tier_bound
+from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.types import Hierarchy
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.assignment import ASSIGN
-from aurora.planner.placement.bottleneck_matching import bottleneck_sum_matching
+from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
 from aurora.planner.placement.objective import exclusive
 from aurora.planner.placement.profile_costs import group_costs
 from aurora.types import PlanOptions

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.placement.bottleneck_matching import bottleneck_matching
+from aurora.planner.placement.assignment import bottleneck_matching
 
 SQUARES = st.integers(1, 5).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.integers(0, 12).map(float)))
 

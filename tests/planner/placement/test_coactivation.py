@@ -14,8 +14,7 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
 from aurora.planner.migration.migrate import move
-from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, distinct_tokens
-from aurora.planner.placement.coactivation_search import coactivation_search
+from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, coactivation_search, distinct_tokens
 from aurora.planner.placement.deduplicated_layers import place_deduplicated
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.explain import explain

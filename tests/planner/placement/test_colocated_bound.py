@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.planner.make_plan import make_plan
-from aurora.planner.placement import colocated_bound
-from aurora.planner.placement.colocated_bound import colocated_bound_s
+from aurora.planner.placement import bounds as module
+from aurora.planner.placement.bounds import colocated_bound_s
 from aurora.planner.placement.objective import formula, objectives
 from aurora.planner.placement.profile_costs import layer_costs
 from aurora.types import Curve, PlanOptions, Profile
@@ -28,8 +28,8 @@ CASES = st.tuples(st.integers(1, 3), st.integers(2, 3)).flatmap(lambda drawn: ca
 
 def bounds(of, costs_M, replicas):
     """The bound of one program for all GPUs, and that of GPUs of a kind as one."""
-    for small in (colocated_bound.SMALL, 0):
-        with mock.patch.object(colocated_bound, "SMALL", small):
+    for small in (module.SMALL, 0):
+        with mock.patch.object(module, "SMALL", small):
             yield colocated_bound_s(of, costs_M, replicas)
 
 

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.planner.placement.colocated_bound import colocated_bound_s
 from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.hierarchical_layers import GPU_LOAD, SERVER_LOAD, place_hierarchical, price_hierarchical
 from aurora.planner.placement.objective import exclusive, formula, objectives, seconds
-from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.profile_costs import layer_costs
-from aurora.planner.placement.server_bound import hierarchical_bound_s, least_rows, server_counts
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement import lp_rounding as module
-from aurora.planner.placement.lp_rounding import lp_rounding
-from aurora.planner.placement.phase_sums import PhaseSums
+from aurora.planner.placement import phase_sums as module
+from aurora.planner.placement.bounds import layer_bound_s
+from aurora.planner.placement.phase_sums import PhaseSums, lp_rounding
 from aurora.planner.placement.placed_models import unreplicated
-from aurora.planner.placement.placement_bound import layer_bound_s
 from aurora.planner.placement.profile_costs import AIMS, aimed_costs
 from aurora.planner.placement.slot_search import slot_search
 from tests.conftest import cluster

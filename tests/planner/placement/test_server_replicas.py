@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.placement.server_replicas import Homes, levelled, server_replicas
-from aurora.planner.placement.server_search import Limits
+from aurora.planner.placement.server_search import Homes, Limits, levelled, server_replicas
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.serving_gpus import server_split, serving_servers
 

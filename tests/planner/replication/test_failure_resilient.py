@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_resilient
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, survive
-from aurora.planner.replication.mro import compact, mro, spread
-from aurora.planner.replication.replica_counts import allocate
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, compact, mro, spread, survive
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.replication.recoverability import all_held, minimal_holders, recoverable_odds, subset_odds
+from aurora.planner.replication.survival_probability import all_held, minimal_holders, recoverable_odds, subset_odds
 
 
 @given(st.tuples(st.integers(1, 7), st.integers(1, 6)).flatmap(lambda shape: arrays(np.bool_, shape)), st.data())

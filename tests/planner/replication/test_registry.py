@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_layout
-from aurora.planner.replication import load_bounds
-from aurora.planner.replication.eplb import balanced_packing
-from aurora.planner.replication.registry import REPLICAS, place, slots_needed
+from aurora.planner.replication import bounds
+from aurora.planner.replication.registry import REPLICAS, balanced_packing, place, slots_needed
 from aurora.planner.replication.slot_packing import counts_by_load
 from aurora.types import GpuSlots
 
@@ -83,8 +82,8 @@ def test_against_every_placement(alike):
             made = place(load, gpu_slots, method)
             best = optimum["equal-split" if method == "eplb" else method]
             assert made.bound_L[0] <= best * (1 + 1e-9)
-            assert load_bounds.free_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
-            assert load_bounds.equal_split(load, gpu_slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
+            assert bounds.free_split(load, gpu_slots, 2 * best) <= optimum["free-split"] * (1 + 1e-9)
+            assert bounds.equal_split(load, gpu_slots, 2 * best) <= optimum["equal-split"] * (1 + 1e-9)
             ratios[method].append(made.max_load_L[0] / best if best else 1.0)
     for method in ("equal-split", "free-split"):
         assert min(ratios[method]) >= 1 - 1e-9
@@ -143,10 +142,10 @@ def test_on_most_gpus_the_mean_is_reached_within_a_thousandth():
 
 def test_two_slots_a_gpu_come_near_the_bound():
     load, slots = zipf(256, 0.8), GpuSlots.equal(144, 2)
-    assert load_bounds.mean_load(load, slots) / load_bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
+    assert bounds.mean_load(load, slots) / bounds.by_counting(load, slots) == pytest.approx(0.6774, abs=1e-4)
     made = place(load, slots, "free-split")
     assert made.gap_L[0] < 0.01
-    assert made.bound_L[0] > 1.09 * load_bounds.by_counting(load, slots)  # the wasted parts of slots count
+    assert made.bound_L[0] > 1.09 * bounds.by_counting(load, slots)  # the wasted parts of slots count
     needed, reached = slots_needed(load, slots, 0.95)
     assert 288 < needed <= reached == 432
     assert place(load, GpuSlots.equal(144, 3), "free-split").max_load_L[0] <= made.mean_load_L[0] / 0.82

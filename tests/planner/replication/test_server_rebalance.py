@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
-from aurora.planner.replication.server_rebalance import rebalance_inside
+from aurora.planner.replication.rebalance import rebalance_inside
 from aurora.types import GpuSlots
 
 EMPTY = -1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.replication import survival_probability as module
-from aurora.planner.replication.mro import mro
+from aurora.planner.replication.failure_resilient import mro
 from aurora.planner.replication.survival_probability import held_by, model_survival, sample_failures, survival, wilson
 from aurora.types import FailureDomains
 

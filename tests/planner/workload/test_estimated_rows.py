@@ -7,8 +7,8 @@ from hypothesis import given
 
 import aurora
 from aurora.planner.alltoall.hierarchical import hierarchical_rows
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.profile_costs import layer_costs
-from aurora.planner.placement.server_bound import hierarchical_bound_s, server_counts
 from aurora.planner.workload.estimated_rows import CountedTokens, estimated_rows
 from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus
 from aurora.types import TOKEN_SPREADS, Hierarchy, SyntheticOptions

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from aurora.planner.alltoall.hierarchical_order import hierarchical_order
+from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.ordered import OrderedTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, servers

@@ -1,8 +1,8 @@
-"""Checks that profiles are traffic that a plan can serve."""
+"""Checks that a plan fits what is to be done with it: the engine that serves by it, and the traffic that it serves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import Cluster, Plan, Profile
 
 
@@ -61,3 +61,30 @@ def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
     if not unproved:
         return ""
     return f"{' and '.join(unproved)}: a fingerprint is missing, so that the model is known by its sizes alone"
+
+
+def check_engine(plan: Plan, engine: str) -> None:
+    """Checks that an engine, a name in ENGINES, can serve with a plan.
+
+    Raises:
+        InfeasiblePlan: if the engine cannot serve by the plan.
+        BadInput: if the engine is not in ENGINES.
+    """
+    if engine not in ENGINES:
+        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    ENGINES[engine](plan)
+
+
+def check_vllm(plan: Plan) -> None:
+    """Checks that vLLM can serve with the plan: it has one model.
+
+    Ranks and layers may hold any number of experts. With vLLM's EPLB, which replicas need, free slots are filled by replicas.
+
+    Raises:
+        InfeasiblePlan: if it has more.
+    """
+    if len(plan.models) != 1:
+        raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")
+
+
+ENGINES: dict[str, Callable[[Plan], None]] = {"vllm": check_vllm}

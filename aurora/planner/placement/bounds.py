@@ -1,0 +1,504 @@
+"""Lower bounds on a layer over all of its placements: one model, several colocated ones, and over servers; and of all layers.
+
+The share of an expert's tokens that a GPU takes is a number from 0 to 1, so a linear program covers all placements with
+replicas and every split of tokens over them. Its dual solution is evaluated apart from the solver: rounding in the solver makes
+a bound lower, never false. Counting adds what the linear program does not see: an expert whose tokens keep a GPU too long needs
+a second slot, and slots are few; deduplicated tokens cross once for each GPU, or server, that needs them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_array, hstack, kron
+
+from aurora.planner.network.bounds import spread, spread_beside, spread_split
+from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
+from aurora.planner.placement.cost_model import LayerCosts
+from aurora.planner.placement.objective import Formula, Part, PhaseTimes, exclusive, formula
+from aurora.planner.placement.phase_sums import SMALL, PhaseSums, blocks, merged, phase_program
+from aurora.planner.placement.profile_costs import aimed_costs
+from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.replication.bounds import least_largest
+from aurora.planner.workload.estimated_rows import CountedTokens
+from aurora.types import Cluster, Placement, PlanOptions, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+MOST = 4 * SMALL  # the same for all programs of a layer together, above which GPUs of a kind count as one
+
+
+def placement_bound_s(
+    cluster: Cluster,
+    profile: Profile,
+    domains: Sequence[Profile],
+    options: PlanOptions,
+    placement: Placement | None = None,
+    replicas: bool = True,
+) -> float:
+    """Returns seconds of all layers that no placement of one model within the slots beats.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic.
+        domains: further profiles of the model that the placement must serve.
+        options: `aim` says how scenarios count, `slots_per_gpu` how many slots a GPU has; otherwise its memory does.
+        placement: one that the bound must hold for, though a layer of it may use more slots than the others.
+        replicas: whether the bound covers placements with replicas, if there are slots for any.
+    """
+    slots_G = memory_slots_G(cluster, [profile])
+    if options.slots_per_gpu is not None:
+        slots_G = np.minimum(slots_G, options.slots_per_gpu)
+    bound_s = 0.0
+    for layer in range(profile.layers):
+        used_G = [] if placement is None else [len(held) for held in placement.slots_LG[layer]]
+        costs = aimed_costs(cluster, profile, domains, layer, options.aim)
+        bound_s += layer_bound_s(costs, np.maximum(slots_G, used_G or 0), replicas)
+    return bound_s
+
+
+def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -> float:
+    """Returns a lower bound in seconds on `costs.value_s` that holds for all placements within the slots.
+
+    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
+
+    Args:
+        costs: one layer in W scenarios.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        replicas: whether the bound covers placements with replicas, if there are slots for any.
+    """
+    bound_s = _ports_s(costs, slots_G, replicas)
+    if costs.nics is None or costs.of_servers is None:
+        return bound_s
+    slots_N = (costs.nics.members_NG @ slots_G).astype(np.int64)
+    return max(bound_s, _ports_s(costs.of_servers, slots_N, replicas))
+
+
+def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
+    """The bound on ports alone.
+
+    Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
+    still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
+    """
+    layer = PhaseSums.of(costs, slots_G)
+    gpus, experts, _, scenarios = layer.part_s_GEXW.shape
+    spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
+    least_YW = _least_phases(layer, spare)
+    if gpus * experts * scenarios <= SMALL:
+        return _relaxed_s(layer, least_YW)
+    if gpus * experts > SMALL or gpus * experts * scenarios > MOST:
+        layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
+    if len(layer.part_s_GEXW) == 1:
+        seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
+    else:
+        seconds_W = np.array([_relaxed_s(_scenario(layer, w), least_YW[:, w : w + 1]) for w in range(scenarios)])
+    return float(np.sort(seconds_W)[-layer.worst :].mean())
+
+
+def _least_phases(layer: PhaseSums, spare: int) -> FloatArray:
+    """(2, W) seconds that each phase takes at least, by counting: `spare` more replicas than one of each expert."""
+    _, received_GEW, expert_GEW, _ = np.moveaxis(layer.part_s_GEXW, 2, 0)
+    gate_GW = layer.base_s_GXW[:, 1]
+    first_W, second_W = (
+        [least_largest(_replicated_ER(part_GEW[..., w], layer.slots_G), spare) for w in range(part_GEW.shape[2])]
+        for part_GEW in (received_GEW, expert_GEW)
+    )
+    return np.stack([np.maximum(gate_GW.max(axis=0), gate_GW.min(axis=0) + first_W), second_W])
+
+
+def _replicated_ER(part_GE: FloatArray, slots_G: IntArray) -> FloatArray:
+    """(E, R) seconds that a GPU with each expert takes at least, if 1 to R GPUs hold it.
+
+    Replicas on the R best GPUs all take equally long. A GPU with an expert that no other holds has further such experts if all
+    other GPUs' slots are too few for the rest.
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        divided_ER = 1 / np.cumsum(1 / np.sort(part_GE.T, axis=1), axis=1)
+    alone_G = np.maximum(1, part_GE.shape[1] - (slots_G.sum() - slots_G))[:, None]  # experts on this GPU alone
+    ranked_GE = np.sort(part_GE, axis=1)
+    last_G1 = np.take_along_axis(ranked_GE, alone_G - 1, axis=1)
+    others_G1 = np.take_along_axis(ranked_GE.cumsum(axis=1), alone_G - 1, axis=1) - last_G1
+    divided_ER[:, 0] = (others_G1 + np.maximum(last_G1, part_GE)).min(axis=0)
+    return divided_ER
+
+
+def _whole_YW(layer: PhaseSums) -> FloatArray:
+    """(2, W) seconds of each phase of a layer with a single GPU, which holds all experts."""
+    (sum_s_XW,) = layer.base_s_GXW + layer.part_s_GEXW.sum(axis=1)
+    return np.asarray(sum_s_XW.reshape(2, -1, sum_s_XW.shape[1]).max(axis=1))
+
+
+def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
+    """The layer in its scenario w alone."""
+    return layer._replace(
+        part_s_GEXW=layer.part_s_GEXW[..., w : w + 1],
+        base_s_GXW=layer.base_s_GXW[..., w : w + 1],
+        aggregate_s_W=layer.aggregate_s_W[w : w + 1],
+        worst=1,
+    )
+
+
+def _relaxed_s(layer: PhaseSums, least_YW: FloatArray) -> float:
+    """The linear program's bound, from its dual solution; least_YW (2, W) are bounds on the phases that hold as well."""
+    program = phase_program(layer, least_YW)
+    _, price_X = program.solved()
+    return program.dual_s(price_X)
+
+
+def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
+    """Returns seconds that no placement of all models' experts beats, on ports and on the NICs of servers.
+
+    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
+
+    Args:
+        formula: the objective on ports; NICs only take longer.
+        costs_M: the layer of each model, in a single scenario.
+        replicas: whether the bound covers placements with replicas.
+    """
+    of_servers_M = [servers for costs in costs_M if (servers := costs.of_servers) is not None]
+    return max(_colocated_ports_s(formula, each_M, replicas) for each_M in (costs_M, of_servers_M) if each_M)
+
+
+def least_compute_s(parts: Sequence[Part], costs_M: Sequence[LayerCosts], replicas: bool) -> float | None:
+    """Returns a lower bound on the seconds of a term in which GPUs compute; None for other terms.
+
+    Args:
+        parts: the parts of the term.
+        costs_M: the layer of each model, in a single scenario.
+        replicas: whether the bound covers placements with replicas.
+    """
+    if any(phase not in ("gate", "expert", "aggregate") for part in parts for _, phase in part):
+        return None
+    return max(_least_s(part, costs_M, replicas) for part in parts)
+
+
+def _colocated_ports_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
+    """The bound on ports alone.
+
+    The program chooses the share of each expert's tokens that each GPU takes. Each part on each GPU is at most its term, and
+    each path is at most the result. As in `layer_bound_s`, the bound is the dual solution's, and in large layers GPUs of a kind
+    count as one.
+    """
+    numbers = {term: number for number, term in enumerate(formula.parts)}
+    parts = [(numbers[term], part) for term in formula.moved for part in formula.parts[term]]
+    summed = [_summed(part, costs_M) for _, part in parts]
+    least_X = np.array([max(_least_s(part, costs_M, replicas) for part in each) for each in formula.parts.values()])
+    term_K, fixed_KG = np.array([number for number, _ in parts]), np.stack([fixed_G for fixed_G, _ in summed])
+    cost_KGE = np.stack([cost_GE for _, cost_GE in summed])
+    _, gpus, experts = cost_KGE.shape
+    if gpus * experts > SMALL:
+        fixed_KG, cost_KGE = _merged(fixed_KG, cost_KGE, blocks(costs_M[0], max(1, SMALL // experts)))
+    return max(formula.longest(least_X), _colocated_relaxed_s(formula, least_X, term_K, fixed_KG, cost_KGE))
+
+
+def _colocated_relaxed_s(
+    formula: Formula, least_X: FloatArray, term_K: IntArray, fixed_KG: FloatArray, cost_KGE: FloatArray
+) -> float:
+    """The program's bound. Part k takes fixed_KG and the costs of its experts on a GPU, and belongs to the term term_K[k]."""
+    parts, gpus, experts = cost_KGE.shape
+    paths, terms = formula.count_PX.shape
+    unit_s = float(np.abs(fixed_KG).max() + np.abs(cost_KGE).max()) or 1.0
+    per_gpu = block_diag([cost_KE / unit_s for cost_KE in np.moveaxis(cost_KGE, 1, 0)])  # rows (G, K), shares GPU by GPU
+    of_term = np.tile(term_K[:, None] == np.arange(terms), (gpus, 1)).astype(np.float64)
+    once = hstack([kron(np.ones((1, gpus)), eye_array(experts)), coo_array((experts, terms + 1))])
+    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+        np.eye(1, gpus * experts + terms + 1, gpus * experts + terms)[0],
+        csr_array(
+            block_array(
+                [[per_gpu, coo_array(-of_term), None], [None, coo_array(formula.count_PX), coo_array(-np.ones((paths, 1)))]]
+            )
+        ),
+        np.concatenate([-fixed_KG.T.ravel() / unit_s, np.zeros(paths)]),
+        csr_array(once),
+        np.ones(experts),
+        [*[(0, None)] * (gpus * experts), *[(least / unit_s, None) for least in least_X], (0, None)],
+        method="highs-ds",
+    )
+    if found.status != 0:
+        return 0.0
+    price_X = np.maximum(0.0, -found.ineqlin.marginals)
+    price_GK, price_P = price_X[: gpus * parts].reshape(gpus, parts), price_X[gpus * parts :]
+    # Any prices give a bound if those of paths sum to one and those of a term's parts to the paths' price of it at most.
+    weight_X = price_P @ formula.count_PX / max(float(price_P.sum()), 1.0)
+    used_X = np.bincount(term_K, weights=price_GK.sum(axis=0), minlength=terms)
+    price_GK = price_GK * np.minimum(1.0, weight_X / np.maximum(used_X, 1e-300))[term_K]
+    left_X = np.maximum(0.0, weight_X - np.bincount(term_K, weights=price_GK.sum(axis=0), minlength=terms))
+    share_s_GE = np.einsum("gk,kge->ge", price_GK, cost_KGE)
+    return float((price_GK.T * fixed_KG).sum() + left_X @ least_X + share_s_GE.min(axis=0).sum())
+
+
+def _merged(fixed_KG: FloatArray, cost_KGE: FloatArray, block_G: IntArray) -> tuple[FloatArray, FloatArray]:
+    """The parts with one GPU for each block of GPUs: the mean of what is fixed, and an expert costs what it costs at best."""
+    members = [block_G == block for block in range(int(block_G.max()) + 1)]
+    fixed_KB = np.stack([fixed_KG[:, own].mean(axis=1) for own in members], axis=1)
+    return fixed_KB, np.stack([cost_KGE[:, own].min(axis=1) / own.sum() for own in members], axis=1)
+
+
+def _summed(part: Part, costs_M: Sequence[LayerCosts]) -> tuple[FloatArray, FloatArray]:
+    """(G,) what a part takes without experts, and (G, E) what each expert of any model adds, model by model."""
+    found = [(model, *costs_M[model].phase_s(phase)) for model, phase in part]
+    fixed_G = np.sum([fixed_G for _, fixed_G, _ in found], axis=0)
+    cost_M = [np.zeros(costs.own_WGE.shape[1:]) for costs in costs_M]
+    for model, _, cost_GE in found:
+        cost_M[model] = cost_M[model] + cost_GE
+    return fixed_G, np.concatenate(cost_M, axis=1)
+
+
+def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
+    """A lower bound on the seconds of a part on the GPU where it takes longest."""
+    return spread_beside(*_summed(part, costs_M), replicas)
+
+
+def deduplicated_bound(
+    counts_SEE: IntArray,
+    top_k: int,
+    slots_G: IntArray,
+    expert_s_GE: FloatArray,
+    gate_s_G: FloatArray,
+    port_s_XG: FloatArray,
+) -> float:
+    """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
+
+    A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
+    A source sends at least `least_sent`.
+
+    Args:
+        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        top_k: experts per token.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        expert_s_GE: (G, E) seconds of each expert on each GPU.
+        gate_s_G: (G,) seconds of the gate.
+        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
+
+    Returns:
+        Seconds.
+
+    Source:
+        Eq. 1: Aurora (arXiv:2410.17043).
+    """
+    send_s_G, recv_s_G, csend_s_G, crecv_s_G = port_s_XG
+    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
+    arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
+    shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)
+
+    def either(work_GE: FloatArray, row_s_G: FloatArray) -> float:
+        """The larger of two bounds: the longest expert on its fastest GPU, and all experts divided over all GPUs."""
+        whole_GE, part_GE = (work_GE + rows_GE * row_s_G[:, None] for rows_GE in (arriving_GE, shared_GE))
+        return max(float(whole_GE.min(axis=0).max(initial=0.0)), spread_split(part_GE))
+
+    idle_GE = np.zeros_like(expert_s_GE)
+    first_s = max(float((gate_s_G + sent_G * send_s_G).max()), float(gate_s_G.min()) + either(idle_GE, recv_s_G))
+    second_s = max(float((sent_G * crecv_s_G).max()), either(expert_s_GE, csend_s_G))
+    return first_s + second_s
+
+
+def _shared_GE(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> FloatArray:
+    """(G, E): a lower bound on expert e's part of the tokens that GPU g receives, each divided evenly over its experts there.
+
+    The experts there that tokens of e choose too are at most the slots_G[g] - 1 that they choose most often.
+    """
+    elsewhere_GEE = counts_SEE.sum(axis=0) - counts_SEE
+    common_GE = np.stack(
+        [_busiest(_others(each_EE), slots - 1) for each_EE, slots in zip(elsewhere_GEE, slots_G.tolist(), strict=True)]
+    )
+    return _divided(np.diagonal(elsewhere_GEE, axis1=1, axis2=2), common_GE, top_k)
+
+
+def _divided(tokens_XE: IntArray, common_XE: IntArray, top_k: int) -> FloatArray:
+    """A lower bound on sum 1 / c_u over tokens, where the numbers c_u, from 1 to top_k, sum to tokens_XE + common_XE at most.
+
+    1 / c is convex, so that the sum is least where all c_u are one of the two whole numbers next to their mean.
+    """
+    mean_XE = 1 + common_XE / np.maximum(tokens_XE, 1)
+    numbers = np.arange(1, top_k + 1)
+    return np.asarray(tokens_XE * np.interp(mean_XE, numbers, 1 / numbers))
+
+
+def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders: int) -> FloatArray:
+    """Returns (R, E) float64: a lower bound on expert e's part of the tokens that GPUs receive, if R GPUs hold it.
+
+    A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
+    `_shared_GE`. Neither the tokens that start elsewhere nor what they have in common with other experts on R GPUs depend on
+    which GPUs these are by more than the largest and the smallest counts say.
+
+    Args:
+        counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
+        top_k: experts per token.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        holders: R at most.
+    """
+    own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
+    total_E, total_EE = own_GE.sum(axis=0), _others(counts_SEE.sum(axis=0))
+    parts = [_shared_GE(counts_SEE, top_k, slots_G).min(axis=0)]
+    if holders > 1:
+        own_GE, fewest_GEE = -np.sort(-own_GE, axis=0).cumsum(axis=0), np.sort(counts_SEE, axis=0).cumsum(axis=0)
+        others_G = np.sort(slots_G - 1)[::-1].cumsum()
+    for held in range(1, holders):
+        far_E = total_E - own_GE[held]
+        common_E = _busiest(_others(total_EE - fewest_GEE[held]), int(others_G[held]))
+        parts.append(_divided(far_E, common_E, top_k))
+    return np.stack(parts)
+
+
+def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
+    """Returns (G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
+
+    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them. Arguments are
+    as in `deduplicated_bound`.
+    """
+    left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
+    for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
+        stay = int(_busiest(own_E, slots)) // top_k
+        if top_k > 1:
+            pairs_E = _busiest(_others(own_EE), slots - 1)
+            stay = min(stay, int(_busiest(pairs_E, slots)) // (top_k * (top_k - 1)))
+        left.append(int(own_E.sum()) // top_k - (stay if slots >= top_k else 0))
+    return np.array(left, dtype=np.int64)
+
+
+def _others(counts_EE: IntArray) -> IntArray:
+    """The counts with a diagonal of zeros."""
+    return counts_EE - np.diag(np.diag(counts_EE))
+
+
+def _busiest(value_XE: IntArray, many: int) -> IntArray:
+    """The sum of the `many` largest along the last axis."""
+    return np.asarray(np.sort(value_XE, axis=-1)[..., ::-1][..., : max(0, many)].sum(axis=-1))
+
+
+FEW = 8  # servers that hold an expert, up to which its rows are bounded; one that more of them hold is taken to need none
+PRICES = 64  # of a replica that the bound tries
+
+
+class LeastRows(NamedTuple):
+    """Rows that cross between servers at least, in the dispatch of one layer.
+
+    Attributes:
+        sent_N: (N,) int64, from each server.
+        all_rows: between all servers.
+        alone_NE: (N, E) int64, to each server for one of its experts, if no other server holds it; zeros if another may.
+    """
+
+    sent_N: IntArray
+    all_rows: float
+    alone_NE: IntArray
+
+
+def server_counts(costs: LayerCosts) -> IntArray:
+    """Returns (N, E, E) int64: tokens that start on each server and choose both experts, as `coactivation_counts`.
+
+    Of counted tokens as many may choose both as choose the rarer one; more pairs make the bounds lower.
+
+    Args:
+        costs: one layer with deduplicated tokens, on servers with NICs.
+    """
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    assert costs.nics is not None, "hierarchical all-to-alls go between servers"
+    if isinstance(costs.routing, CountedTokens):
+        counts_NE = (costs.nics.members_NG @ costs.own_WGE[0]).astype(np.int64)
+        return np.asarray(np.minimum(counts_NE[:, :, None], counts_NE[:, None, :]))
+    (experts_UK, source_U), server_G = costs.routing, costs.nics.server_G
+    tokens = distinct_tokens(experts_UK, server_G[source_U])
+    return coactivation_counts(*tokens, costs.own_WGE.shape[2], len(costs.nics.size_N))
+
+
+def hierarchical_bound_s(
+    objective: str,
+    costs_M: Sequence[LayerCosts],
+    counts_M: Sequence[IntArray],
+    top_k_M: Sequence[int],
+    slots_MG: Sequence[IntArray],
+    replicas: bool,
+) -> float:
+    """Returns seconds of a layer that no placement of all models' experts beats, if all-to-alls are hierarchical.
+
+    What servers send and receive crosses their NICs. A server sends at least the tokens that cannot find all of their experts
+    within its slots. All servers together receive at least what `least_rows` counts. Several models add up.
+
+    Args:
+        objective: the objective of several models; for one it is Eq. 1.
+        costs_M: the layer of each model, with deduplicated tokens, on servers with NICs.
+        counts_M: of each model `server_counts`.
+        top_k_M: experts per token of each model.
+        slots_MG: for each model (G,) int64, how many experts each GPU can hold.
+        replicas: whether the bound covers placements with replicas, where slots are left for any.
+    """
+    least_M = [_least_times(*each, replicas) for each in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
+    if len(least_M) == 1:
+        return exclusive(least_M[0])
+    of = formula(objective, len(least_M), nics=True)
+    term_X = of.term_XG(least_M).max(axis=1)
+    for number, parts in enumerate(of.parts.values()):
+        if (computed_s := least_compute_s(parts, costs_M, replicas)) is not None:
+            term_X[number] = computed_s
+    return of.longest(term_X)
+
+
+def _least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:
+    """The phases of one model at least. In place of GPUs there are the servers, and then the mean server.
+
+    No phase is longer in the mean server, or in the server itself, than on the GPU where it is longest. Steps, gates and
+    experts are those of the GPU where they are longest.
+    """
+    assert costs.nics is not None, "hierarchical all-to-alls go between servers"
+    nics, experts = costs.nics, len(counts_NEE[0])
+    slots_N = np.minimum(nics.members_NG @ slots_G, experts).astype(np.int64)
+    rows = least_rows(counts_NEE, top_k, slots_N, replicas)
+    out_Bps_N, in_Bps_N = (np.minimum(nics.server_Bps_N, nics.members_NG @ Bps_G) for Bps_G in (costs.out_Bps, costs.in_Bps))
+    none_X, every_X = np.zeros(len(slots_N) + 1), np.ones(len(slots_N) + 1)
+
+    def sending(Bps_N: FloatArray) -> FloatArray:
+        return np.append(rows.sent_N / Bps_N, rows.all_rows / Bps_N.sum())
+
+    def receiving(Bps_N: FloatArray) -> FloatArray:
+        return np.append(none_X[1:], rows.all_rows / Bps_N.sum())
+
+    def steps(to_Bps_N: FloatArray, sides_X: FloatArray) -> FloatArray:
+        alone_s_NE = rows.alone_NE / to_Bps_N[:, None]
+        return every_X * max(float(sides_X.max()), float(alone_s_NE.min(axis=0).max()))
+
+    there, back = costs.dispatch_bytes, costs.combine_bytes
+    there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
+    several = replicas and np.minimum(slots_G, experts).sum() > experts
+    computed_s = (spread_split if several else spread)(costs.expert_s_WGE[0])
+    return PhaseTimes.of(
+        every_X * costs.gate_s_WG.max(),
+        np.zeros((4, 1)),
+        every_X * computed_s,
+        every_X * costs.aggregate_s_WG.max(),
+        np.concatenate([there_2X * there, back_2X * back]),
+        np.stack([steps(in_Bps_N, there_2X) * there, steps(out_Bps_N, back_2X) * back]),
+    )
+
+
+def least_rows(counts_NEE: IntArray, top_k: int, slots_N: IntArray, replicas: bool) -> LeastRows:
+    """Returns the rows that cross between servers at least, in any placement within the slots.
+
+    If some servers hold an expert, its tokens that start elsewhere go to one of them. Every visit of a token to a server is
+    divided evenly over the token's experts there; `least_arriving` bounds each expert's part from below. Which experts have the
+    replicas that there are slots for is chosen freely, by a Lagrangian relaxation.
+
+    Args:
+        counts_NEE: (N, E, E) int64, as `server_counts` returns them.
+        top_k: experts per token.
+        slots_N: (N,) int64, how many distinct experts each server can hold.
+        replicas: whether several servers may hold an expert.
+    """
+    experts = counts_NEE.shape[1]
+    spare = int(slots_N.sum()) - experts if replicas else 0
+    sent_N = least_sent(counts_NEE, top_k, slots_N)
+    part_RE = least_arriving(counts_NEE, top_k, slots_N, min(FEW, len(slots_N)) if spare else 1)
+    own_NE = np.diagonal(counts_NEE, axis1=1, axis2=2)
+    alone_NE = np.zeros_like(own_NE) if spare else own_NE.sum(axis=0) - own_NE
+    return LeastRows(sent_N, max(float(sent_N.sum()), _cheapest(part_RE, spare)), alone_NE)
+
+
+def _cheapest(part_RE: FloatArray, spare: int) -> float:
+    """A lower bound on the sum of part_RE, one entry for each expert, if R - 1 of them are `spare` at most."""
+    if not spare:
+        return float(part_RE[0].sum())
+    part_RE = np.concatenate([part_RE, np.zeros((1, part_RE.shape[1]))])
+    more_R1 = np.arange(len(part_RE))[:, None]
+    gains = (part_RE[:1] - part_RE)[1:] / more_R1[1:]
+    prices = np.unique(np.quantile(gains, np.linspace(0, 1, PRICES)))
+    return max(float((part_RE + price * more_R1).min(axis=0).sum() - price * spare) for price in prices.tolist())
