@@ -3,6 +3,7 @@
 It imports nothing of the tests, so that it runs in the environment that has vLLM.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -75,6 +76,18 @@ def main(path: Path) -> None:
     path.with_name(f"answers-{rank}.json").write_text(
         json.dumps({"answers": answers, "times": times, "passes_s": passes_s, "said": said})
     )
+
+
+def perform(path: Path, environ: dict[str, str], log: Path) -> None:
+    """Performs a job in a process that is forked from one that has imported vLLM, as a process of its own would."""
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.environ |= environ
+    try:
+        main(path)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from aurora.planner.schedule_model import schedule_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import servers
+from tests.integrations import engine
 
 pytestmark = [
     pytest.mark.skipif(
@@ -45,7 +48,9 @@ ENVIRON = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
-LIMIT_S = 1200  # for one run of vLLM, which takes 15 to 60 s on two free cores
+LIMIT_S = 600  # for one run of vLLM, which takes 5 to 30 s on two free cores
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["vllm.entrypoints.llm"])  # takes 20 s; the rest is imported after the plugin, as in any process
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
 ROUNDS = 30
@@ -90,20 +95,23 @@ class Ranks:
         self.processes = []
         for rank in range(ranks):
             own = meet and {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), **meet}
-            with (folder / f"log-{rank}").open("w") as log:
-                command = [sys.executable, str(HERE / "engine.py"), str(folder / "job.json")]
-                environ = {**os.environ, **ENVIRON, **own}
-                self.processes.append(subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT))
+            arguments = (folder / "job.json", {**ENVIRON, **own}, folder / f"log-{rank}")
+            process = FORKS.Process(target=engine.perform, args=arguments)
+            with mock.patch.dict(os.environ, ENVIRON):  # of the process that is forked from, which the first one starts
+                process.start()
+            self.processes.append(process)
         self.started.extend(self.processes)
 
     def wait(self, limit_s=LIMIT_S):
+        """The exit codes; None of a process that has not ended in time."""
         until = time.monotonic() + limit_s
-        try:
-            return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+        for process in self.processes:
+            process.join(max(0.1, until - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+            process.join()
+        return codes
 
     def said(self):
         return [(self.folder / f"log-{rank}").read_text() for rank in range(self.ranks)]
@@ -125,8 +133,9 @@ class Ranks:
 def nothing_goes_on():
     yield
     while Ranks.started:
-        with Ranks.started.pop() as process:
-            process.kill()
+        process = Ranks.started.pop()
+        process.kill()
+        process.join()
 
 
 def check_same(found, expected):
