@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from aurora.runtime.replica_selection import LocalFirst
+from aurora.moe.expert_map import LocalFirst
 
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")
 
@@ -38,7 +38,7 @@ def test_every_kernel_compiles(capability, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else a warning
     from triton.runtime import driver, jit
 
-    from aurora.runtime import permutation_triton
+    from aurora.moe import permutation_triton
 
     compiled, run = [], jit.JITFunction.run
 
