@@ -74,3 +74,10 @@ def test_the_architecture_page_names_registries_that_exist():
         assert (ROOT / "aurora" / package).exists() or (ROOT / "integrations" / package).exists(), package
     for home in re.findall(r"`((?:aurora/)?(?:planner|io|reports|cli)/[\w./]+)`", text.split("## Where to add")[1]):
         assert (ROOT / "aurora" / home.removeprefix("aurora/")).exists(), home
+
+
+def test_what_contributing_points_to_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("Ten things")[1].split("##")[0]
+    homes = re.findall(r"\| `([\w./]+)` \|$", text, re.MULTILINE)
+    assert len(homes) == 10
+    assert [home for home in homes if not (ROOT / home).exists()] == []

@@ -13,4 +13,6 @@ for model in shared.models:
 
 shared_s = aurora.simulate(shared, models).seconds
 exclusive_s = [aurora.simulate(aurora.plan(cluster, model), model).seconds for model in models]
-print(f"one after the other {sum(exclusive_s):.3f} s, sharing the GPUs {shared_s:.3f} s: {sum(exclusive_s) / shared_s:.2f} times as fast")
+print(
+    f"one after the other {sum(exclusive_s):.3f} s, sharing the GPUs {shared_s:.3f} s: {sum(exclusive_s) / shared_s:.2f} times as fast"
+)
