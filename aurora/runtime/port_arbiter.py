@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from aurora.errors import RankFailed
-from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
+from aurora.moe.transport import ExchangeStep, Transport
+from aurora.planner.arbitration import ComputeQueue, ComputeRequest, PortSlices, piece
 from aurora.types import SlicePolicy
 
 GatherNumber = Callable[[float], Sequence[float]]
@@ -23,7 +25,7 @@ class PortArbiter(Protocol):
 
     One model at a time computes: the most urgent first, of equally urgent ones first come first served. Compute that was
     overtaken MOST_OVERTAKEN times goes before all other, so that no model starves. Exchanges of the models take the port by the
-    rules of `aurora.planner.slice_sequence`, so that ranks cannot deadlock.
+    rules of `aurora.planner.arbitration`, so that ranks cannot deadlock.
     """
 
     @property
@@ -65,7 +67,7 @@ class PortArbiter(Protocol):
 
         Args:
             gather: gathers a number of every rank, by rank.
-            first: whether this is rank 0, which draws when the model's slices begin; see `aurora.planner.slice_sequence`.
+            first: whether this is rank 0, which draws when the model's slices begin; see `aurora.planner.arbitration`.
             slices: after how many slices the model leaves by itself; None: when `leave` is called.
         """
 
@@ -97,19 +99,6 @@ def thread_port_arbiters(
     return [_ThreadPortArbiter(rank, model) for model in range(len(policies_M))]
 
 
-@dataclass
-class _Work:
-    """Compute that waits for the GPU or has it; the smallest `rank` goes first."""
-
-    level: int
-    ticket: int
-    overtaken: int = 0
-
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        return self.overtaken < MOST_OVERTAKEN, -self.level, self.ticket
-
-
 class _RankState:
     """What the arbiters of one rank share."""
 
@@ -118,9 +107,7 @@ class _RankState:
         self.last_compute: SubmittedWork | None = None
         self.last_exchange: SubmittedWork | None = None
         self.changed = threading.Condition()
-        self.computing = False
-        self.tickets = 0
-        self.waiting: list[_Work] = []
+        self.gpu = ComputeQueue()
         self.models, self.slices = len(policies_M), PortSlices(policies_M, overlapping=submitted is None)
         self.failure: BaseException | None = None
 
@@ -133,7 +120,7 @@ class _RankState:
 class _ThreadPortArbiter:
     def __init__(self, rank: _RankState, model: int) -> None:
         self._rank, self._model = rank, model
-        self._work = _Work(0, 0)
+        self._level = 0
 
     @property
     def exclusive(self) -> bool:
@@ -148,40 +135,35 @@ class _ThreadPortArbiter:
         return sys.maxsize
 
     def start_compute(self, level: int = 0) -> None:
-        rank = self._rank
+        rank, self._level = self._rank, level
         with rank.changed:
-            self._work, rank.tickets = _Work(level, rank.tickets), rank.tickets + 1
-            self._acquire()
+            self._begin(rank.gpu.ask(level))
             if rank.last_compute is not None and not level:
                 rank.last_compute.wait()
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
         rank = self._rank
         with rank.changed:
-            if all(work.level <= self._work.level for work in rank.waiting):
+            if not rank.gpu.priority_waits:
                 return False
             on_yield()
-            rank.computing = False
+            request = rank.gpu.give_way()
             rank.changed.notify_all()
-            self._acquire()
+            self._begin(request)
             return True
 
     def stop_compute(self) -> None:
         rank = self._rank
         with rank.changed:
-            if not self._work.level:
+            if not self._level:
                 rank.last_compute = rank.submitted()
-            rank.computing = False
+            rank.gpu.end()
             rank.changed.notify_all()
 
-    def _acquire(self) -> None:
-        rank, work = self._rank, self._work
-        rank.waiting.append(work)
-        rank.wait_for(lambda: not rank.computing and min(rank.waiting, key=lambda each: each.rank) is work)
-        rank.waiting.remove(work)
-        rank.computing, work.overtaken = True, 0
-        for each in rank.waiting:
-            each.overtaken += each.ticket < work.ticket
+    def _begin(self, request: ComputeRequest) -> None:
+        rank = self._rank
+        rank.wait_for(lambda: rank.gpu.first is request)
+        rank.gpu.begin(request)
 
     @contextmanager
     def exchange(self, hold_port: bool = False) -> Iterator[None]:
@@ -227,3 +209,24 @@ class _ThreadPortArbiter:
         with self._rank.changed:
             self._rank.failure = self._rank.failure or error
             self._rank.changed.notify_all()
+
+
+def in_slices(transport: Transport, arbiter: PortArbiter, pieces: int, exchange: ExchangeStep) -> ExchangeStep:
+    """Returns what performs an exchange of a batch model in several time slices, between which interactive models have theirs.
+
+    Args:
+        transport: carries tensors between the model's ranks.
+        arbiter: the model's access to this rank's port.
+        pieces: into how many the exchange is cut, the same on all ranks.
+        exchange: performs one piece.
+    """
+
+    def perform(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
+        for number in range(pieces):
+            if number % arbiter.most_ahead == arbiter.most_ahead - 1:
+                transport.gather(torch.zeros(1, dtype=torch.long))  # no rank falls behind
+            out, into = ([rows[piece(len(rows), number, pieces)] for rows in tensors] for tensors in (sends, recvs))
+            with arbiter.exchange():
+                exchange(out, into)
+
+    return perform

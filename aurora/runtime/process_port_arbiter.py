@@ -39,7 +39,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from aurora.errors import RankFailed
-from aurora.planner.slice_sequence import MOST_OVERTAKEN
+from aurora.planner.arbitration import MOST_OVERTAKEN, precedence
 from aurora.runtime.colocation_table import DRAWN, GPU, MODELS, PORT, STARTED, ColocationTable
 from aurora.runtime.port_arbiter import GatherNumber
 from aurora.types import SlicePolicy
@@ -161,11 +161,11 @@ class ProcessPortArbiter:
     def _try_gpu(self) -> Turn | None:
         """Takes the GPU, or returns the turn that comes first. Under the table's lock."""
         table, slot = self._table, self.slot
-        ticket, mine, before = table.ticket_M[slot], self._compute_key(slot), []
+        ticket, mine, before = table.ticket_M[slot], self._precedence(slot), []
         for other in table.others():
             theirs = table.ticket_M[other]
             if theirs and table.here_M[other] and self._passed_on.get((GPU, other)) != theirs:
-                key = self._compute_key(other)
+                key = self._precedence(other)
                 if table.has_M[other] or key < mine:
                     before.append((not table.has_M[other], key, other, theirs))
         if before:
@@ -177,11 +177,9 @@ class ProcessPortArbiter:
                 table.overtaken_M[other] += 1
         return None
 
-    def _compute_key(self, slot: int) -> tuple[int, int]:
-        """The smallest goes first."""
+    def _precedence(self, slot: int) -> tuple[bool, int, int]:
         table = self._table
-        urgent = table.overtaken_M[slot] >= MOST_OVERTAKEN
-        return -1 << 30 if urgent else -table.level_M[slot], table.ticket_M[slot]
+        return precedence(table.level_M[slot], table.ticket_M[slot], table.overtaken_M[slot])
 
     # The port
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
+from aurora.planner.arbitration import slices_of
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.slice_sequence import slices_of
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.serving_gpus import server_split
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes, tokens_on_gpu
@@ -78,7 +78,7 @@ def simulate(
     """Predicts the Trace of `program` on `cluster`.
 
     On a rank one model computes at a time, first come first served. Time slices of its port go round the models, see
-    `aurora.planner.slice_sequence`; a model that has finished is skipped. With time slices by layer, gates and aggregations run
+    `aurora.planner.arbitration`; a model that has finished is skipped. With time slices by layer, gates and aggregations run
     before expert compute that waits, and at its preemption points; so does all compute of an interactive model.
 
     Args:

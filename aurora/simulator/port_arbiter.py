@@ -4,10 +4,9 @@ Where the runtime's thread would wait, a simulated process yields a `Wait`, and 
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
-from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
+from aurora.planner.arbitration import ComputeQueue, ComputeRequest, PortSlices
 from aurora.types import SlicePolicy
 
 Resume = Callable[[], None]
@@ -18,62 +17,36 @@ Process = Steps[None]
 
 
 class PriorityLock:
-    """Lock for one holder at a time: the most urgent first, of equally urgent ones first come first served.
-
-    Who was overtaken MOST_OVERTAKEN times goes before all others.
-    """
+    """Lock for one holder at a time, by the rules of a ComputeQueue."""
 
     def __init__(self) -> None:
-        self._holder: _Waiting | None = None
-        self._waiting: list[_Waiting] = []
-        self._tickets = 0
+        self._queue = ComputeQueue()
+        self._resume: dict[ComputeRequest, Resume] = {}  # of those that wait
 
     def acquire(self, resume: Resume, level: int = 0) -> None:
         """Calls `resume` once the caller holds the lock, before all callers of lower levels."""
-        self._tickets += 1
-        self._waiting.append(_Waiting(resume, level, self._tickets))
+        self._resume[self._queue.ask(level)] = resume
         self._wake()
 
     @property
     def priority_waits(self) -> bool:
         """Whether work that is more urgent than the holder's waits for the lock."""
-        return self._holder is not None and any(each.level > self._holder.level for each in self._waiting)
+        return self._queue.priority_waits
 
     def yield_to_priority(self, resume: Resume) -> None:
         """Hands the lock to more urgent work that waits; the caller is the next of its level."""
-        assert self._holder is not None
-        self._holder.resume = resume
-        self._waiting.append(self._holder)
-        self.release()
+        self._resume[self._queue.give_way()] = resume
+        self._wake()
 
     def release(self) -> None:
         """Hands the lock to the next caller, or frees it."""
-        self._holder = None
+        self._queue.end()
         self._wake()
 
     def _wake(self) -> None:
-        if self._holder is not None or not self._waiting:
-            return
-        self._holder = first = min(self._waiting, key=lambda each: each.rank)
-        self._waiting.remove(first)
-        first.overtaken = 0
-        for each in self._waiting:
-            each.overtaken += each.ticket < first.ticket
-        first.resume()
-
-
-@dataclass
-class _Waiting:
-    """Who waits for a lock or holds it; the smallest `rank` goes first."""
-
-    resume: Resume
-    level: int
-    ticket: int
-    overtaken: int = 0
-
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        return self.overtaken < MOST_OVERTAKEN, -self.level, self.ticket
+        if (request := self._queue.first) is not None:
+            self._queue.begin(request)
+            self._resume.pop(request)()
 
 
 class _Port:

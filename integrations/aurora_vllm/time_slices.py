@@ -14,9 +14,8 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.moe.transport import ExchangeStep, Transport
-from aurora.planner.slice_sequence import slices_of
-from aurora.runtime.exchange_slices import in_slices
-from aurora.runtime.port_arbiter import PortArbiter
+from aurora.planner.arbitration import slices_of
+from aurora.runtime.port_arbiter import PortArbiter, in_slices
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import Network, Order, SlicePolicy
 from aurora.types.arrays import IntArray

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aurora.errors import RankFailed
-from aurora.planner.slice_sequence import MOST_OVERTAKEN, PortSlices
+from aurora.planner.arbitration import MOST_OVERTAKEN, PortSlices
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import SlicePolicy
 
@@ -138,7 +138,7 @@ def test_compute_that_was_overtaken_often_goes_first():
     waits.start()
 
     def queue(waiting):
-        while len(rank.waiting) < waiting:
+        while len(rank.gpu.waiting) < waiting:
             time.sleep(0.001)
 
     queue(1)
@@ -167,7 +167,7 @@ def test_work_yields_only_to_more_urgent_work():
     for level in (1, 2):
         thread = threading.Thread(target=work, args=(level,))
         thread.start()
-        while not arbiters[0]._rank.waiting:
+        while not arbiters[0]._rank.gpu.waiting:
             time.sleep(0.001)
         if level == 1:
             assert not arbiters[0].yield_to_priority(lambda: seen.append("as urgent"))

@@ -1,6 +1,11 @@
-"""Which model has the next time slice of a port, among those that share it.
+"""Arbitration of a rank's GPU and port between the models that share it: slices, priorities, and a bound on starvation.
 
-Models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A model joins
+Pure: no threads, and no clock. The drivers are `aurora.runtime.port_arbiter` (threads), `aurora.runtime.process_port_arbiter`
+(processes, which keep the state in a table that they share) and `aurora.simulator.port_arbiter` (simulated time).
+
+A GPU goes to the most urgent compute that waits, of equally urgent ones first come first served (`ComputeQueue`).
+
+On a port models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A model joins
 it at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that they are
 ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another in ignorance
 of one that comes before it.
@@ -11,6 +16,7 @@ no circle: an interactive exchange waits for no batch model's, which at worst ha
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +27,75 @@ MOST_OVERTAKEN = 16  # times that compute that waits for a GPU is overtaken by m
 AHEAD = 2  # slices that a model's other ranks may be ahead of rank 0: those of a layer, as counts are gathered from all
 MOST_PIECES = 256  # of one exchange
 OUT = float("inf")
+
+
+def precedence(level: int, ticket: int, overtaken: int) -> tuple[bool, int, int]:
+    """Returns what compute that waits for a GPU is compared by: the smallest goes first.
+
+    Args:
+        level: how urgent it is, see `Program.compute_level`.
+        ticket: rises with the time of its request.
+        overtaken: how often compute with a later ticket went first; after MOST_OVERTAKEN times it goes before all other.
+    """
+    return overtaken < MOST_OVERTAKEN, -level, ticket
+
+
+@dataclass(eq=False)
+class ComputeRequest:
+    """Compute that waits for a GPU or has it; see `precedence`."""
+
+    level: int
+    ticket: int
+    overtaken: int = 0
+
+
+class ComputeQueue:
+    """Says whose compute has a GPU next. Every request is made (`ask`), begins once it is `first`, and ends.
+
+    Attributes:
+        waiting: the requests that have not begun, or have given way.
+    """
+
+    def __init__(self) -> None:
+        self._tickets = 0
+        self.waiting: list[ComputeRequest] = []
+        self._holder: ComputeRequest | None = None
+
+    @property
+    def first(self) -> ComputeRequest | None:
+        """The request that may begin now; None if the GPU is taken, or nobody waits."""
+        if self._holder is not None or not self.waiting:
+            return None
+        return min(self.waiting, key=lambda request: precedence(request.level, request.ticket, request.overtaken))
+
+    @property
+    def priority_waits(self) -> bool:
+        """Whether a more urgent request than the holder's waits."""
+        return self._holder is not None and any(request.level > self._holder.level for request in self.waiting)
+
+    def ask(self, level: int = 0) -> ComputeRequest:
+        """Returns a new request, which waits from now on."""
+        self._tickets += 1
+        self.waiting.append(ComputeRequest(level, self._tickets))
+        return self.waiting[-1]
+
+    def begin(self, request: ComputeRequest) -> None:
+        """Gives the GPU to the `first` request."""
+        self.waiting.remove(request)
+        self._holder, request.overtaken = request, 0
+        for other in self.waiting:
+            other.overtaken += other.ticket < request.ticket
+
+    def end(self) -> None:
+        """Frees the GPU."""
+        self._holder = None
+
+    def give_way(self) -> ComputeRequest:
+        """Lets the holder wait again, as the next one of its level, and returns its request."""
+        holder, self._holder = self._holder, None
+        assert holder is not None
+        self.waiting.append(holder)
+        return holder
 
 
 def slices_of(bytes_GG: IntArray, network: Network, slice_s: float) -> int:
