@@ -14,7 +14,7 @@ from aurora.types import Plan, Trace
 
 if TYPE_CHECKING:
     from aurora.reports.request_tables import ServedModel
-    from aurora.runtime.order_watch import OrdersUsed
+    from aurora.runtime.order_choice import OrdersUsed
     from aurora.runtime.result import Answers, MembershipChange, RunResult
 
 CHANGES = 10  # of a placement that are shown, the newest ones

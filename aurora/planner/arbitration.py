@@ -5,10 +5,10 @@ Pure: no threads, and no clock. The drivers are `aurora.runtime.port_arbiter` (t
 
 A GPU goes to the most urgent compute that waits, of equally urgent ones first come first served (`ComputeQueue`).
 
-On a port models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A model joins
-it at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that they are
-ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another in ignorance
-of one that comes before it.
+On a port models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A
+model joins it at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that
+they are ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another in
+ignorance of one that comes before it.
 
 Where a rank may have exchanges of two models under way, batch models beside interactive ones have a sequence of their own. A
 slice of theirs begins on a rank while no interactive exchange waits or is under way there, whatever other ranks do. That makes

@@ -31,7 +31,7 @@ from aurora.runtime.expert_moves import WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
-from aurora.runtime.order_watch import OrdersUsed, OrderWatch
+from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters

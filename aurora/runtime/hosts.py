@@ -26,7 +26,7 @@ from aurora.runtime.elastic_rank import (
     serve_elastic_rank,
 )
 from aurora.runtime.order_calibration import OrderCalibration
-from aurora.runtime.order_watch import OrdersUsed
+from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token
 from aurora.runtime.token_times import TokenTimes
 from aurora.types import (

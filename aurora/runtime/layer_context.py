@@ -9,10 +9,9 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import ExchangeStep, Observe, Transport
 from aurora.planner.arbitration import slices_of
-from aurora.runtime.order_watch import OrderWatch
+from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
-from aurora.runtime.watched_exchanges import WatchedExchanges
 from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Order, Program
 from aurora.types.arrays import IntArray
 

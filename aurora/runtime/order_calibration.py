@@ -1,6 +1,10 @@
-"""Order calibration: measures, before serving starts, which order of an all-to-all is fastest on this network, by size."""
+"""Calibration before serving starts: which order of an all-to-all is fastest, by size, and what the network gives.
+
+`aurora.runtime.order_choice` chooses while serving, beginning with what was calibrated.
+"""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +15,8 @@ import torch
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Plan, servers
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 UNORDERED = ("all-at-once", "paced")
 COLLECTIVE = "all_to_all_single"  # torch's own
@@ -21,7 +25,7 @@ WIDTHS = (4, 2)  # sends and receives of a stage that are tried beside those of 
 SIZES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes that a rank sends on average
 MIN_REPETITIONS, MAX_REPETITIONS = 3, 9  # of each shape
 REPETITIONS_S = 0.2  # time for them: small sizes are repeated more often
-LONG_S = 0.1  # larger sizes are not tried once one takes this long
+LONG_S = 0.1  # larger sizes are not tried once one takes this long: shorter ones tell more of start-ups than of rates
 EXPECTED_TOKENS = 256  # of a rank, drawn for the traffic that a plan expects
 MAX_NOISE = 0.03  # a slower planned order is kept within this much noise
 SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
@@ -29,6 +33,8 @@ SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: rng.integers(1, 100, (n, n)).astype(np.float64),
     lambda n, rng: np.stack([rng.permutation(1 / (1.0 + np.arange(n))) for _ in range(n)]),
 )
+MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a message
+MESSAGE_REPETITIONS = 5  # of each size
 
 
 @dataclass(frozen=True)
@@ -283,3 +289,74 @@ def _took_TW(transport: Transport, ways_W: Sequence[_Way], device: str) -> Float
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 
     return slowest_TW(int(np.clip(REPETITIONS_S / slowest_TW(1).sum(), MIN_REPETITIONS, MAX_REPETITIONS)))
+
+
+def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
+    """Returns `cluster` with the measured start-up time and rates, without link curves.
+
+    A collective call; all ranks get the same result. Every rank sends equally many bytes to every other rank, one partner at a
+    time, so that start-ups add up. All port rates are scaled by one factor. On a fabric of servers two exchanges are timed:
+    inside servers, which tells of ports, and between servers, which tells of NICs.
+    """
+    other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
+    server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
+    same_GG = np.equal.outer(server_G, server_G) if server_G.any() else other_GG
+    inside_GG, between_GG = other_GG & same_GG, other_GG & ~same_GG
+    if inside_GG.any():
+        took_s, share = _timed_exchange(transport, cluster, inside_GG, device)
+        startups_s, messages, cluster = took_s, int(inside_GG.sum(axis=1).max()), _scaled(cluster, ports=share)
+    if between_GG.any():
+        took_s, share = _timed_exchange(transport, cluster, between_GG, device)
+        startups_s, messages = startups_s + took_s, messages + int(between_GG.sum(axis=1).max())
+        cluster = _scaled(cluster, ports=1.0 if inside_GG.any() else share, nics=share)
+    gpus = (replace(gpu, startup_s=startups_s / messages if messages else gpu.startup_s) for gpu in cluster.gpus)
+    return replace(cluster, gpus=tuple(gpus), link_curves=())
+
+
+def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
+    """The start-up seconds of an exchange between some pairs of ranks, and the share of the cluster's rates that it reaches."""
+    from aurora.planner.alltoall.registry import ORDER
+    from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
+
+    network, network_s, took_s = cluster.network.without_startup, [], []
+    to_G, from_G = pairs_GG[transport.rank].tolist(), pairs_GG[:, transport.rank].tolist()
+    for size in MESSAGE_SIZES:
+        bytes_GG = pairs_GG * size
+        order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
+        sends, recvs = (
+            [torch.zeros(size * there, dtype=torch.uint8, device=device) for there in each] for each in (to_G, from_G)
+        )
+        seconds = []
+        for _ in range(MESSAGE_REPETITIONS + 1):  # one to warm up
+            transport.gather(torch.zeros(1))
+            began_s = time.perf_counter()
+            transport.exchange(order, sends, recvs, lambda *_: None)
+            transport.wait()
+            seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
+        network_s.append(timed(order, bytes_GG, network).makespan_s)
+        took_s.append(statistics.median(seconds[1:]))
+        if took_s[-1] > max(LONG_S, 4 * took_s[0]):
+            break
+    return startups_and_share((network_s[0], network_s[-1]), (took_s[0], took_s[-1]))
+
+
+def _scaled(cluster: Cluster, ports: float = 1.0, nics: float = 1.0) -> Cluster:
+    """The cluster with its ports' rates times a factor, and those of its servers' NICs times another."""
+    gpus = tuple(replace(gpu, out_Bps=gpu.out_Bps * ports, in_Bps=gpu.in_Bps * ports) for gpu in cluster.gpus)
+    fabric = cluster.fabric
+    if fabric is not None and fabric.nic_Bps is not None:
+        rates = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
+        fabric = servers(fabric.server_G, *rates, fabric.nic_Bps * nics, fabric.shared_nic)
+    return replace(cluster, gpus=gpus, fabric=fabric)
+
+
+def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
+    """Fits a line through the seconds of a small and a large exchange, at the network's full rates and as measured.
+
+    Returns:
+        (start-up seconds of an exchange, share of the rates that is reached). A small exchange may pass in a burst,
+        faster than its port; the rate is then that of the large one.
+    """
+    (small_s, large_s), (first_s, last_s) = ports_s, took_s
+    startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))
+    return startups_s, large_s / (last_s - startups_s) if last_s > startups_s else 1.0

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aurora.io.journals import JournalledAnswers
 from aurora.runtime.order_calibration import OrderCalibration
-from aurora.runtime.order_watch import OrdersUsed
+from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.token_times import TokenTimes
 from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
 from aurora.types.arrays import FloatArray, IntArray

@@ -29,17 +29,17 @@ from aurora.runtime.distributed.process_groups import default_process_group, dev
 from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
-from aurora.runtime.network_measurement import measured_network
 from aurora.runtime.order_calibration import (
     FLAT,
     OVER_SERVERS,
     OrderCalibration,
     calibrate,
     calibrate_servers,
+    measured_network,
     planned_method,
     with_servers,
 )
-from aurora.runtime.order_watch import OrderWatch
+from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters

@@ -18,9 +18,8 @@ from aurora.profiler.link_model import LinkMeasurements
 from aurora.profiler.link_timing import time_links
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.network_measurement import measured_network
-from aurora.runtime.order_calibration import OrderCalibration, calibrate
-from aurora.runtime.order_watch import OrdersUsed, OrderWatch
+from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network
+from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.types import Cluster, Gpu, Order
 
 TORCH, AUTO = "all_to_all_single", "auto"

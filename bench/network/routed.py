@@ -19,7 +19,7 @@ from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.planner.network.schedule_time import timed_steps
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.network_measurement import measured_network
+from aurora.runtime.order_calibration import measured_network
 from aurora.types import Cluster, Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 

@@ -15,7 +15,7 @@ from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.open_shop import openshop
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.watched_exchanges import WatchedExchanges
+from aurora.runtime.order_choice import WatchedExchanges
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 from aurora_vllm.time_slices import TimeSlices

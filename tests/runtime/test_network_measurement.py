@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.network.schedule_time import steps_seconds
-from aurora.runtime.network_measurement import measured_network, startups_and_share
+from aurora.runtime.order_calibration import measured_network, startups_and_share
 from aurora.types import Cluster, Gpu, servers
 
 

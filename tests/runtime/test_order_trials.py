@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.runtime.order_trials import CLOSE, MAX_COST, PROMISING_COST, RARITY, RECENT, SERIES, OrderTrials
+from aurora.runtime.order_choice import CLOSE, MAX_COST, PROMISING_COST, RARITY, RECENT, SERIES, OrderTrials
 
 # Open shop, torch's collective, all at once, paced: seconds over the bound, as measured on 8 hosts.
 QUIET = (1.05, 1.20, 1.28, 1.40)

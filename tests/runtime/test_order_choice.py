@@ -11,7 +11,7 @@ from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration
-from aurora.runtime.order_watch import OrderWatch
+from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Exchange, Gpu, Network, TraceRecorder

@@ -1,0 +1,400 @@
+"""Order choice while serving: what exchanges take decides the order of every exchange, alike on all ranks.
+
+`OrderTrials` chooses among the ways of one kind of exchange, `OrderWatch` for all exchanges of a model on a rank, and
+`WatchedExchanges` times them.
+"""
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from aurora.moe.transport import Transport
+from aurora.runtime.order_calibration import OVER_SERVERS, OrderCalibration
+from aurora.types import Gpu, Order
+from aurora.types.arrays import IntArray
+
+REPORTED = 2  # exchanges between two gathers at most: dispatch and combine
+LEAST_S = 1e-6  # clocks that differ may say less
+RECENT = 9  # exchanges of the current way that a trial is compared with
+TRIALS = 9  # trials of another way that count
+SERIES = 5  # trials of another way before a change-over
+CLOSE = 3  # exchanges between two trials of a series
+RARITY = 50  # exchanges between two trials outside of a series at least, of ways that are not promising
+PROMISING_RARITY = 10  # the same of promising ways
+MAX_COST = 0.02  # of the time, for trials
+PROMISING_COST = 0.75 * MAX_COST  # of that, for trials of promising ways
+MIN_GAIN = math.log(1.05)  # a way that is faster by less is not changed to
+STANDARD_ERRORS = 1.5  # by which it is surely faster
+DRIFT = math.log(1.15)  # of what the current way takes: more means that the machine has changed
+FAR = math.log(2.0)  # slower ways have no series
+
+
+class OrderTrials:
+    """Chooses among the ways to perform one kind of exchange, by trials of the other ways between exchanges of the current one.
+
+    A trial is compared with the median of the last RECENT exchanges of the current way. Another way becomes the current one
+    when the median of its last trials, SERIES to TRIALS of them, is faster by more than MIN_GAIN and STANDARD_ERRORS. A trial
+    that was faster by MIN_GAIN is soon followed by another, and so on as long as the last trial or the median of the last three
+    was faster.
+
+    The other trials are bounded. A way is promising if it was once faster, by MIN_GAIN, than the current way is now: when the
+    machine changes back, it is so again. Trials of promising ways cost PROMISING_COST of the time at most, trials of the others
+    the rest of MAX_COST, if ways stay as they are. So the slower a way is, by the median of its last three trials, the more
+    exchanges pass between two of its trials.
+
+    The ways that are not FAR slower all have a series of trials at the beginning, when the current way has changed, and when
+    what it takes drifts, but for that no more often than such trials are one in RARITY exchanges.
+
+    Ranks that are told the same seconds choose the same ways.
+
+    Args:
+        seconds_W: seconds of each way as far as known.
+        current: index of the way to begin with.
+
+    Attributes:
+        current: index of the way that is used.
+    """
+
+    def __init__(self, seconds_W: Sequence[float], current: int) -> None:
+        ways = len(seconds_W)
+        self.current = current
+        self._ratios_W = [deque([math.log(seconds / seconds_W[current])], TRIALS) for seconds in seconds_W]
+        self._best_W = [math.inf] * ways  # what each way took when it was fastest
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._rng = random.Random(0)
+        self._exchanges = 0
+        self._tried_W = [0] * ways  # when each way was tried last
+        self._patience_W = [self._rng.random() for _ in range(ways)]  # intervals until its next trial
+        self._series_W = [0] * ways  # trials that are left of a series
+        self._level: float | None = None  # what the current way took when all others had a series
+        self._next_review = 0  # after a drift, not before so many exchanges
+
+    def next_way(self) -> int:
+        """Returns the way of the next exchange. `took` must be told of each before the next."""
+        self._exchanges += 1
+        if len(self._recent) < RECENT:
+            return self.current
+        intervals_W = self._intervals_W()
+        late_W = [
+            self._exchanges - tried - patience * interval
+            for tried, patience, interval in zip(self._tried_W, self._patience_W, intervals_W, strict=True)
+        ]
+        latest = max(range(len(late_W)), key=late_W.__getitem__)
+        return latest if late_W[latest] > 0 else self.current
+
+    def took(self, way: int, seconds: float) -> float:
+        """Counts an exchange. Returns the part of the time that is saved if `way` becomes the current way by it, else 0.
+
+        Args:
+            way: how it was performed, as `next_way` said.
+            seconds: what it took, over what an exchange of its size should take.
+        """
+        if way == self.current:
+            self._recent.append(math.log(seconds))
+            self._watch_level()
+            return 0.0
+        ratios, level = self._ratios_W[way], median(self._recent)
+        ratios.append(math.log(seconds) - level)
+        last = _last(ratios)
+        self._best_W[way] = min(self._best_W[way], level + last)
+        self._series_W[way] = max(self._series_W[way] - 1, int(min(ratios[-1], last) < -MIN_GAIN))
+        self._put_off(way)
+        if len(ratios) < SERIES or median(ratios) + STANDARD_ERRORS * _standard_error(ratios) > -MIN_GAIN:
+            return 0.0
+        return self._change_over(way)
+
+    def try_soon(self, way: int) -> None:
+        """Begins a series of a way that is neither current nor FAR slower. Of its older trials the median counts as one."""
+        ratio = median(self._ratios_W[way])
+        if way != self.current and ratio < FAR:
+            self._ratios_W[way] = deque([ratio], TRIALS)
+            self._series_W[way] = SERIES
+            self._put_off(way)
+
+    def _watch_level(self) -> None:
+        """Begins a series of all others if what the current way takes is new, or has drifted."""
+        if len(self._recent) < RECENT:
+            return
+        level = median(self._recent)
+        self._best_W[self.current] = min(self._best_W[self.current], level)
+        if self._level is not None:
+            if abs(level - self._level) < DRIFT or self._exchanges < self._next_review:
+                return
+            self._next_review = self._exchanges + SERIES * (len(self._ratios_W) - 1) * RARITY
+        self._level = level
+        for way in range(len(self._ratios_W)):
+            self.try_soon(way)
+
+    def _change_over(self, way: int) -> float:
+        """Makes `way` the current one; what is known of the others is then relative to it. Returns the part that it saves."""
+        ratio, before = median(self._ratios_W[way]), self.current
+        self._ratios_W[before] = deque([0.0], TRIALS)
+        self._ratios_W = [deque((other - ratio for other in ratios), TRIALS) for ratios in self._ratios_W]
+        self.current, self._level = way, None
+        self._recent.clear()
+        self._series_W[way] = 0
+        self._put_off(before)
+        return -math.expm1(ratio)
+
+    def _intervals_W(self) -> list[float]:
+        """Exchanges between two trials of each way."""
+        level, ways = median(self._recent), range(len(self._ratios_W))
+        promising = {way for way in ways if way != self.current and self._best_W[way] < level - MIN_GAIN}
+        intervals_W: list[float] = []
+        for way in ways:
+            slower = math.expm1(max(0.0, _last(self._ratios_W[way])))
+            if way == self.current:
+                intervals_W.append(math.inf)
+            elif self._series_W[way]:
+                intervals_W.append(CLOSE)
+            elif way in promising:
+                intervals_W.append(len(promising) * max(PROMISING_RARITY, slower / PROMISING_COST))
+            else:
+                intervals_W.append((len(ways) - 1) * max(RARITY, slower / (MAX_COST - PROMISING_COST)))
+        return intervals_W
+
+    def _put_off(self, way: int) -> None:
+        """Its next trial is one interval to half as many more from now, so that trials do not keep step with layers."""
+        self._tried_W[way], self._patience_W[way] = self._exchanges, self._rng.uniform(1.0, 1.5)
+
+
+def _last(ratios: Sequence[float]) -> float:
+    """Median of the last three."""
+    return median(list(ratios)[-3:])
+
+
+def _standard_error(values: Collection[float]) -> float:
+    """Standard error of the median of normal values, from their median distance to it."""
+    middle = median(values)
+    return 1.25 * 1.48 * median(abs(value - middle) for value in values) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True)
+class OrdersUsed:
+    """How one model's exchanges were performed.
+
+    Args:
+        exchanges: by method, how many exchanges it served, trials included.
+        changes: a sentence for each change-over.
+        servers: where all-to-alls may go flat or over servers, what each took before serving, by size; else empty.
+    """
+
+    exchanges: Mapping[str, int]
+    changes: tuple[str, ...]
+    servers: str = ""
+
+
+class _Kind(NamedTuple):
+    """Exchanges that are alike."""
+
+    phase: str
+    size: int  # bit length of the bytes that a rank sends on average
+    over_servers: bool = False
+
+    def __str__(self) -> str:
+        way = f" {OVER_SERVERS}" if self.over_servers else ""
+        return f"{self.phase}{way} of {2**self.size / 2e6:.2g} to {2**self.size / 1e6:.2g} MB a rank"
+
+
+class _Pair(NamedTuple):
+    """A dispatch and its combine, which go over servers or do not."""
+
+    kind: _Kind
+    way: int  # index of their method
+    expected_s: float  # seconds of a dispatch of their size by the planned method
+
+
+class OrderWatch:
+    """Chooses the order of each exchange of one model on one rank, first as calibrated, then by OrderTrials.
+
+    Exchanges are alike if they have the same phase, and the same size up to a factor of two. What an exchange took, from its
+    last rank's start to its last rank's end, counts over its fluid bound plus a start-up. Clocks of ranks need not agree: times
+    are since the last gather, which ends everywhere at about the same time. When one kind of exchange changes over, the others
+    try the same method soon.
+
+    If all-to-alls may be flat or go over servers, that is chosen in the same way for a dispatch and its combine together. Their
+    sizes are those of a flat dispatch. Orders are then watched apart for both.
+
+    Nothing more is sent for it than some numbers in the gather of row counts that comes before every dispatch. All ranks see
+    the same numbers there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather
+    `report` and `gathered`.
+
+    Args:
+        calibration: the methods, and what each took before serving.
+        model: the model's name, for the log.
+        gpu: this rank's ports.
+        say: receives a line for each change-over; None: they are kept without a word.
+        servers: the same as `calibration` for all-to-alls that are flat or go over servers; None: there is no choice.
+    """
+
+    def __init__(
+        self,
+        calibration: OrderCalibration,
+        model: str,
+        gpu: Gpu,
+        say: Callable[[str], None] | None,
+        servers: OrderCalibration | None = None,
+    ) -> None:
+        self._calibration, self._model, self._gpu, self._say = calibration, model, gpu, say
+        self._servers = servers
+        self._pair: _Pair | None = None  # since the last gather
+        self._over_servers = False
+        self._pair_trials: dict[_Kind, OrderTrials] = {}
+        self._trials: dict[_Kind, OrderTrials] = {}
+        self._started: list[tuple[_Kind, int]] = []  # exchanges since the last gather, and the index of their method
+        self._times_ns: list[int] = []  # of those that have ended: start, end, bound
+        self._exchanges: Counter[str] = Counter()
+        self._changes: list[str] = []
+
+    @property
+    def used(self) -> OrdersUsed:
+        """How the exchanges so far were performed."""
+        return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
+
+    def over_servers(self, rank_bytes: float) -> bool:
+        """Returns whether the next dispatch and its combine go over servers. To be called before the first `order` of the two.
+
+        Args:
+            rank_bytes: bytes that a rank sends on average in the dispatch if it is flat.
+        """
+        if self._servers is None:
+            return True
+        kind = _Kind("dispatch and combine", int(rank_bytes).bit_length())
+        trials = _trials(self._pair_trials, kind, self._servers, rank_bytes)
+        self._pair = _Pair(kind, trials.next_way(), float(self._servers.seconds_W(rank_bytes)[-1]))
+        self._over_servers = self._servers.methods[self._pair.way] == OVER_SERVERS
+        return self._over_servers
+
+    def order(self, planned: Order, phase: str, rank_bytes: float) -> Order | None:
+        """Returns the order of the next exchange, in place of the planned one; None: torch's own collective.
+
+        Args:
+            planned: the plan's order.
+            phase: "dispatch" or "combine".
+            rank_bytes: bytes that a rank sends on average.
+        """
+        kind = _Kind(phase, int(rank_bytes).bit_length(), self._over_servers)
+        way = _trials(self._trials, kind, self._calibration, rank_bytes).next_way()
+        self._started.append((kind, way))
+        if self._servers is not None and self._pair is not None:  # the plan has no order for the way that it does not take
+            other = self._servers.orders.get(self._servers.methods[self._pair.way])
+            planned = planned if other is None else other if phase == "dispatch" else other.reversed
+        method = self._calibration.methods[way]
+        self._exchanges[f"{method} {OVER_SERVERS}" if self._over_servers else method] += 1
+        return self._calibration.order(planned, method)
+
+    def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
+        """Notes when the exchange began and ended on this rank, in seconds since the last gather, and its bytes out and in."""
+        bound_s = max(out_bytes / self._gpu.out_Bps, in_bytes / self._gpu.in_Bps)
+        self._times_ns += [round(seconds * 1e9) for seconds in (start_s, end_s, bound_s)]
+
+    def report(self) -> torch.Tensor:
+        """Returns (3 * REPORTED,) int64, this rank's times since the last gather, to be gathered from all ranks."""
+        times_ns, self._times_ns = self._times_ns, []
+        return torch.tensor(times_ns + [0] * (3 * REPORTED - len(times_ns)), dtype=torch.int64)
+
+    def gathered(self, reports_RX: IntArray) -> None:
+        """Counts the exchanges that ended before a gather, by the reports of all ranks."""
+        slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
+        for index, (kind, way) in enumerate(self._started):
+            start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
+            seconds = max((end_ns - start_ns) / 1e9, LEAST_S)
+            pair_s += seconds
+            self._count(self._calibration, self._trials, kind, way, seconds / (bound_ns / 1e9 + self._calibration.startup_s))
+        if self._servers is not None and self._pair is not None and self._started:
+            self._count(self._servers, self._pair_trials, self._pair.kind, self._pair.way, pair_s / self._pair.expected_s)
+        self._started.clear()
+
+    def _count(
+        self, calibration: OrderCalibration, trials: dict[_Kind, OrderTrials], kind: _Kind, way: int, seconds: float
+    ) -> None:
+        """Counts an exchange that took `seconds` over what it should take; all kinds of `trials` have the same ways."""
+        before = trials[kind].current
+        if saved := trials[kind].took(way, seconds):
+            self._tell_change(calibration.methods, kind, before, way, saved)
+            for other in trials.values():
+                other.try_soon(way)
+
+    def _tell_change(self, methods: Sequence[str], kind: _Kind, before: int, after: int, saved: float) -> None:
+        """Keeps and tells a change-over that saves a part of the time."""
+        self._changes.append(f"{self._model}, {kind}: from {methods[before]} to {methods[after]}, {saved:.0%} shorter")
+        if self._say is not None:
+            self._say(f"order changed over: {self._changes[-1]}")
+
+
+def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCalibration, rank_bytes: float) -> OrderTrials:
+    """The trials of a kind, which begin with what was calibrated for its first exchange."""
+    if kind not in trials:
+        current = calibration.methods.index(calibration.method(rank_bytes))
+        trials[kind] = OrderTrials(calibration.seconds_W(rank_bytes).tolist(), current)
+    return trials[kind]
+
+
+class Marks(Protocol):
+    """Marks of a thread's work, and when it reached them: a Timer's, or a PhaseRecorder's."""
+
+    def mark(self) -> Any:
+        """Marks the present end of the work; see `Timer.mark`."""
+
+    def seconds(self, mark: Any) -> float:
+        """Returns when the work reached the mark; see `Timer.seconds`."""
+
+
+class WatchedExchanges:
+    """Times exchanges between gathers of row counts, and tells an OrderWatch.
+
+    All ranks make the same calls: a gather, then at most a dispatch and its combine.
+
+    Args:
+        watch: chooses the orders.
+        marks: mark the work of the thread that exchanges.
+    """
+
+    def __init__(self, watch: OrderWatch, marks: Marks) -> None:
+        self._watch, self._marks = watch, marks
+        self._gathered: Any = None  # mark after the last gather
+        self._exchanged: list[tuple[Any, Any, int, int]] = []  # since then: start and end marks, bytes sent and received
+
+    def gather(self, transport: Transport, counts: torch.Tensor) -> torch.Tensor:
+        """Gathers counts, (R, *counts.shape) on the CPU, and what the watch asks of all ranks. A collective call."""
+        counts = counts.cpu()  # from here on no mark has to be waited for
+        for start, end, out_bytes, in_bytes in self._exchanged:
+            start_s, end_s, gathered_s = map(self._marks.seconds, (start, end, self._gathered))
+            self._watch.took(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
+        self._exchanged.clear()
+        rows = transport.gather(torch.cat([counts.flatten(), self._watch.report()]))
+        self._gathered = self._marks.mark()
+        self._watch.gathered(rows[:, counts.numel() :].numpy())
+        return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
+
+    def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
+        """Returns whether the next dispatch and combine go over servers, where they may, or are flat.
+
+        Args:
+            flat_RR: (R, R) rows from each rank (row) to each rank (column) if they are flat.
+            row_bytes: size of a row in bytes.
+        """
+        return self._watch.over_servers(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
+
+    @contextmanager
+    def exchanging(self, planned: Order, phase: str, rank: int, bytes_RR: IntArray) -> Iterator[Order | None]:
+        """Context manager of one all-to-all; it gives the order, None for torch's own collective.
+
+        Args:
+            planned: the plan's order.
+            phase: "dispatch" or "combine".
+            rank: this rank.
+            bytes_RR: (R, R) bytes from each rank (row) to each rank (column), of all exchanges of the all-to-all together.
+        """
+        order = self._watch.order(planned, phase, bytes_RR.sum() / len(bytes_RR))
+        start = self._marks.mark()
+        yield order
+        out_bytes, in_bytes = (int(each.sum() - each[rank]) for each in (bytes_RR[rank], bytes_RR[:, rank]))
+        self._exchanged.append((start, self._marks.mark(), out_bytes, in_bytes))
