@@ -1,12 +1,13 @@
 """Loads transformers MoE models and finds their experts."""
 
+import copy
 import hashlib
 import importlib.util
 import math
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,18 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
         path, _, own_name = name.rpartition(".")
         setattr(experts.get_submodule(path), own_name, nn.Parameter(kept, requires_grad=False))
     experts.num_experts = len(held)
+
+
+def with_same_weights(model: MoeModel) -> MoeModel:
+    """Returns the model with a module tree of its own, of which all parameters and buffers are the same tensors.
+
+    The copy takes no memory for weights, and what one tree's modules are replaced by does not change the other. Experts that
+    are still in the model's files are read by the same readers.
+
+    Args:
+        model: a model whose experts modules have not been replaced.
+    """
+    shared = [*model.model.parameters(), *model.model.buffers()]
+    shared += [reader for layer in model.layers if (reader := getattr(layer.experts, "reader", None)) is not None]
+    tree = copy.deepcopy(model.model, {id(each): each for each in shared})
+    return replace(model, model=tree, layers=find_moe_layers(tree))

@@ -17,7 +17,7 @@ from aurora.types import Order
 from aurora.types.arrays import IntArray
 
 
-class MoeLayer:
+class ExpertParallelLayer:
     """One expert-parallel layer on one rank. All methods but `over_servers` and `computing` are collective calls.
 
     Attributes:

@@ -12,7 +12,7 @@ from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import MoeLayer
+from aurora.moe.layer import ExpertParallelLayer
 from aurora.moe.layouts import Layout
 from aurora.moe.transport import ExchangeStep
 from aurora.runtime.layer_context import LayerContext
@@ -24,11 +24,11 @@ MIN_CHUNK_ROWS = 64  # between two preemption points
 LEAST_CHUNK_ROWS = 4  # the same of a batch model beside an interactive one
 
 
-class DistributedExperts(MoeLayer, nn.Module):
+class DistributedExperts(ExpertParallelLayer, nn.Module):
     """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
-    A MoeLayer in a LayerContext, which records its phases, and shares GPU and port with other models. `perform` must be called
-    before the first forward pass.
+    An ExpertParallelLayer in a LayerContext, which records its phases, and shares GPU and port with other models. `perform` must
+    be called before the first forward pass.
 
     Attributes:
         local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
@@ -137,7 +137,7 @@ class DistributedExperts(MoeLayer, nn.Module):
         return gathered
 
     def gather_counts(self, layout: Layout) -> torch.Tensor:
-        """Ends the gate, and gathers the row counts of all ranks; see `MoeLayer.gather_counts`."""
+        """Ends the gate, and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
         self._context.stop_compute("gate", self._layer)
         return self._context.gather_counts(layout.counts, self._layer)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io.plans import plan_digest
-from aurora.models.digest import model_digest
+from aurora.models.hub import model_digest
 from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.host_agent import HostAgent

@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora.models.decoding import check_padding
-from aurora.models.loading import MoeModel
+from aurora.models.loading import MoeModel, with_same_weights
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
-from aurora.models.shared_weights import with_same_weights
 from aurora.moe.transport import Transport, lost_others
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions

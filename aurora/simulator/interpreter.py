@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.check.fit import check_traffic
 from aurora.planner.arbitration import slices_of
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch

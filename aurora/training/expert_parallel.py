@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import MoeLayer
+from aurora.moe.layer import ExpertParallelLayer
 from aurora.moe.layouts import Layout, RowPerExpert, exchange_rows
 from aurora.moe.permutation import exact_dtype, weighted_sum
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
 
 
-class ExpertParallel(MoeLayer, nn.Module):
+class ExpertParallel(ExpertParallelLayer, nn.Module):
     """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
     The replicas of an expert share the tokens of all ranks, a rank's own first. `serve` must be called before the first forward

@@ -11,7 +11,7 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io.files import open_locked
-from aurora.models.digest import model_digest
+from aurora.models.hub import model_digest
 from aurora.runtime.distributed.host_agreement import this_version
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray

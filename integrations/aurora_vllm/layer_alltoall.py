@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import MoeLayer
+from aurora.moe.layer import ExpertParallelLayer
 from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.alltoall.hierarchical import hierarchical_order
@@ -127,8 +127,8 @@ class LayerAllToAll:
         return order, order.reversed
 
 
-class DispatchedBatch(MoeLayer):
-    """A batch of a layer, from its dispatch to its combine: the MoeLayer of an engine, which computes the experts itself.
+class DispatchedBatch(ExpertParallelLayer):
+    """A batch of a layer from its dispatch to its combine, as an ExpertParallelLayer whose experts the engine computes.
 
     Args:
         alltoall: the layer's all-to-all.
@@ -156,14 +156,14 @@ class DispatchedBatch(MoeLayer):
         self._began_s = time.perf_counter()
 
     def start(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> tuple[RowPerRank, torch.Tensor]:
-        """Sends the tokens; see `MoeLayer.dispatch`."""
+        """Sends the tokens; see `ExpertParallelLayer.dispatch`."""
         layout, rows = self.dispatch(hidden, index, weights)
         assert isinstance(layout, RowPerRank)
         self._layout, self.received = layout, len(rows)
         return layout, rows
 
     def finish(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the answers back, and returns their sums; see `MoeLayer.combine`."""
+        """Sends the answers back, and returns their sums; see `ExpertParallelLayer.combine`."""
         self._began_s = time.perf_counter()
         return self.combine(self._layout, answers)
 
@@ -193,7 +193,7 @@ class DispatchedBatch(MoeLayer):
 
     @contextmanager
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
-        """Context manager that grants the port for an all-to-all; see `MoeLayer.exchanging`."""
+        """Context manager that grants the port for an all-to-all; see `ExpertParallelLayer.exchanging`."""
         alltoall, exchange = self._alltoall, self.transport.exchange
         self._bytes_SGG = bytes_SGG = rows_SRR * row_bytes
         if self._orders is None:

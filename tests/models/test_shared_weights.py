@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from aurora.models.loading import expert_parameters, load_model
+from aurora.models.loading import expert_parameters, load_model, with_same_weights
 from aurora.models.own_weights import load_without_experts
-from aurora.models.shared_weights import with_same_weights
 from aurora.runtime.model_worker import ModelWorker
 from aurora.types import Placement, RunOptions
 from tests.models.architectures import SERVED, build

@@ -16,7 +16,7 @@ import pytest
 from aurora.errors import BadInput
 from aurora.io import save
 from aurora.models.decoding import greedy_decode
-from aurora.models.digest import model_digest
+from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.recovery import expert_transfers
