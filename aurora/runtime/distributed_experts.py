@@ -27,8 +27,8 @@ LEAST_CHUNK_ROWS = 4  # the same of a batch model beside an interactive one
 class DistributedExperts(ExpertParallelLayer, nn.Module):
     """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
 
-    An ExpertParallelLayer in a LayerContext, which records its phases, and shares GPU and port with other models. `perform` must
-    be called before the first forward pass.
+    An ExpertParallelLayer in a LayerContext, which records its phases, and shares GPU and port with other models.
+    `perform` must be called before the first forward pass.
 
     Attributes:
         local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
