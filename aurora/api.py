@@ -12,7 +12,6 @@ from aurora.types import (
     Cluster,
     ComputeCurves,
     ControlOptions,
-    CountingOptions,
     DriftOptions,
     FailureDomains,
     GpuKind,
@@ -33,7 +32,6 @@ from aurora.types import (
     SyntheticOptions,
     Trace,
     TrainOptions,
-    WorkerReport,
 )
 from aurora.types.options import GATHERED, SIMULATED_ORDERS
 from aurora.types.run_options import INTERLEAVE
@@ -139,10 +137,8 @@ def profile(
     text: Sequence[str | Path],
     options: ProfileOptions | None = None,
     *,
-    workers: CountingOptions | None = None,
     partial: str | Path | None = None,
     progress: Progress | None = None,
-    watch: Callable[[Sequence[WorkerReport]], None] | None = None,
 ) -> Profile:
     """Measure how a model routes tokens, and how long its gate, experts and aggregation take on this machine.
 
@@ -150,10 +146,8 @@ def profile(
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
         options: how many source ranks the prompts are divided over, their length, when to stop.
-        workers: options of redundant worker processes that count, some of which may stall or die; None: this process counts.
-        partial: without workers, a file that keeps the counts so far; if it exists already, counting goes on from it.
+        partial: a file that keeps the counts so far; if it exists already, counting goes on from it.
         progress: called with (what is being done, how much of it is done, how much there is in all).
-        watch: with workers, called with the reports of all workers whenever one of them changes.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
@@ -169,14 +163,10 @@ def profile(
         >>> aurora.profile(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
         (4, 2, 8)
     """
-    from aurora.profiler.profile_model import profile_model, profile_with_workers
-    from aurora.runtime.distributed.process_groups import rank_info_from_environment
+    from aurora.profiler.profile_model import profile_model
 
     options, progress = options or ProfileOptions(), progress or (lambda _what, _done, _total: None)
-    if workers is None:
-        return profile_model(model, text, options, progress, None if partial is None else Path(partial))
-    rank_info, watch = rank_info_from_environment(workers.timeout_s), watch or (lambda _reports: None)
-    return profile_with_workers(model, text, options, workers, progress, watch=watch, rank_info=rank_info)
+    return profile_model(model, text, options, progress, None if partial is None else Path(partial))
 
 
 def synthetic_profile(

@@ -52,7 +52,9 @@ def test_the_cluster_example_is_a_cluster(tmp_path):
     assert (cluster.name, len(cluster)) == ("two-kinds", 8)
 
 
-@pytest.mark.parametrize("kind", ["place", "survive", "assign", "colocate", "order", "objective", "aim", "transport", "scheme"])
+@pytest.mark.parametrize(
+    "kind", ["place", "survive", "assign", "colocate", "order", "objective", "aim", "transport", "train_scheme"]
+)
 def test_every_name_that_is_registered_is_in_the_docs(kind):
     page = "how-to/run.md" if kind == "transport" else "reference/strategies.md"
     text = (ROOT / "docs" / page).read_text()

@@ -50,14 +50,10 @@ def _replicas() -> Iterable[str]:
     return REPLICAS
 
 
-def _schemes() -> Iterable[str]:
+def _train_schemes() -> Iterable[str]:
     from aurora.planner.gradient_codes import SCHEMES
 
-    return SCHEMES
-
-
-def _train_schemes() -> Iterable[str]:
-    return (name for name in _schemes() if name != "uncoded")  # which has no redundancy
+    return (name for name in SCHEMES if name != "uncoded")  # which has no redundancy
 
 
 def _engines() -> Iterable[str]:
@@ -133,7 +129,6 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "objective": _objectives,
     "aim": lambda: _planned("aim"),
     "replicas": _replicas,
-    "scheme": _schemes,
     "train_scheme": _train_schemes,
     "engine": _engines,
     "recommended_engine": _recommended_engines,

@@ -10,10 +10,10 @@ from aurora.cli.common import check_model, check_output, need
 from aurora.cli.subcommand import WORST, Json, Layers, chosen, option, refuse_given, show
 from aurora.errors import BadInput
 from aurora.io.prompts import check_corpus
-from aurora.types import CountingOptions, Profile, ProfileOptions
+from aurora.types import Profile, ProfileOptions
 
 DEFAULTS = ProfileOptions()
-TEXT, STOP, WORKERS, SYSTEM = "Text", "What is counted", "Redundant workers", "GPUs that are not here"
+TEXT, STOP, SYSTEM = "Text", "What is counted", "GPUs that are not here"
 WITH_SYSTEM = ("shape", "system", "engine", "sources", "output", "as_json")  # options that go with --shape
 
 
@@ -44,14 +44,7 @@ def profile(
     ] = DEFAULTS.coactivation,
     window: Annotated[int | None, option(ProfileOptions, "window", panel=STOP)] = DEFAULTS.window,
     precision: Annotated[float | None, option(ProfileOptions, "precision", panel=STOP)] = DEFAULTS.precision,
-    workers: Annotated[int | None, option(CountingOptions, "workers", panel=WORKERS)] = None,
-    redundancy: Annotated[int | None, option(CountingOptions, "redundancy", panel=WORKERS)] = None,
-    scheme: Annotated[
-        str, option(CountingOptions, "scheme", more=": {scheme}", panel=WORKERS, choices=["scheme"])
-    ] = CountingOptions.scheme,
-    timeout_s: Annotated[float, option(CountingOptions, "timeout_s", "--timeout", panel=WORKERS)] = CountingOptions.timeout_s,
-    agreeing: Annotated[int, option(CountingOptions, "agreeing", panel=WORKERS)] = CountingOptions.agreeing,
-    seed: Annotated[int, typer.Option(help="random seed, for --precision and --workers")] = DEFAULTS.seed,
+    seed: Annotated[int, typer.Option(help="random seed, for --precision")] = DEFAULTS.seed,
     shape: Annotated[
         Path | None,
         typer.Option(
@@ -85,37 +78,25 @@ def profile(
     if model is None:
         raise BadInput("profile: expected a model's folder, or --shape with --system, found neither")
     texts = [*(text or []), *(more_text or [])]
-    unset = (None, CountingOptions.scheme, CountingOptions.timeout_s, CountingOptions.agreeing)
-    if workers is None and (redundancy, scheme, timeout_s, agreeing) != unset:
-        raise BadInput(
-            "profile: --redundancy, --scheme, --timeout and --agreeing say how --workers share the work, expected their number"
-        )
     if not texts:
         raise BadInput("profile: expected at least one text file, found none")
-    check_output(output=output)
     options, partial = chosen(ProfileOptions, context), output.with_suffix(".partial.npz")
-    fleet = None if workers is None else chosen(CountingOptions, context)
-    check_output(output=output, partial=partial if fleet is None else None)
+    check_output(output=output, partial=partial)
     check_corpus(texts)
     check_model(model)
     need("torch", "transformers")
     from aurora import api
-    from aurora.cli.progress import shown, workers_shown
+    from aurora.cli.progress import shown
     from aurora.io import save
 
     try:
-        if fleet is None:
-            with shown() as progress:
-                made = api.profile(model, texts, options, partial=partial, progress=progress)
-        else:
-            with workers_shown(printed=not as_json) as watch:
-                made = api.profile(model, texts, options, workers=fleet, watch=watch)
+        with shown() as progress:
+            made = api.profile(model, texts, options, partial=partial, progress=progress)
     except KeyboardInterrupt as stop:
         print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
         raise typer.Exit(130) from None
     save(made, output)
-    if fleet is None:
-        partial.unlink(missing_ok=True)
+    partial.unlink(missing_ok=True)
     shown_profile(made, output, layers, as_json, seed)
 
 

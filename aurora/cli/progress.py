@@ -1,14 +1,11 @@
 """Progress display on standard error, if that is a terminal; and that functions are compiled, in any case."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from aurora.cli.subcommand import terminal
-from aurora.types import WorkerReport
 
 COMPILING_S = 3.0  # of compilation, after which it is told
 COMPILING = "aurora: functions are compiled when they are first used, once after installation: a minute or two"
@@ -62,24 +59,3 @@ def _compilation_told(console: Console) -> Iterator[None]:
 
     with event.install_listener("numba:compile", Told()):
         yield
-
-
-@contextmanager
-def workers_shown(printed: bool = True) -> Iterator[Callable[[Sequence[WorkerReport]], None]]:
-    """Context manager that yields a function; called with reports, it shows them as a live table. `printed`: the last stays."""
-    from rich.live import Live
-
-    from aurora.reports.trace_tables import workers_table
-
-    console = Console(stderr=True)
-    latest: list[WorkerReport] = []
-    with Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
-
-        def watch(shares: Sequence[WorkerReport]) -> None:
-            latest[:] = shares
-            if live is not None:
-                live.update(workers_table(latest), refresh=True)
-
-        yield watch
-    if latest and printed:
-        terminal().print(workers_table(latest))

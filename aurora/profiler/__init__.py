@@ -2,8 +2,7 @@
 
 One function for each, which returns a value:
 
-- `profile_model.profile_model`: routing of a model on text, and its compute curves (a Profile); `profile_with_workers` with
-  several workers, some of which may fail
+- `profile_model.profile_model`: routing of a model on text, and its compute curves (a Profile)
 - `import_routing.import_profile`, `vllm_server.profile_vllm_server`: routing that an engine recorded (a Profile)
 - `compute_timing.measure_curves`: compute curves alone (ComputeCurves)
 - `link_timing.measure_links`: links between ranks (MeasuredCluster)

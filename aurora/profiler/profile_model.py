@@ -18,11 +18,9 @@ from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguou
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.import_routing import file_digest
 from aurora.profiler.partial_profile import PartialProfile, job_of
-from aurora.profiler.redundant_counting import count_with_workers
 from aurora.profiler.routing_counts import Batches, RoutingCounts, keeps_choices, next_round, route_round
-from aurora.runtime.distributed.aggregation_round import Watch
-from aurora.runtime.distributed.launcher import RankInfo, start_fork_server
-from aurora.types import CountingOptions, Profile, ProfileOptions
+from aurora.runtime.distributed.launcher import start_fork_server
+from aurora.types import Profile, ProfileOptions
 from aurora.types.profile import CurvesByKind
 
 CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds of the last check
@@ -69,32 +67,6 @@ def profile_model(
     except KeyboardInterrupt:
         raise KeyboardInterrupt(unfinished.save_interrupted(builder.profile, counts)) from None
     return builder.profile(counts, prompts=_served(counts, options), **precision.provenance(counts))
-
-
-def profile_with_workers(
-    path: str | Path,
-    files: Sequence[str | Path],
-    options: ProfileOptions,
-    counting: CountingOptions,
-    progress: Progress = lambda _what, _done, _total: None,
-    *,
-    watch: Watch = lambda _reports: None,
-    rank_info: RankInfo | None = None,
-) -> Profile:
-    """Profiles with worker processes; see `aurora.profile`. Under torchrun every rank calls this and only rank 0 returns.
-
-    Raises:
-        BadInput: as in `profile_model` and `coded_sum`; if options.precision is set, since workers cannot stop early.
-        InfeasiblePlan, RankFailed: as in `coded_sum`.
-    """
-    if files and options.precision is not None:
-        raise BadInput("`precision`: expected no `workers`, which count all of the text at once and cannot stop early")
-    model, corpus, provenance = _open(path, files, options)
-    first = next_round(islice(corpus, options.limit), options)
-    _check_enough(first, files, options)
-    counts = count_with_workers(model, path, files, options, counting, watch=watch, rank_info=rank_info)
-    builder = _timed(path, model, first, options, provenance, progress)
-    return builder.profile(counts, prompts=_served(counts, options))
 
 
 @dataclass(frozen=True)

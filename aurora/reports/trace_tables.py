@@ -1,7 +1,5 @@
 """Tables and lines on what was simulated or measured: traces, comparisons, training through failures, workers, control."""
 
-from collections.abc import Sequence
-
 from rich.table import Column, Table
 
 from aurora.reports.compare import CaseErrors, Comparison
@@ -9,7 +7,7 @@ from aurora.reports.formatting import DASH, Row, add_worst, percent, right, seco
 from aurora.reports.plan_tables import estimated
 from aurora.reports.request_tables import percentiles
 from aurora.reports.trace_times import Summary
-from aurora.types import Cluster, ControlReport, WorkerReport
+from aurora.types import Cluster, ControlReport
 
 
 def summary_table(
@@ -93,18 +91,6 @@ def network_line(cluster: Cluster) -> str:
 
 def _case_line(errors: CaseErrors) -> str:
     return f"median error {percent(errors.median)} of {errors.cases} cases, worst {percent(errors.worst)} ({errors.worst_at})"
-
-
-def workers_table(shares: Sequence[WorkerReport]) -> Table:
-    """Returns a table of each worker's batches and final state; the title says how many workers were waited for."""
-    waited = [share for share in shares if share.state in ("used", "not needed") and share.seconds is not None]
-    last = max((share.seconds or 0.0 for share in waited), default=0.0)
-    title = f"waited for {len(waited)} of {len(shares)} workers, {seconds(last)}"
-    table = Table(*right("worker", "parts"), "state", *right("after"), title=title)
-    for share in shares:
-        after = seconds(share.seconds) if share.seconds is not None else ""
-        table.add_row(str(share.worker), ", ".join(map(str, share.batches)), share.state, after)
-    return table
 
 
 def control_line(report: ControlReport) -> str:

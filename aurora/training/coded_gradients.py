@@ -39,7 +39,7 @@ class CodedGradients:
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options: `ranks` workers compute each part of a batch, of as many, `redundancy` times by `scheme`.
-        delay_s: as in `coded_sum`: rehearses stragglers. With a load-balancing loss each step has two rounds.
+        delay_s: as in `CodedAggregator`: rehearses stragglers. With a load-balancing loss each step has two rounds.
 
     Attributes:
         not_waited_for: the workers that the last step did not wait for.

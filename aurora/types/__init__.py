@@ -6,7 +6,6 @@ from aurora.types.control import ControlReport, ControlWindow, PlacementChange
 from aurora.types.network import Cut, Fabric, Link, Network, TransferCurve, leaf_spine, servers
 from aurora.types.options import (
     ControlOptions,
-    CountingOptions,
     DriftOptions,
     PlanOptions,
     ProfileOptions,
@@ -62,7 +61,6 @@ __all__ = [
     "ControlOptions",
     "ControlReport",
     "ControlWindow",
-    "CountingOptions",
     "Curve",
     "Cut",
     "DriftOptions",

@@ -15,7 +15,6 @@ MOST = {  # the largest value of an option, by name: far above use, below what w
     "precision": 1.0,
     "workers": 1024,
     "redundancy": 1024,
-    "agreeing": 1024,
     "timeout_s": LONGEST_S,
     "hang_s": LONGEST_S,
     "time_limit_s": LONGEST_S,

@@ -54,38 +54,6 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class CountingOptions:
-    """Options of a profile that redundant workers count.
-
-    Args:
-        workers: processes that count; under torchrun its ranks.
-        redundancy: least number of workers that count each part of the text; None: two where possible.
-        scheme: gradient code that assigns parts of the text to workers.
-        seed: for schemes that draw at random.
-        timeout_s: seconds without any message after which the run ends.
-        agreeing: how many workers must have sent the same for a part; 1: the first copy counts unless one that differs comes.
-    """
-
-    workers: int
-    redundancy: int | None = None
-    scheme: str = "balanced"
-    seed: int = 0
-    timeout_s: float = 300.0
-    agreeing: int = 1
-
-    def __post_init__(self) -> None:
-        above_zero(self, "workers", "redundancy", "timeout_s", "agreeing")
-        zero_or_more(self, "seed")
-
-    @property
-    def copies(self) -> int:
-        """Returns how many workers count each part of the text at least."""
-        if self.redundancy is not None:
-            return self.redundancy
-        return 1 if self.scheme == "uncoded" else min(2, self.workers)
-
-
-@dataclass(frozen=True)
 class SyntheticOptions:
     """Options of `aurora.synthetic_profile`.
 

@@ -494,20 +494,3 @@ def test_the_demo(aurora, tmp_path, monkeypatch):
     predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
     assert predicted.names_M == measured.names_M
-
-
-def test_profile_by_workers(aurora, tmp_path):
-    model, text = shipped("models/mixtral-topics"), tmp_path / "text.txt"
-    text.write_text("".join(f"def line_{i}(x): return x + {i}\n" for i in range(40)))
-    args = ("profile", model, "--text", text, "--limit", 4, "--prompt-tokens", 32, "--batch", 1, "-o", tmp_path / "w.npz")
-    code, out, err = aurora(*args, "--workers", 4, "--redundancy", 2)
-    assert (code, err) == (0, "")
-    assert re.search(r"waited for [234] of 4 workers", out)
-    refused(aurora(*args, "--workers", 0), "--workers: expected more than zero, found 0")
-    refused(aurora(*args, "--workers", 2, "--redundancy", 3), "--redundancy: expected from 1 to the 2 workers, found 3")
-    refused(
-        aurora(*args, "--redundancy", 2), "--redundancy, --scheme, --timeout and --agreeing say how --workers share the work"
-    )
-    refused(aurora(*args, "--workers", 2, "--precision", 0.1), "--precision: expected no --workers")
-    refused(aurora("profile", model, "--workers", 2), "expected at least one text file")
-    refused(aurora(*args, "--workers", 2, "--scheme", "best"), "--scheme: expected one of balanced, bcc, uncoded, cyclic")

@@ -22,7 +22,6 @@ from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.sweep import Setting
 from aurora.types import (
     ControlOptions,
-    CountingOptions,
     DriftOptions,
     PlanOptions,
     ProfileOptions,
@@ -78,7 +77,6 @@ def test_few_options_and_only_registered_placeholders():
     ("subcommand", "kind", "missing"),
     [
         ("profile", ProfileOptions, set()),
-        ("profile", CountingOptions, set()),
         ("synthetic", SyntheticOptions, set()),
         ("plan", PlanOptions, set()),
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
@@ -227,7 +225,7 @@ def test_a_new_format_is_one_function_and_one_line(aurora, made, monkeypatch):
 def test_other_names_come_from_their_registries(aurora, monkeypatch):
     monkeypatch.setitem(PLACEMENT_FORMATS, "toy-engine", PLACEMENT_FORMATS["eplb"])
     monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
-    for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("profile", "toy-scheme")):
+    for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("train", "toy-scheme")):
         assert name in aurora(subcommand, "--help")[1]
     printed = aurora("sweep", "--help")[1]
     assert all(field.name in printed for field in fields(Setting))

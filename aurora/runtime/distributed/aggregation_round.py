@@ -50,16 +50,13 @@ class AggregationRound:
         code: which worker computes which batches.
         like: an array with the sum's shape and type.
         watch: called with all reports whenever one changes.
-        agreeing: how many workers must have sent the same for each batch.
         compute: returns what a worker should send.
     """
 
-    def __init__(
-        self, number: int, code: GradientCode, like: Array, watch: Watch, agreeing: int, compute: Callable[[int], Array]
-    ) -> None:
+    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch, compute: Callable[[int], Array]) -> None:
         self.began_s = time.perf_counter()
         self._number, self._code, self._like, self._watch = number, code, like, watch
-        self._agreeing, self._compute = agreeing, compute
+        self._compute = compute
         batches_W = [tuple(np.flatnonzero(code_B).tolist()) for code_B in code.code_WB]
         self._reports = [WorkerReport(worker, batches) for worker, batches in enumerate(batches_W)]
         self._arrived: list[int] = []
@@ -109,12 +106,9 @@ class AggregationRound:
         copies = self._copies[batches]
         self.set_state(worker, "not needed" if copies.versions else "used")
         copies.add(worker, message)
+        copies.settled = True
         if len(copies.versions) > 1:
             self._settle(batches)
-        elif len(copies.versions[0][1]) >= self._agreeing:
-            copies.settled = True
-        else:
-            self.check_recoverable()
 
     def _settle(self, batches: tuple[int, ...]) -> None:
         """Computes what workers of the same batches should have sent, and sets those aside that sent something else."""
@@ -138,14 +132,8 @@ class AggregationRound:
             self.set_state(worker, reason)
 
     def check_recoverable(self) -> None:
-        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs.
-
-        Batches that have come, and that nobody is left to agree on, are computed here.
-        """
+        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs."""
         working = {report.batches for report in self._reports if report.state == "working"}
-        for batches, copies in self._copies.items():
-            if copies.versions and not copies.settled and batches not in working:
-                self._settle(batches)
         lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
         if not lost or self.determined:
             return

@@ -24,7 +24,6 @@ from aurora.runtime.distributed.aggregation_messages import (
     unpack_message,
 )
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-from aurora.runtime.distributed.secret import SECRET
 
 Array = NDArray[Any]
 Arguments = Mapping[str, Array]
@@ -41,7 +40,7 @@ class AggregationJob:
     work: Work
     codes: tuple[GradientCode, ...]
     delay_s: Delay | None
-    secret: bytes  # empty: messages prove nothing
+    secret: bytes
 
 
 def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
@@ -72,7 +71,7 @@ def serve_rounds(connect: Callable[[], Any], worker: int, job: AggregationJob, o
         on_end: called in another thread when the master says so, or is gone.
 
     Raises:
-        BadInput: if the master has another secret.
+        BadInput: if another than the master has told of a round.
     """
     store, newest, read = connect(), _NewestRound(connect(), worker, on_end), dict[str, tuple[int, Array]]()
     seen, message = newest.after(0)
@@ -80,7 +79,7 @@ def serve_rounds(connect: Callable[[], Any], worker: int, job: AggregationJob, o
         try:
             head, _ = unpack_message(store, job.secret, message)
         except BadInput as refused:
-            raise BadInput(f"aggregation: what rank 0 asks for {refused}; expected the same {SECRET} on all ranks") from None
+            raise BadInput(f"aggregation: what rank 0 asks for {refused}") from None
         arguments = _arguments(store, job.secret, head["arguments"], read)
         delay_s = job.delay_s(worker, head["round"]) if job.delay_s else 0.0
         if arguments is not None and not (delay_s and newest.after(seen, delay_s)[0] > seen):

@@ -10,19 +10,15 @@ Source: BCC (arXiv:1710.09990).
 import logging
 import multiprocessing
 import multiprocessing.connection
-import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
-
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.gradient_codes import GradientCode, load_of, make_code
+from aurora.planner.gradient_codes import GradientCode
 from aurora.runtime.distributed.aggregation_messages import (
     END,
     RESULTS_KEY,
@@ -34,18 +30,16 @@ from aurora.runtime.distributed.aggregation_messages import (
 )
 from aurora.runtime.distributed.aggregation_round import AggregationRound, Array, Watch
 from aurora.runtime.distributed.aggregation_worker import (
-    FOREVER,
     AggregationJob,
     Arguments,
     Delay,
     Work,
     connect_store,
     run_worker,
-    serve_rounds,
     weighted_sum,
 )
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, hosted_store, start_process
-from aurora.runtime.distributed.secret import new_secret, secret_from_environment
+from aurora.runtime.distributed.secret import new_secret
 from aurora.types import AggregationResult
 
 HEAD = {"run": str, "round": int, "worker": int, "error": str, "seconds": float}  # of a worker's message, and their types
@@ -55,69 +49,22 @@ POLL_S = 0.001
 LIVENESS_S = 0.05  # between two looks at whether workers live
 
 
-def coded_sum(
-    work: Work,
-    batches: int,
-    workers: int,
-    redundancy: int,
-    scheme: str,
-    *,
-    like: Array,
-    rng: np.random.Generator,
-    timeout_s: float = 300.0,
-    agreeing: int = 1,
-    delay_s: Delay | None = None,
-    watch: Watch = lambda _reports: None,
-    rank_info: RankInfo | None = None,
-) -> AggregationResult:
-    """Sums work(batch, {}) over all batches by `workers` processes, each batch held by at least `redundancy` of them.
-
-    A worker sums its batches and sends once. This process stops when what has arrived determines the sum, and ends the other
-    workers. Integers are the serial sum bit for bit. Copies of the same batches that have come until then are compared; where
-    they differ, this process computes these batches, and the report names the workers that were wrong.
-
-    Args:
-        work: picklable; called with a batch's number and no arguments, returns an array with the shape and type of `like`.
-        batches, workers: number of batches, and of processes to start.
-        redundancy: how many workers hold each batch at least.
-        scheme: name of the gradient code, which decides which workers hold which batches.
-        like: an array with the sum's shape and type.
-        rng: random generator of the code.
-        timeout_s: seconds without any arrival after which the aggregation fails.
-        agreeing: how many workers must have sent the same for each batch; 1: the first copy counts, unless another differs
-            before the sum is known. Where too few workers are left to agree, this process computes.
-        delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
-        watch: called with the reports of all workers whenever one of them changes.
-        rank_info: only under torchrun, where every rank calls this function: rank 0 aggregates; the other ranks are the
-            workers, and their processes end with the aggregation.
-
-    Raises:
-        BadInput: if sizes or scheme do not fit.
-        InfeasiblePlan: if the workers cannot hold all batches.
-        RankFailed: if the workers that are left do not determine the sum, or nothing arrives for timeout_s.
-
-    Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
-    """
-    load = load_of(scheme, workers, batches, redundancy)
-    if agreeing > redundancy:
-        raise BadInput(f"`agreeing`: expected at most the {redundancy} workers that hold each batch, found {agreeing}")
-    code = make_code(scheme, workers, batches, load, rng)
-    with CodedAggregator(
-        work, [code], timeout_s=timeout_s, agreeing=agreeing, delay_s=delay_s, watch=watch, rank_info=rank_info
-    ) as aggregator:  # fmt: skip
-        return aggregator.aggregate(like)
-
-
 class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
+    A worker sums its batches and sends once a round, which ends when what has arrived determines the sum. Integers are the
+    serial sum bit for bit. Copies of the same batches that have come until then are compared; where they differ, this process
+    computes these batches, and the report names the workers that were wrong.
+
     Args:
-        work: picklable; called with a batch's number and the round's arguments.
+        work: picklable; called with a batch's number and the round's arguments, returns an array of one shape and type.
         codes: gradient codes, all for the same number of workers; each round uses one of them.
-        timeout_s, agreeing, delay_s, watch, rank_info: as in `coded_sum`. Under torchrun the ranks know the run's secret from
-            the environment variable AURORA_SECRET; without it, their messages prove nothing.
-        threads: whether workers are threads of this process.
+        timeout_s: seconds without any arrival after which a round fails.
+        delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
+        watch: called with the reports of all workers whenever one of them changes.
         port: port of the store; 0: any free one.
+
+    Source: BCC (arXiv:1710.09990); cyclic repetition: Tandon et al., Gradient Coding (arXiv:1612.03301).
     """
 
     def __init__(
@@ -126,22 +73,14 @@ class CodedAggregator:
         codes: Sequence[GradientCode],
         *,
         timeout_s: float = 300.0,
-        agreeing: int = 1,
         delay_s: Delay | None = None,
         watch: Watch = lambda _reports: None,
-        rank_info: RankInfo | None = None,
-        threads: bool = False,
         port: int = 0,
     ) -> None:
         self._workers = len(codes[0].code_WB)
-        if rank_info is not None and rank_info.ranks != self._workers:
-            raise BadInput(f"`workers`: expected the {rank_info.ranks} ranks of this run, found {self._workers}")
         assert all(len(code.code_WB) == self._workers for code in codes)
-        if agreeing > 1 and any(code.needed is not None for code in codes):
-            raise BadInput(f"`agreeing`: expected 1 with a scheme whose messages are no copies of each other, found {agreeing}")
-        secret = new_secret() if rank_info is None else secret_from_environment() or b""
-        self._job, self._agreeing = AggregationJob(work, tuple(codes), delay_s, secret), agreeing
-        self._timeout_s, self._watch, self._rank_info, self._threads, self._port = timeout_s, watch, rank_info, threads, port
+        self._job = AggregationJob(work, tuple(codes), delay_s, new_secret())
+        self._timeout_s, self._watch, self._port = timeout_s, watch, port
         self._store: Any = None
         self._hosted = ExitStack()
         self._children: dict[int, tuple[Any, Any]] = {}
@@ -152,40 +91,20 @@ class CodedAggregator:
 
     def __enter__(self) -> Self:
         try:
-            if self._threads:
-                self._start_threads()
-            else:
-                for rank_info in self._open_store():
-                    self._children[rank_info.rank] = start_process(rank_info, run_worker, self._job)
+            self._start()
         except BaseException:
             self._close()
             raise
         return self
 
-    def _start_threads(self) -> None:
-        """Starts workers that are threads."""
-        from aurora.runtime.distributed.thread_store import ThreadStore
-
-        self._store = store = ThreadStore()
-        store.set_timeout(FOREVER)
-        for worker in range(self._workers):
-            args = (lambda: store, worker, self._job, lambda: None)
-            threading.Thread(target=serve_rounds, args=args, daemon=True, name=f"aurora-rank-{worker}").start()
-
-    def _open_store(self) -> list[RankInfo]:
-        """Connects to the store, hosting it unless torchrun does. Returns the workers to start here."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        rank_info, workers = self._rank_info, self._workers
-        if rank_info is None:
-            host, port = self._hosted.enter_context(hosted_store(self._port))
-            self._store = TCPStore(host, port, is_master=False, timeout=FOREVER)
-            return [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
-        if rank_info.rank:
-            serve_rounds(lambda: connect_store(rank_info), rank_info.rank, self._job, lambda: os._exit(0))
-        agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun hosts it for all ranks
-        self._store = TCPStore(rank_info.host, rank_info.port, is_master=not agent_store, wait_for_workers=False)
-        return [rank_info]
+    def _start(self) -> None:
+        """Hosts the store, connects to it, and starts the workers."""
+        host, port = self._hosted.enter_context(hosted_store(self._port))
+        workers = self._workers
+        ranks = [RankInfo(w, workers, host, port, self._timeout_s, w, workers, launched=True) for w in range(workers)]
+        self._store = connect_store(ranks[0])
+        for rank_info in ranks:
+            self._children[rank_info.rank] = start_process(rank_info, run_worker, self._job)
 
     def __exit__(self, *_error: object) -> None:
         self._close()
@@ -217,7 +136,7 @@ class CodedAggregator:
             code: index of the code of this round.
 
         Raises:
-            RankFailed: as in `coded_sum`.
+            RankFailed: if the workers that are left do not determine the sum, or nothing arrives for timeout_s.
         """
         self._number += 1
         self._newly_lost()
@@ -227,9 +146,7 @@ class CodedAggregator:
         for worker in range(self._workers):
             if worker not in self._lost:
                 self._store.queue_push(rounds_key(worker), told)
-        current = AggregationRound(
-            self._number, self._job.codes[code], like, self._watch, self._agreeing, self._computed(given, code)
-        )
+        current = AggregationRound(self._number, self._job.codes[code], like, self._watch, self._computed(given, code))
         for worker, reason in self._lost.items():
             current.set_state(worker, reason)
         current.skip_idle()

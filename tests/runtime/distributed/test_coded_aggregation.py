@@ -14,12 +14,13 @@ import time
 import numpy as np
 import psutil
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from aurora.errors import BadInput, RankFailed
-from aurora.planner.gradient_codes import GradientCode, make_code
+from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.distributed.aggregation_messages import RESULTS_KEY, pack_message, unpack_message
-from aurora.runtime.distributed.coded_aggregation import CodedAggregator, coded_sum
+from aurora.runtime.distributed.aggregation_worker import serve_rounds
+from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.runtime.distributed.secret import new_secret, proof
 
@@ -65,6 +66,33 @@ def misbehave(how, workers, batch, _arguments=None):
         elif how == "sleep":
             time.sleep(60)
     return counts(batch)
+
+
+def coded_sum(work, batches, workers, redundancy, scheme, like, **options):
+    """The sum by one round of a new aggregator."""
+    code = make_code(scheme, workers, batches, load_of(scheme, workers, batches, redundancy), options.pop("rng"))
+    with CodedAggregator(work, [code], **options) as aggregator:
+        return aggregator.aggregate(like)
+
+
+class ThreadStore(HashStore):
+    """A HashStore in which several threads may wait for queues: torch's wakes one of them, whichever queue that waits for."""
+
+    def queue_push(self, key, value):
+        """Adds a value to a queue."""
+        super().queue_push(key, value)
+        super().set("queues", key)  # wakes all that wait; who finds the queue empty waits on
+
+
+class ThreadAggregator(CodedAggregator):
+    """An aggregator whose workers are threads."""
+
+    def _start(self):
+        self._store = store = ThreadStore()
+        store.set_timeout(datetime.timedelta(seconds=60))
+        for worker in range(self._workers):
+            args = (lambda: store, worker, self._job, lambda: None)
+            threading.Thread(target=serve_rounds, args=args, daemon=True, name=f"aurora-rank-{worker}").start()
 
 
 def children():
@@ -179,16 +207,6 @@ def test_nothing_for_too_long_is_a_failure():
         coded_sum(functools.partial(misbehave, "sleep", (0, 1)), 2, 2, 1, "uncoded", like=COUNTS, rng=rng(), timeout_s=1.0)
 
 
-def lies(known, lying, batch, _arguments):
-    """The workers `lying` add a thousand; the others wait for them. The master computes what is right."""
-    name = multiprocessing.current_process().name
-    if name == "MainProcess" or me() not in lying:
-        if name != "MainProcess":
-            wait_for(known)
-        return counts(batch)
-    return counts(batch) + 1000
-
-
 def test_a_copy_that_differs_is_computed_anew_and_who_sent_it_is_named(tmp_path):
     """The lie comes first. The sum waits for worker 2, so the true copy of what worker 0 holds comes in time."""
     known = tmp_path / "known"
@@ -210,37 +228,6 @@ def lies_first(known, batch, _arguments):
         if me() == 0:
             return counts(batch) + 1000
     return counts(batch)
-
-
-@pytest.mark.parametrize(("agreeing", "wrong"), [(1, []), (2, [0])])
-def test_with_two_that_must_agree_a_lie_alone_does_not_count(tmp_path, agreeing, wrong):
-    """The liar is the first; whether others are heard at all is what `agreeing` says."""
-    code = GradientCode("balanced", np.ones((3, 1)))
-    known = tmp_path / "known"
-    with CodedAggregator(
-        functools.partial(lies, known, (0,)), [code], agreeing=agreeing, watch=telling(known, [0])
-    ) as aggregator:
-        found = aggregator.aggregate(COUNTS)
-    assert (found.total == counts(0) + 1000 * (agreeing == 1)).all()
-    assert [r.worker for r in found.reports if r.state.startswith("wrong")] == wrong
-
-
-def test_where_nobody_is_left_to_agree_the_master_computes(tmp_path):
-    """One of two workers dies, and the other lies."""
-    known = tmp_path / "known"
-    known.touch()
-    work = functools.partial(lies_or_dies, known)
-    with CodedAggregator(work, [GradientCode("balanced", np.ones((2, 2)))], agreeing=2) as aggregator:
-        found = aggregator.aggregate(COUNTS)
-    assert (found.total == serial(counts, 2)).all()
-    assert [report.state.partition(":")[0] for report in found.reports] == ["killed by signal 9", "wrong"]
-    assert found.arrived == ()
-
-
-def lies_or_dies(known, batch, arguments):
-    if multiprocessing.current_process().name != "MainProcess" and me() == 0:
-        return misbehave("die", (0,), batch)
-    return lies(known, (1,), batch, arguments)
 
 
 def forged(worker):
@@ -329,7 +316,7 @@ def test_a_worker_that_was_away_takes_the_newest_round_and_its_arguments(monkeyp
 
     monkeypatch.setattr("aurora.runtime.distributed.aggregation_worker.unpack_message", stopping)
     codes = [GradientCode("balanced", np.ones((2, 1))), GradientCode("uncoded", np.array([[0.0], [1.0]]))]
-    with CodedAggregator(work, codes, threads=True, timeout_s=60.0) as aggregator:
+    with ThreadAggregator(work, codes, timeout_s=60.0) as aggregator:
         kept = np.full(20, 9.0)
         for number in range(4):
             found = aggregator.aggregate(REALS, {"factor": np.full(20, float(number)), "kept": kept})
@@ -364,10 +351,3 @@ def test_results_larger_than_the_store_takes_at_once():
 def test_refusals(workers, redundancy, scheme, why):
     with pytest.raises(BadInput, match=why):
         coded_sum(counts, 4, workers, redundancy, scheme, like=COUNTS, rng=rng())
-
-
-def test_who_must_agree():
-    with pytest.raises(BadInput, match="`agreeing`: expected at most the 2 workers that hold each batch, found 3"):
-        coded_sum(counts, 4, 4, 2, "balanced", like=COUNTS, rng=rng(), agreeing=3)
-    with pytest.raises(BadInput, match="`agreeing`: expected 1 with a scheme whose messages are no copies"):
-        coded_sum(counts, 4, 4, 2, "cyclic", like=COUNTS, rng=rng(), agreeing=2)
