@@ -530,7 +530,7 @@ def order(
     Args:
         bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal does not travel.
         cluster: the network; None: equal ports of 100 Gbit/s.
-        method: the name of an order, "two-tier" for servers, or "auto", the shorter of two orders.
+        method: the name of an order, or "auto", the shorter of two orders.
         seed: for orders that draw at random.
         startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
 

@@ -25,8 +25,7 @@ from aurora.planner.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import DEFAULT_BPS
 from aurora.planner.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
-from aurora.planner.alltoall.two_tier import balanced_order, two_tier_schedule
-from aurora.planner.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds, two_tier_bound
+from aurora.planner.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
 from aurora.planner.network.schedule_time import timed
 from aurora.types import Hierarchy, Network, Order
 
@@ -225,46 +224,7 @@ def caps() -> list[str]:
     return table.lines
 
 
-NIC_BPS, INSIDE_BPS = 50e9, 450e9  # an H100 server: 400 Gbps a GPU outside, NVLink inside
-
-
-def servers() -> list[str]:
-    table = Table(
-        "Two tiers: servers of 8 GPUs, 50e9 B/s outside and 450e9 inside a GPU (10 matrices a row)",
-        "GPUs | traffic | to find, with moves | moves | NICs / bound | schedule / bound | not forwarded: NIC bound / bound",
-    )
-    for count in (2, 4, 8, 40):
-        n = count * 8
-        node_G, nic_Bps_G = np.arange(n) // 8, np.full(n, NIC_BPS)
-        outside_GG = node_G[:, None] != node_G[None, :]
-        for name, make in kinds().items():
-            if name.startswith("recorded") and 64 % n:
-                continue
-            rng = np.random.default_rng(0)
-            took, moves, nics, whole, plain = [], [], [], [], []
-            for bytes_GG in matrices(make, n, 10 if count < 40 else 3):
-                bound_s = two_tier_bound(bytes_GG, node_G, NIC_BPS, INSIDE_BPS)
-                move_X4, made = balanced_order(bytes_GG, 8, NIC_BPS, rng)
-                nics.append(made.makespan_s / bound_s)
-                began = time.perf_counter()
-                for _ in range(20):
-                    balanced_order(bytes_GG, 8, NIC_BPS, rng)
-                took.append((time.perf_counter() - began) / 20)
-                moves.append(len(move_X4))
-                if count < 40:
-                    hops = two_tier_schedule(bytes_GG, node_G, nic_Bps_G, INSIDE_BPS, np.zeros(n), rng=rng)
-                    whole.append(hops.makespan_s / bound_s)
-                plain.append(fluid_bound(np.where(outside_GG, bytes_GG, 0), Network.equal(n, NIC_BPS)) / bound_s)
-            table.add(
-                n,
-                name,
-                f"{statistics.median(took) * 1e6:.4g} us",
-                f"{np.mean(moves):.0f}",
-                ratios(nics),
-                ratios(whole) if whole else "-",
-                ratios(plain),
-            )
-    return table.lines
+NIC_BPS = 50e9  # of an H100 server: 400 Gbps a GPU
 
 
 def startups() -> list[str]:
@@ -488,7 +448,7 @@ def main() -> None:
     if sys.argv[1:] == ["calls"]:
         write("order-calls", heading, *(part() for part in parts))
         return
-    parts += (times, equal_ports, baselines, mixed_ports, caps, servers, startups, reuse)
+    parts += (times, equal_ports, baselines, mixed_ports, caps, startups, reuse)
     write("order", heading, *(part() for part in parts))
 
 

@@ -13,7 +13,6 @@ from importlib import import_module
 import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.two_tier import balanced_order
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.control.move_sequence import move_sequence
 from aurora.planner.make_plan import make_plan
@@ -61,10 +60,6 @@ def estimate_server_tokens() -> None:
     server_tokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2, top_k=2)
 
 
-def order_servers() -> None:
-    balanced_order(BYTES_GG[:2, :2].copy(), 1, 1e9, np.random.default_rng(0))
-
-
 def layouts() -> None:
     import_module("aurora.moe.permutation_cpu")  # compiled where it is imported
 
@@ -74,7 +69,6 @@ TASKS: tuple[Callable[[], object], ...] = (
     plan_over_servers,
     *(partial(order, name) for name in ORDER),
     simulate,
-    order_servers,
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),

@@ -177,8 +177,6 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
         schedule.src_X, schedule.dst_X, schedule.bytes_X, schedule.start_s_X, schedule.end_s_X, schedule.rate_Bps_X
     )  # fmt: skip
     names: tuple[str, ...] = ("src", "dst", "bytes", "start_s", "end_s", "rate_Bps")
-    if schedule.hop_X2 is not None:
-        columns, names = (*columns, *schedule.hop_X2.T), (*names, "from", "to")
     return {
         "method": schedule.method,
         "n": ranks,

@@ -38,12 +38,6 @@ def _objectives() -> Iterable[str]:
     return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED)
 
 
-def _all_orders() -> Iterable[str]:
-    from aurora.planner.alltoall.schedule import TWO_TIER
-
-    return (*_planned("order"), TWO_TIER)
-
-
 def _replicas() -> Iterable[str]:
     from aurora.planner.replication.registry import REPLICAS
 
@@ -125,7 +119,6 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "assign": lambda: _planned("assign"),
     "colocate": lambda: _planned("colocate"),
     "order": lambda: _planned("order"),
-    "all_orders": _all_orders,
     "objective": _objectives,
     "aim": lambda: _planned("aim"),
     "replicas": _replicas,

@@ -21,7 +21,7 @@ def order(
         Path | None, typer.Option(help="cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="{all_orders}; or all, to compare them", autocompletion=completed("all_orders"))
+        str, typer.Option(help="{order}; or all, to compare them", autocompletion=completed("order"))
     ] = "openshop",
     startup_s: Annotated[
         float | None, typer.Option("--startup", help="fixed seconds per message; default: the cluster's")
@@ -39,10 +39,7 @@ def order(
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
-    methods = [method]
-    if method == "all":
-        servers = machines is not None and machines.fabric is not None and machines.fabric.nic_Bps is not None
-        methods = list(names("all_orders" if servers else "order"))
+    methods = list(names("order")) if method == "all" else [method]
     made = [api.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
     each = [schedule_json(one, len(bytes_GG)) for one in made]
     found = {"schedules": each} if method == "all" else each[0]

@@ -190,11 +190,10 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
         width: characters of a line.
     """
     columns = max(10, width - 8)
-    sender_X = schedule.src_X if schedule.hop_X2 is None else schedule.hop_X2[:, 0]
     lines = []
     for rank in range(min(ranks, 40)):
         cells = ["."] * columns
-        for row in (sender_X == rank).nonzero()[0]:
+        for row in (schedule.src_X == rank).nonzero()[0]:
             begin = int(schedule.start_s_X[row] / schedule.makespan_s * columns)
             end = max(begin + 1, int(schedule.end_s_X[row] / schedule.makespan_s * columns))
             for at in range(begin, min(end, columns)):

@@ -225,8 +225,6 @@ class Schedule(Value):
         fluid_bound_s: the fluid bound of the ports, in seconds.
         one_to_one_bound_s: the one-to-one bound, in seconds.
         cut: the cut that limits it on a fabric; None on a big switch.
-        hop_X2: (X, 2) int64, where bytes are forwarded: the GPUs that a row goes from and to on its way from src to dst. None
-            if every row goes from src to dst directly.
         tier_X: (X,) int64, the tier of each row's pair in the order; None if all are of one.
         step_X: (X,) int64, the step of each row in a hierarchical all-to-all; None if it is flat.
 
@@ -245,15 +243,12 @@ class Schedule(Value):
     fluid_bound_s: float
     one_to_one_bound_s: float
     cut: Cut | None = None
-    hop_X2: IntArray | None = None
     tier_X: IntArray | None = None
     step_X: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.step_X is not None:
             object.__setattr__(self, "step_X", counts("schedule, step_X", self.step_X, 1))
-        if self.hop_X2 is not None:
-            object.__setattr__(self, "hop_X2", counts("schedule, hop_X2", self.hop_X2, 2))
         if self.tier_X is not None:
             object.__setattr__(self, "tier_X", counts("schedule, tier_X", self.tier_X, 1))
         for name in ("src_X", "dst_X", "bytes_X"):

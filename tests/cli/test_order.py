@@ -7,7 +7,6 @@ import pytest
 
 from aurora.io import save, shipped
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import TWO_TIER
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import SyntheticOptions
@@ -28,7 +27,7 @@ def schedule(aurora, *args):
     return json.loads(out)
 
 
-@pytest.mark.parametrize("method", [*ORDER, TWO_TIER])
+@pytest.mark.parametrize("method", ORDER)
 def test_json_is_a_schedule_that_replays(aurora, csv, method):
     """From the printed rows alone: bytes, ports, starts in order, makespan and gap."""
     found = schedule(aurora, csv, "--method", method, "--startup", "1e-10")
@@ -68,29 +67,6 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
     np.savetxt(tmp_path / "m.csv", matrix, fmt="%d", delimiter=",")
     by_profile = schedule(aurora, tmp_path / "p.npz", "--layer", 1)
     assert by_profile == schedule(aurora, tmp_path / "m.npy") == schedule(aurora, tmp_path / "m.csv")
-
-
-def test_servers_forward_bytes(aurora, tmp_path):
-    """All of server 0's traffic for server 1 starts on one GPU: eight NICs share what one would take eight times as long for."""
-    matrix = np.zeros((32, 32), dtype=int)
-    matrix[0, 8:16] = 10**6
-    np.save(tmp_path / "m.npy", matrix)
-    servers = shipped("clusters/h100-servers-32.toml")
-    found = schedule(aurora, tmp_path / "m.npy", "--cluster", servers, "--method", "two-tier")
-    assert found["fluid_bound_s"] == pytest.approx(10**6 / 50e9)
-    assert found["makespan_s"] == pytest.approx(7 * 10**6 / 450e9 + 10**6 / 50e9)  # seven eighths move inside, then all go
-    across = [row for row in found["transfers"] if row["from"] // 8 != row["to"] // 8]
-    assert sorted({(row["from"], row["to"]) for row in across}) == [(k, 8 + k) for k in range(8)]
-    assert schedule(aurora, tmp_path / "m.npy", "--cluster", servers)["makespan_s"] == pytest.approx(8 * 10**6 / 50e9)
-    code, out, _ = aurora("order", tmp_path / "m.npy", "--cluster", servers, "--method", "all")
-    assert code == 0
-    assert "two-tier" in out
-
-
-def test_two_tier_wants_equal_ports(aurora, tmp_path):
-    np.save(tmp_path / "m.npy", np.ones((8, 8), dtype=int))
-    args = ("order", tmp_path / "m.npy", "--cluster", shipped("clusters/paper-mixed-8.toml"), "--method", "two-tier")
-    refused(aurora(*args), r"--method two-tier: expected equal ports, found 5e\+09, 6.25e\+09, 1e\+10, 1.25e\+10 B/s")
 
 
 def test_a_cluster_gives_the_ports(aurora, tmp_path):

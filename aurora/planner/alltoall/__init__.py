@@ -1,1 +1,1 @@
-"""Orders of one all-to-all: by name, exact, split, over two tiers, for many matrices."""
+"""Orders of one all-to-all: by name, exact, split, over servers, for many matrices."""

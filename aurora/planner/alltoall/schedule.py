@@ -10,16 +10,14 @@ from numpy.typing import ArrayLike
 from aurora.errors import BadInput
 from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER, OrderStrategy
-from aurora.planner.alltoall.two_tier import two_tier_schedule
 from aurora.planner.check.hierarchical import check_steps
-from aurora.planner.check.plans import check_hops, check_order, check_schedule
+from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import steps_seconds, timed, timed_steps
 from aurora.types import Cluster, Hierarchy, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
-TWO_TIER = "two-tier"  # forwards bytes, so that it gives a schedule of hops instead of an Order
 MANY_RANKS = 48  # from here on, timing "all-at-once" takes seconds
 NEAR = 0.1  # of MANY_RANKS ranks, the gap at which "auto" tries no further order
 BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per cent at 64, for a tenth of a second at most
@@ -46,8 +44,8 @@ def order(
     n = len(matrix)
     if cluster is not None and len(cluster) != n:
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
-    if isinstance(method, str) and method not in (*ORDER, "auto", TWO_TIER):
-        raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, {TWO_TIER}, found {method!r}")
+    if isinstance(method, str) and method not in (*ORDER, "auto"):
+        raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, found {method!r}")
     PlanOptions(seed=seed)  # refuses what no seed can be
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
@@ -55,9 +53,6 @@ def order(
     if startup_s is not None:
         network = replace(network, startup_s_G=np.full(n, startup_s), curves=())
     rng = np.random.default_rng(seed)
-    if method == TWO_TIER:
-        node_G = np.array([gpu.node for gpu in cluster.gpus]) if cluster else np.arange(n)
-        return _forwarded(matrix, network, node_G, rng=rng)
     return scheduled(matrix, network, method, rng=rng)[1]
 
 
@@ -65,25 +60,6 @@ def order(
 def _equal_network(ranks: int) -> Network:
     """Equal ports of DEFAULT_BPS, kept so that repeated calls find its pairs' rates computed."""
     return Network.equal(ranks, DEFAULT_BPS)
-
-
-def _forwarded(bytes_GG: IntArray, network: Network, node_G: IntArray, *, rng: np.random.Generator) -> Schedule:
-    """The checked two-tier schedule; if the fabric has no servers, every GPU counts as a server.
-
-    The GPUs of a server that share a NIC have equal parts of it.
-    """
-    nic_Bps = network.fabric.nic_Bps if network.fabric else None
-    shared_nic = network.fabric is not None and network.fabric.shared_nic
-    if not network.equal_ports:
-        ports_Bps = np.unique(np.concatenate([network.out_Bps_G, network.in_Bps_G]))
-        raise BadInput(f"`method` {TWO_TIER}: expected equal ports, found {', '.join(f'{rate:g}' for rate in ports_Bps)} B/s")
-    node_G = node_G if nic_Bps else np.arange(network.gpus)
-    inside_Bps = float(network.out_Bps_G.max(initial=0.0)) or DEFAULT_BPS
-    nic_Bps_G = np.full(network.gpus, nic_Bps or inside_Bps)
-    part_Bps_G = nic_Bps_G / (node_G[:, None] == node_G).sum(axis=0) if shared_nic else nic_Bps_G
-    schedule = two_tier_schedule(bytes_GG, node_G, part_Bps_G, inside_Bps, network.startup_s_G, rng=rng)
-    check_hops(schedule, bytes_GG, node_G, nic_Bps_G, inside_Bps, shared_nic)
-    return schedule if nic_Bps else replace(schedule, hop_X2=None)
 
 
 def scheduled(

@@ -92,33 +92,6 @@ def longest_port(seconds_GG: FloatArray) -> float:
     return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
 
 
-def two_tier_bound(bytes_GG: IntArray, node_G: IntArray, nic_Bps: float, inside_Bps: float, shared_nic: bool = False) -> float:
-    """Returns a lower bound in seconds on an all-to-all of servers whose GPUs share their NICs by forwarding inside the server.
-
-    The larger of two times: each server's traffic to or from other servers over all of its NICs, and the traffic that stays
-    inside a server over the inside ports of its GPUs.
-
-    Args:
-        bytes_GG: as in `fluid_bound`.
-        node_G: (G,) int64, the server of each GPU.
-        nic_Bps: bytes per second of a NIC.
-        inside_Bps: bytes per second that a GPU sends, and receives, inside its server.
-        shared_nic: whether a server has one NIC, instead of one for each GPU.
-
-    Source: FAST (arXiv:2505.09764).
-    """
-    nodes, members = np.unique(node_G, return_counts=True)
-    outside_GG = np.where(node_G[:, None] != node_G[None, :], bytes_GG, 0)
-    inside_GG = bytes_GG - outside_GG
-    slowest = 0.0
-    for node, gpus in zip(nodes, members, strict=True):
-        own = node_G == node
-        across = max(outside_GG[own].sum(), outside_GG[:, own].sum()) / ((1 if shared_nic else gpus) * nic_Bps)
-        within = max(inside_GG[own].sum(axis=1).max(initial=0), inside_GG[:, own].sum(axis=0).max(initial=0)) / inside_Bps
-        slowest = max(slowest, float(across), float(within))
-    return slowest
-
-
 def deduplicated_two_tier_bound(
     sent_GN: IntArray, needed_GG: IntArray, server_G: IntArray, nic_Bps: float, inside_Bps: float, shared_nic: bool = False
 ) -> float:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds, spread, two_tier_bound
+from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds, spread
 from aurora.types import Network
 from aurora.types.network import servers
 from tests.strategies import traffics_on_ports
@@ -50,22 +50,6 @@ def test_startup_adds_a_message_each(case):
     assert one_to_one_bound(bytes_GG, network.without_startup) == one_to_one_bound(bytes_GG, network)
     messages = max((bytes_GG > 0).sum(axis=1).max(), (bytes_GG > 0).sum(axis=0).max())
     assert one_to_one_bound(np.minimum(bytes_GG, 1), Network.equal(n, 1e9, startup_s=1.0)) == pytest.approx(messages, rel=1e-6)
-
-
-def test_two_tier_by_hand():
-    """Two servers of two: 12 bytes cross from the first, shared by its two NICs; 9 stay inside the second."""
-    bytes_GG = np.array([[0, 1, 6, 4], [0, 0, 2, 0], [0, 0, 0, 9], [3, 0, 0, 0]])
-    servers = np.array([0, 0, 1, 1])
-    assert two_tier_bound(bytes_GG, servers, nic_Bps=1.0, inside_Bps=10.0) == 6.0
-    assert two_tier_bound(bytes_GG, servers, nic_Bps=100.0, inside_Bps=3.0) == 3.0
-
-
-@given(traffics_on_ports(equal=True))
-def test_servers_of_one_gpu_are_the_fluid_bound(case):
-    bytes_GG, network = case
-    assert two_tier_bound(bytes_GG, np.arange(network.gpus), float(network.out_Bps_G[0]), 1.0) == pytest.approx(
-        fluid_bound(*case)
-    )
 
 
 def test_a_transfer_out_of_a_server_is_as_fast_as_its_nic():
