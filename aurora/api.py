@@ -989,13 +989,13 @@ def report(
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
         profiles: the traffic, one profile per model; for drift as many more, of later traffic.
-        output: the file to write; for figures and Chakra a folder.
-        format: "html" (one page), "svg" or "pdf" (figures for papers; "svg-column", "pdf-column": as wide as one column),
-            "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz), or "chakra" (execution traces, for ASTRA-sim).
+        output: the file to write; for Chakra a folder.
+        format: "html" (one page), "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz), or "chakra" (execution
+            traces, for ASTRA-sim).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.
-        MissingDependency: if jinja2, matplotlib or protobuf is needed and not installed.
+        MissingDependency: if jinja2 or protobuf is needed and not installed.
 
     Example:
         >>> import aurora, tempfile, pathlib

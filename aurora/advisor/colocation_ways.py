@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.advisor.experts_apart import apart_plan, splits, tokens_apart
 from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
 from aurora.advisor.simulated_choice import with_time_slice
 from aurora.advisor.ways import (
-    APART,
     BY_EXCHANGE,
     BY_LAYER,
     IN_SEQUENCE,
@@ -29,13 +27,11 @@ from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.step_traffic import steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, Profile
-from aurora.types.arrays import BoolArray, IntArray
+from aurora.types.arrays import IntArray
 from aurora.types.program import AUTO_TIME_SLICES
 
 MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
-IN_FLIGHT = (2, 3)  # micro-batches of a step that are tried where attention and experts are apart
-TRIED_STEPS = 2  # simulated to choose among those
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
 TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
 
@@ -61,8 +57,6 @@ def compare_ways(
     - by exchange, by layer: both models at once, in time slices of that length, with weights by need if that is faster.
     - three models: three at once, in the faster time slices. It serves a third model's requests too, and is compared with all
       three one after the other.
-    - attention and experts apart: the models one after the other; some GPUs have all requests and no experts, the others
-      experts alone. Which ones, and how many of IN_FLIGHT micro-batches, is what is fastest in the simulator.
 
     All models lie in memory in all ways. Placements are planned for other draws of the same traffic.
 
@@ -202,23 +196,6 @@ class _Case:
         chosen = with_time_slice(plan, requests_M, among)
         return served_steps(simulate_plan(chosen, requests_M)), chosen
 
-    def apart(self) -> tuple[ServedSteps, str]:
-        tried: list[tuple[float, str, int, list[tuple[Plan, Profile]]]] = []
-        for experts_G in splits(self.cluster, self.models[: self.base]):
-            tokens_G = tokens_apart(self.batch * len(self.cluster), experts_G)
-            pairs = [(self._apart_plan(model, experts_G), self._drawn(model, tokens_G)) for model in range(self.base)]
-            for in_flight in IN_FLIGHT:
-                first = [overlapped(plan, each.first_windows(TRIED_STEPS), in_flight, "exchange") for plan, each in pairs]
-                told = f"{experts_G.sum()} GPUs for experts, {len(first[0].ends_M[0])} micro-batches"
-                tried.append((sum(each.seconds for each in first), told, in_flight, pairs))
-        _, told, in_flight, pairs = min(tried, key=lambda each: each[0])
-        return one_after_the_other([overlapped(*pair, in_flight, "exchange") for pair in pairs]), told
-
-    def _apart_plan(self, model: int, experts_G: BoolArray) -> Plan:
-        """A plan of a model with its experts on some GPUs alone."""
-        tokens_G = tokens_apart(max(self.batch, PLANNED_TOKENS) * len(self.cluster), experts_G)
-        return apart_plan(self.cluster, self._drawn(model, tokens_G, "planned"), experts_G, self.seed)
-
 
 def _weights_of(plan: Plan) -> str:
     """The weights of a plan's time slices in words, if they are not all alike."""
@@ -253,5 +230,4 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
     BY_EXCHANGE: lambda case: case.two_models("exchange"),
     BY_LAYER: lambda case: case.two_models("layer"),
     THREE_MODELS: _Case.three_models,
-    APART: _Case.apart,
 }

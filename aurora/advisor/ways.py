@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES = "one after the other", "time-sliced", "micro-batches"
 BY_EXCHANGE, BY_LAYER, THREE_MODELS = "by exchange", "by layer", "three models"
-APART = "attention and experts apart"
-WAYS = (IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS, APART)  # the simplest first
+WAYS = (IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
 SIMULATED_STEPS = 4  # of each model, if nothing else is said
 TIE = 1.02  # ways that are slower than the fastest by at most this are as fast
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
@@ -213,8 +212,8 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
     return {"model": made.model, "kinds": table, "provenance": dict(made.provenance)}
 
 
-def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
-    """Returns what each way to follow changing traffic reached, and the pictures written."""
+def followed_json(followed: FollowedTraffic) -> Found:
+    """Returns what each way to follow changing traffic reached."""
     ways = [
         {
             "name": each.name,
@@ -232,7 +231,6 @@ def followed_json(followed: FollowedTraffic, pictures: Sequence[Path]) -> Found:
         "change": followed.change,
         "windows": len(followed.counted_W),
         "ways": ways,
-        "pictures": [str(path) for path in pictures],
     }
 
 

@@ -50,16 +50,13 @@ def colocate(
         bool, typer.Option("--measure", help="also run some cells with the shipped models, as processes of this machine")
     ] = False,
     limit_s: Annotated[float, typer.Option("--seconds", help="with --measure: no cell begins after so many seconds")] = 120.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="folder for the page, the table and the picture")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="folder for the page and the table")] = None,
     seed: Annotated[int, typer.Option(help="for the draws of traffic")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Who wins where: one model after the other, micro-batches, two models or three at once, attention and experts apart."""
+    """Who wins where: one model after the other, micro-batches, two models or three at once."""
     if output is not None:
         check_folder(output, "colocate.json", "colocate.md")
-        need("matplotlib", extra="report")
     if not measure:
         refuse_given(context, ("limit_s",), "with `measure`")
     if measure and profile:
@@ -103,10 +100,11 @@ def colocate(
         "cells": [_cell(cell) for cell in cells],
         "measured": [asdict(cell) for cell in measured],
     }
-    pictures = [] if output is None else _write(output, found, cells)
+    if output is not None:
+        _write(output, found, cells)
     names = " and ".join(found["models"])
     title = f"{names} on {machines.name}, simulated: in each cell what wins, and its gain over one after the other"
-    said = [f"wrote {output / 'colocate.md'}, colocate.json and {len(pictures)} pictures"] if output is not None else []
+    said = [f"wrote {output / 'colocate.md'} and colocate.json"] if output is not None else []
     table = [] if not measure else [_measured_table(measured)]
     show(
         as_json,
@@ -151,17 +149,15 @@ def _cell(cell: "GridCell") -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, found: dict[str, Any], cells: "Sequence[GridCell]") -> list[Path]:
-    """Write the page, the table and the picture."""
+def _write(folder: Path, found: dict[str, Any], cells: "Sequence[GridCell]") -> None:
+    """Writes the page and the table."""
     from aurora.io import write_text
-    from aurora.reports.who_wins import draw_who_wins, markdown
+    from aurora.reports.who_wins import markdown
 
     make_folder(folder)
-    pictures = draw_who_wins(cells, folder)
     heading = [
         f"{' and '.join(found['models'])} on {found['cluster']}, {found['steps']} steps of each, simulated. Gains are over the "
         "same requests one after the other; three models are compared with three. Of ways within 2 % the simplest is named."
     ]
     write_text(folder / "colocate.json", json.dumps({"schema": 1, **found}, indent=1) + "\n")
-    write_text(folder / "colocate.md", markdown(cells, heading, [each.name for each in pictures if each.suffix == ".svg"]))
-    return pictures
+    write_text(folder / "colocate.md", markdown(cells, heading))

@@ -1,4 +1,4 @@
-"""aurora report: a plan, its traces and its traffic -> one page, figures, or traces for Perfetto and Chakra."""
+"""aurora report: a plan, its traces and its traffic -> one page, or traces for Perfetto and Chakra."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

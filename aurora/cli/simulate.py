@@ -13,7 +13,7 @@ from aurora.types import ControlOptions, PlanOptions, RequestOptions
 DEFAULTS = ControlOptions()
 ENGINE = RequestOptions()
 DRAWN_WINDOWS = ("windows", "lasting")  # of --adapt, unless the profiles' own windows are replayed
-REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s", "picture")  # options that go with --adapt
+REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --adapt
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
 TRACED = (
@@ -81,10 +81,6 @@ def simulate(
     loss: Annotated[float, option(ControlOptions, "loss", panel=CHANGING)] = DEFAULTS.loss,
     bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s", panel=CHANGING)] = DEFAULTS.bytes_per_s,
     period_s: Annotated[float, option(ControlOptions, "period_s", panel=CHANGING)] = DEFAULTS.period_s,
-    picture: Annotated[
-        Path | None,
-        typer.Option(help="with --adapt: write the windows as PICTURE.svg and PICTURE.png", rich_help_panel=CHANGING),
-    ] = None,
     requests: Annotated[
         Path | None,
         typer.Option(
@@ -154,26 +150,22 @@ def simulate(
 
 
 def _adapt(context: typer.Context, change: str, as_json: bool) -> None:
-    """Shows how ways to follow changing traffic do, and draws them."""
+    """Shows how ways to follow changing traffic do."""
     from aurora import api
     from aurora.cli.as_json import followed_json
     from aurora.io import load_plan, load_profile
-    from aurora.reports.following import draw_followed, followed_table
+    from aurora.reports.following import followed_table
     from aurora.simulator.changing_traffic import RECORDED
 
     given = context.params
     if change == RECORDED:
         refuse_given(context, DRAWN_WINDOWS, f"without `adapt` {RECORDED}, which replays the profiles' own windows")
-    picture: Path | None = given["picture"]
-    if picture is not None:
-        check_output(picture=picture.with_suffix(".svg") if picture.name else picture)
     plan = load_plan(given["plan"])
     profiles = [load_profile(path) for path in given["profile"] or ()] or profiles_of(plan, given["plan"], None)[:1]
     found = api.follow(
         plan, profiles, change, windows=given["windows"], lasting=given["lasting"], options=chosen(ControlOptions, context)
     )
-    written = [] if picture is None else draw_followed(found, picture)
-    show(as_json, followed_json(found, written), followed_table(found), *(f"wrote {path}" for path in written))
+    show(as_json, followed_json(found), followed_table(found))
 
 
 def _serve(context: typer.Context, as_json: bool) -> None:

@@ -37,7 +37,7 @@ def examine() -> list[Finding]:
     findings = [_python(), *(_library(name, basic=True) for name in ("numpy", "scipy", "networkx")), _numba()]
     findings += [_library("torch", "run"), _library("transformers", "run")]
     findings += [_cuda(), _gpus(), _ranks(ready)]
-    findings += [_library("matplotlib", "report"), _present("vllm", "pip install vllm, to serve with vLLM"), _compiler()]
+    findings += [_library("jinja2", "report"), _present("vllm", "pip install vllm, to serve with vLLM"), _compiler()]
     return findings
 
 

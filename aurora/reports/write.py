@@ -1,4 +1,4 @@
-"""Reports by form: pages, figures, traces for Perfetto and Chakra. To add a form: one function, one line in FORMS."""
+"""Reports by form: a page, traces for Perfetto and Chakra. To add a form: one function, one line in FORMS."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -91,17 +91,6 @@ def _html(inputs: ReportInputs, output: Path) -> None:
     write_text(output, page(inputs))
 
 
-def _figures(column: bool, *suffixes: str) -> Callable[[ReportInputs, Path], None]:
-    """Returns what draws figures as wide as a page, or as one column of it."""
-
-    def drawn(inputs: ReportInputs, output: Path) -> None:
-        from aurora.reports.figures import COLUMN, PAGE, draw
-
-        draw(inputs, output, COLUMN if column else PAGE, suffixes)
-
-    return drawn
-
-
 def _perfetto(inputs: ReportInputs, output: Path) -> None:
     from aurora.reports.perfetto import perfetto
 
@@ -117,10 +106,6 @@ def _chakra(inputs: ReportInputs, output: Path) -> None:
 
 FORMS: dict[str, ReportForm] = {
     "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
-    "svg": ReportForm(_figures(False, "svg", "png"), "figures for papers, SVG and PNG", "report", True, ("matplotlib",)),
-    "svg-column": ReportForm(_figures(True, "svg", "png"), "the same, a column wide", "report", True, ("matplotlib",)),
-    "pdf": ReportForm(_figures(False, "pdf"), "figures for papers, PDF", "report", True, ("matplotlib",)),
-    "pdf-column": ReportForm(_figures(True, "pdf"), "the same, a column wide", "report", True, ("matplotlib",)),
     "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev (.gz: compressed)", "report.perfetto.json.gz"),
     "chakra": ReportForm(_chakra, "MLCommons Chakra execution traces, for ASTRA-sim", "chakra", True, ("google.protobuf",)),
 }

@@ -1,12 +1,52 @@
-"""Bar charts as papers draw them. This module computes no numbers."""
+"""Pictures by matplotlib, the same bytes every time, and bar charts as papers draw them. This module computes no numbers."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aurora.reports.pictures import canvas
+from aurora.io.files import write_bytes
 from aurora.types.arrays import FloatArray
+
+UNDATED = {"svg": {"Date": None}, "png": {"Software": None}, "pdf": {"CreationDate": None}}  # metadata by suffix
+
+
+def canvas(width: float, height: float) -> Any:
+    """Returns a matplotlib figure that needs no screen.
+
+    Args:
+        width, height: size in inches.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_picture(drawn: Any, folder: Path, name: str, suffixes: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Writes a picture as NAME.svg and so on. Returns the paths.
+
+    Args:
+        drawn: a matplotlib figure.
+        folder: folder to write to.
+        name: name of the files, without suffix.
+        suffixes: kinds of files: "svg", "png", "pdf".
+    """
+    import matplotlib
+
+    written = []
+    for suffix in suffixes:
+        picture = BytesIO()
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            drawn.savefig(picture, format=suffix, dpi=150, metadata=UNDATED[suffix])
+        path = folder / f"{name}.{suffix}"
+        write_bytes(path, picture.getvalue())
+        written.append(path)
+    return written
 
 
 def bar_chart(

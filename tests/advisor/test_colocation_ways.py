@@ -8,11 +8,9 @@ import pytest
 
 from aurora.advisor.colocation_grid import compare_over_grid
 from aurora.advisor.colocation_ways import compare_ways
-from aurora.advisor.experts_apart import splits, tokens_apart
 from aurora.advisor.served_steps import one_after_the_other, served_steps
 from aurora.advisor.sharing_advice import compare_sharing, sharing_advice
 from aurora.advisor.ways import (
-    APART,
     BY_EXCHANGE,
     BY_LAYER,
     IN_SEQUENCE,
@@ -47,8 +45,7 @@ def test_gains_by_hand():
     other's exchanges, 6 s in place of 8; three: 8 s in place of 12; two halves of a step: 3 s in place of 4."""
     found = compare_ways(two_gpus(), [both_experts()], BATCH, steps=3)
     by_hand = {IN_SEQUENCE: 1.0, TIME_SLICED: 1.0, MICRO_BATCHES: 4 / 3, BY_EXCHANGE: 4 / 3, BY_LAYER: 4 / 3, THREE_MODELS: 1.5}
-    assert {way: gain for way, gain in found.gains.items() if way != APART} == pytest.approx(by_hand)
-    assert found.gains[APART] < 1  # half of the ports and GPUs have nothing to do
+    assert found.gains == pytest.approx(by_hand)
     assert found.winner.way == THREE_MODELS
     assert compare_ways(two_gpus(), [both_experts()], 1, ways=(MICRO_BATCHES,)).gains[MICRO_BATCHES] == pytest.approx(1.0)
     of = {outcome.way: outcome for outcome in found.outcomes}
@@ -76,27 +73,10 @@ def test_the_simplest_of_ways_within_two_percent_wins():
     assert winners({THREE_MODELS: 1.7, BY_LAYER: 1.69, MICRO_BATCHES: 1.4}) == [BY_LAYER, THREE_MODELS]
 
 
-def test_requests_are_moved_off_the_gpus_of_experts():
-    assert tokens_apart(7, np.array([False, True, False])).tolist() == [4, 0, 3]
-
-
-def test_gpus_are_divided_where_memory_holds_it():
-    model = replace(both_experts(), expert_bytes=100, other_bytes=50)
-    four = Cluster("four", tuple(replace(two_gpus().gpus[0], name=f"g{rank}", memory_bytes=100) for rank in range(4)))
-    assert [experts_G.tolist() for experts_G in splits(four, [model])] == [
-        [False, False, True, True],
-        [False, True, True, True],
-    ]
-    mixed = replace(four, gpus=(replace(four.gpus[0], speed=2.0), *four.gpus[1:]))
-    assert len(splits(mixed, [model])) == 4
-    with pytest.raises(InfeasiblePlan, match="memory"):
-        splits(four, [model] * 3)
-
-
 def test_what_memory_does_not_hold_is_left_out():
     share = 110  # an expert and the rest
     two = compare_ways(two_gpus(2 * share), [both_experts()], BATCH)
-    assert set(two.left_out) == {THREE_MODELS, APART}
+    assert set(two.left_out) == {THREE_MODELS}
     one = compare_ways(two_gpus(share), [both_experts()], BATCH)
     assert set(one.gains) == {IN_SEQUENCE, MICRO_BATCHES}
     assert len(one.winner.tpot_s_M) == 1
@@ -186,7 +166,6 @@ def test_advice_follows_the_gains(gains, said):
 def test_sharing_is_compared_at_the_profiles_own_batch():
     found = compare_sharing(two_gpus(), both_experts())
     assert found.batch == BATCH
-    assert APART not in found.gains
     assert "three models" in sharing_advice(found)
 
 

@@ -292,7 +292,6 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         (["simulate", "plan.json", "--trace", "plan.json"], [r"it would replace plan\.json"]),
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "."], [r"\.: "]),
-        (["simulate", "plan.json", "--adapt", "steps", "--picture", "."], [r"\.: cannot be written: it is a folder"]),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "-o", "."],
             [r"\.: cannot be written: it is a folder"],

@@ -138,11 +138,6 @@ def test_terminal_json_and_page_say_what_the_traces_hold(aurora, folder):
     for step, phase in enumerate((*TRACE_PHASES, "waiting")):
         row = [phase, *(seconds(figures["phases"].get(phase, 0.0)) for figures in (predicted, measured))]
         assert cells[at + 3 * step : at + 3 * step + 3] == row
-    assert aurora("report", plan, *paths, "--format", "svg", "-o", folder / "pictures")[0] == 0
-    for number, (path, figures) in enumerate(zip(paths, (predicted, measured), strict=True)):
-        drawn = (folder / "pictures" / f"timeline-{number}.svg").read_text()
-        assert path.name in drawn
-        assert f"{('predicted', 'measured')[number]}, {seconds(figures['seconds'])}; first step" in drawn
 
 
 def test_the_demos_terminal_and_report_have_one_headline(aurora, folder):

@@ -8,7 +8,7 @@ import time
 
 def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
     for moment, wait_s in (("import", 0.3), ("work", 4.0)):
-        words = ["sweep", "skew=0:2:10000", "--no-plots", "-o", tmp_path / moment]
+        words = ["sweep", "skew=0:2:10000", "-o", tmp_path / moment]
         begin = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         code = f"{begin}import aurora.__main__ as main; print('here', flush=True); main.main()"
         command = subprocess.Popen(

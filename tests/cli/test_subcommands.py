@@ -136,7 +136,7 @@ LINES = {
     "evaluate": "p.json --profile b.npz",
     "drift": "a.npz b.npz",
     "simulate": "p.json",
-    "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 --no-plots -o maps",
+    "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 -o maps",
     "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
     "report": "p.json",
     "order": "m.csv",

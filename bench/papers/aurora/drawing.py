@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.reports.pictures import save_picture
 from bench.papers.aurora.figures import FIGURES, Run
 from bench.papers.aurora.studies import STUDIES
-from bench.papers.drawing import bar_chart
+from bench.papers.drawing import bar_chart, save_picture
 
 
 def draw(runs: Sequence[Run], names: Sequence[str], folder: Path) -> list[Path]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.reports.pictures import canvas, save_picture
 from bench.papers.bcc.evaluation import FIGURE_2, BccResults
 from bench.papers.bcc.studies import SCHEMES
+from bench.papers.drawing import canvas, save_picture
 
 
 def draw(found: BccResults, folder: Path) -> list[Path]:

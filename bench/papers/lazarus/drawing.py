@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.reports.pictures import canvas, save_picture
-from bench.papers.drawing import bar_chart
+from bench.papers.drawing import bar_chart, canvas, save_picture
 from bench.papers.lazarus.evaluation import SPOT_S, LazarusEvaluation
 from bench.papers.lazarus.text import SECTIONS
 
