@@ -177,16 +177,6 @@ def micro_batch_count(text: str) -> int:
     return 0 if text == "auto" else int(text)
 
 
-def preemption_seconds(text: str) -> float | None:
-    """Returns seconds between preemption points as PlanOptions has them. Raises BadInput if `text` is neither auto nor any."""
-    if text == "auto":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"`preemption_s`: expected auto or a number of seconds, found {text!r}") from None
-
-
 def relative(path: Path, plan_path: Path) -> str:
     """Returns `path` relative to the plan's folder."""
     return os.path.relpath(path.resolve(), plan_path.resolve().parent)

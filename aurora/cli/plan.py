@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output, micro_batch_count, preemption_seconds, relative
+from aurora.cli.common import check_output, micro_batch_count, relative
 from aurora.cli.subcommand import WORST, Json, Layers, as_options, chosen, option, refuse_given, show
 from aurora.errors import BadInput
 from aurora.types import PlanOptions
@@ -74,8 +74,6 @@ def plan(
     priorities: Annotated[
         list[str] | None, option(PlanOptions, "priorities", "--priority", panel=STRATEGY, choices=["priority"])
     ] = None,
-    weights: Annotated[list[int] | None, option(PlanOptions, "weights", "--weight", panel=STRATEGY)] = None,
-    preemption_s: Annotated[str, option(PlanOptions, "preemption_s", "--preemption", more=" (auto)", panel=STRATEGY)] = "auto",
     micro_batches: Annotated[
         str, option(PlanOptions, "micro_batches", more=": {micro_batches}", panel=STRATEGY, choices=["micro_batches"])
     ] = str(DEFAULTS.micro_batches),
@@ -132,8 +130,7 @@ def plan(
         raise BadInput(
             f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
         )
-    parsed = {"micro_batches": micro_batch_count(micro_batches), "preemption_s": preemption_seconds(preemption_s)}
-    options = chosen(PlanOptions, context, **parsed)
+    options = chosen(PlanOptions, context, micro_batches=micro_batch_count(micro_batches))
     if explain and options.all_to_all == "hierarchical":
         raise BadInput("`explain`: expected a plan with flat all-to-alls, found `all_to_all` hierarchical")
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]

@@ -34,11 +34,11 @@ from protocol import DEEP  # noqa: E402
 from serving import TOKEN_S  # noqa: E402
 from tables import Table, today, write  # noqa: E402
 
-from aurora.advisor.ways import APART, IN_SEQUENCE, MICRO_BATCHES, TIE, WAYS, winners  # noqa: E402
+from aurora.advisor.ways import IN_SEQUENCE, MICRO_BATCHES, TIE, WAYS, winners  # noqa: E402
 from aurora.types import Curve  # noqa: E402
 
 BATCHES, REAL_BATCHES, PORTS_bps = (32, 128, 512), (128,), (17e6, 50e6)
-MEASURED = tuple(way for way in WAYS if way != APART)
+MEASURED = WAYS
 HALF = 0.1  # how far from half the share of the network may be
 SMALL = 32  # tokens of a small batch
 

@@ -78,7 +78,7 @@ def test_few_options_and_only_registered_placeholders():
     [
         ("profile", ProfileOptions, set()),
         ("synthetic", SyntheticOptions, set()),
-        ("plan", PlanOptions, set()),
+        ("plan", PlanOptions, {"weights", "preemption_s"}),  # the planner chooses them
         ("run", RunOptions, {"keep_logits", "predictable"}),  # --verify and --compare set them
         ("run", ControlOptions, set()),
         ("simulate", ControlOptions, set()),
@@ -95,7 +95,7 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
     for field in fields(kind):
         if (
             field.name in params
-            and field.name not in ("workers", "seed", "adapt", "priorities", "weights", "micro_batches", "preemption_s")
+            and field.name not in ("workers", "seed", "adapt", "priorities", "micro_batches")
             and not params[field.name].required
         ):
             assert params[field.name].default == field.default, field.name
