@@ -258,12 +258,12 @@ def plan(
         >>> plan.scenario, plan.bound_s <= plan.objective_s
         ('exclusive, mixed GPUs', True)
     """
-    from aurora.advisor.preemption import with_preemption
     from aurora.advisor.simulated_choice import (
         SIMULATED,
         faster_all_to_all,
         simulated_plan,
         with_micro_batches,
+        with_preemption,
         with_time_slice,
     )
     from aurora.planner.layers_in_threads import untold

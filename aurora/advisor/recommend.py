@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
-from aurora.advisor.sharing_advice import compare_sharing
-from aurora.advisor.ways import WaysCompared
+from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_placements import export_placement

@@ -1,14 +1,14 @@
 """Chooses between candidate plans by simulation, which prices what the planning models leave out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 from operator import itemgetter
 
 import numpy as np
 
-from aurora.advisor.slice_weights import weights_by_need
-from aurora.advisor.ways import TIE
 from aurora.errors import BadInput
+from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.make_plan import make_plan
@@ -18,16 +18,21 @@ from aurora.planner.plan_seconds import seconds_between
 from aurora.planner.resolve_options import flat_reason
 from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import Cluster, Plan, PlanOptions, Profile
-from aurora.types.options import MICRO_BATCH_COUNTS
+from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
+from aurora.types.options import MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
+TIE = 1.02  # what takes at most this much longer than the fastest is as fast
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
 RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
+CLOSE = 0.1  # by how much weights may differ from needs, relative to these
+LEAST_WEIGHTS = 4  # the smallest weight is at most this
+LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
+LAYERS = 4  # of a model that are simulated
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
@@ -89,6 +94,92 @@ def with_time_slice(plan: Plan, profiles: Sequence[Profile], among: Sequence[str
 def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> tuple[float, Plan]:
     """The plan with the time slice that serves the profiles soonest in the simulator, and its seconds."""
     return min(((simulate_plan(each, profiles).seconds, each) for each in _by_time_slice(plan, among)), key=itemgetter(0))
+
+
+def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:
+    """Returns weights of time slices that follow the models' needs, and which need each follows.
+
+    A model needs as many slices as it has layers in all windows, and ports for as long as its bytes take. Weights of 1 each
+    are left out, and where weights or priorities are given there are none.
+
+    Args:
+        plan: a plan.
+        profiles: its traffic, one profile per model.
+    """
+    if not plan.colocated or plan.options.weights or plan.options.priorities:
+        return {}
+    needs = {
+        "exchanges": [profile.windows * profile.layers for profile in profiles],
+        "bytes": [int(each.tokens_TLSE.sum()) * (each.dispatch_bytes + each.combine_bytes) for each in profiles],
+    }
+    found: dict[tuple[int, ...], str] = {}
+    for name, need_M in needs.items():
+        if min(need_M) > 0 and max(weights_M := small_weights(need_M)) > 1:
+            found.setdefault(weights_M, name)
+    return found
+
+
+def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
+    """Returns small whole numbers in about the proportions of some needs, which are above zero.
+
+    Example:
+        >>> small_weights([8, 8.4, 4]), small_weights([3, 2]), small_weights([1, 1.05])
+        ((2, 2, 1), (3, 2), (1, 1))
+    """
+    share_M = np.asarray(need_M, dtype=np.float64) / min(need_M)
+    for least in range(1, max(1, min(LEAST_WEIGHTS, int(MOST_WEIGHT / share_M.max()))) + 1):
+        weight_M = np.clip(np.rint(least * share_M), 1, MOST_WEIGHT)
+        if (abs(weight_M / (least * share_M) - 1) <= CLOSE).all():
+            break
+    whole_M = weight_M.astype(np.int64).tolist()
+    return tuple(weight // gcd(*whole_M) for weight in whole_M)
+
+
+def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Returns a plan with seconds between preemption points, if it has interactive models and its options leave them open.
+
+    They are LAYER_SHARE of the shortest layer of an interactive model that has the GPUs to itself. A note on the plan says so.
+
+    Args:
+        plan: the plan.
+        profiles: one profile per model.
+
+    Raises:
+        BadInput: if profiles are not those of the plan's models.
+    """
+    options = plan.options
+    if options.preemption_s is not None or PRIORITIES[0] not in options.priorities:
+        return plan
+    check_traffic(plan, profiles)
+    interactive = [model for model, name in enumerate(options.priorities) if name == PRIORITIES[0]]
+    layer_s, name = min((_layer_s(plan, model, profiles[model]), plan.models[model].model) for model in interactive)
+    if layer_s == 0:  # without compute curves and network times nothing is known
+        return plan
+    preemption_s = float(f"{layer_s * LAYER_SHARE:.2g}")
+    note = f"`preemption`: {preemption_s:g} s, {LAYER_SHARE:.0%} of a layer of {name}, which takes {layer_s:.3g} s alone"
+    return replace(plan, options=replace(options, preemption_s=preemption_s), notes=(*plan.notes, note))
+
+
+def _layer_s(plan: Plan, model: int, profile: Profile) -> float:
+    """Simulated seconds of one of a model's layers alone, with a window that few are smaller than: one of decoding."""
+    some = np.unique(np.linspace(0, profile.layers - 1, min(LAYERS, profile.layers)).astype(np.int64))
+    tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
+    served_T = np.flatnonzero(tokens_T)
+    if plan.models[model].deduplicated or len(served_T) == 0:
+        window = profile.first_windows(1)  # with its tokens' routing
+    else:
+        window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
+    program = compile_plan(plan)
+    alone = replace(
+        program,
+        names_M=program.names_M[model : model + 1],
+        placements_M=program.placements_M[model : model + 1],
+        ops_ML=program.ops_ML[model : model + 1],
+        deduplicated_M=program.deduplicated_M[model : model + 1],
+        policies_M=(),
+        plan_model_M=(),
+    )
+    return simulate(alone.at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
 
 
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:

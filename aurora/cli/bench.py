@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aurora.advisor.ways import SIMULATED_STEPS
+from aurora.advisor.sharing import SIMULATED_STEPS
 from aurora.cli.common import check_folder, make_folder, need
 from aurora.cli.subcommand import Json, Subcommand, refuse_given, show
 from aurora.errors import BadInput
@@ -17,7 +17,7 @@ from aurora.errors import BadInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aurora.advisor.colocation_grid import GridCell
+    from aurora.advisor.sweep import GridCell
     from aurora.cli.measured_ways import MeasuredCell
 
 CLUSTER = "demo-4"

@@ -101,7 +101,7 @@ def _changes() -> Iterable[str]:
 def _sweep_keys() -> Iterable[str]:
     from dataclasses import fields
 
-    from aurora.simulator.sweep import Setting
+    from aurora.advisor.sweep import Setting
 
     return (field.name for field in fields(Setting))
 

@@ -8,11 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.advisor.colocation_grid import GridCell
-from aurora.advisor.colocation_ways import MICRO
-from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
+from aurora.advisor.sharing import (
+    BY_EXCHANGE,
+    BY_LAYER,
+    IN_SEQUENCE,
+    MICRO,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    ServedSteps,
+    one_after_the_other,
+    served_steps,
+    winners,
+)
 from aurora.advisor.simulated_choice import with_micro_batches, with_time_slice
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, winners
+from aurora.advisor.sweep import GridCell
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped

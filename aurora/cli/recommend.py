@@ -45,7 +45,7 @@ def recommend(
     """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing."""
     from aurora import api
     from aurora.advisor.recommend import SERVING_ENGINES, launch
-    from aurora.advisor.sharing_advice import sharing_advice
+    from aurora.advisor.sharing import sharing_advice
     from aurora.io import load_cluster, load_profile, save, write_text
 
     if (not gpus) == (cluster is None):

@@ -115,7 +115,7 @@ def run(
         return
     if not prompts:
         raise BadInput("`prompts`: expected a file, found none")
-    from aurora.advisor.preemption import with_preemption
+    from aurora.advisor.simulated_choice import with_preemption
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_arriving

@@ -114,8 +114,7 @@ def simulate(
         _serve(context, as_json)
         return
     from aurora import api
-    from aurora.advisor.preemption import with_preemption
-    from aurora.advisor.simulated_choice import with_micro_batches
+    from aurora.advisor.simulated_choice import with_micro_batches, with_preemption
     from aurora.cli.as_json import models_json, summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.fit import check_traffic, without_proof

@@ -30,11 +30,11 @@ def sweep(
 ) -> None:
     """Map when ordering transfers, colocating models, both or neither pays: one MoE layer of synthetic traffic, simulated."""
     check_folder(output, "sweep.json", "sweep.md")
+    from aurora.advisor.sweep import read_axis
+    from aurora.advisor.sweep import sweep as swept
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_model_config, write_text
     from aurora.reports.maps import map_markdown
-    from aurora.simulator.sweep import read_axis
-    from aurora.simulator.sweep import sweep as swept
 
     axes = [read_axis(each) for each in grid]
     machines, config = load_cluster(cluster), load_model_config(shape or SHAPE)

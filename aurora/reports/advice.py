@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aurora.advisor.sharing_advice import sharing_advice
+from aurora.advisor.sharing import sharing_advice
 from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.failure_resilient import SURVIVE

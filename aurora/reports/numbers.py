@@ -6,8 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing_advice import compare_sharing
-from aurora.advisor.ways import WaysCompared
+from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import InfeasiblePlan
 from aurora.planner.placement.profile_costs import SUMMED
 from aurora.planner.workload.drift import Drift, drift

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.advisor.served_steps import step_times
+from aurora.advisor.sharing import step_times
 from aurora.planner.network.routes import nics_of
 from aurora.reports.formatting import distinct
 from aurora.reports.spans import union

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Column, Table
 
-from aurora.advisor.colocation_grid import GridCell
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sweep import GridCell
 from aurora.reports.formatting import DASH, percent, right, seconds, speedup
 
 LETTERS = {
@@ -39,7 +39,7 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
     """Returns a table of the ways: in how many cells each wins or ties, and the least, median and most of what it brings."""
     from statistics import median
 
-    from aurora.advisor.ways import winners
+    from aurora.advisor.sharing import winners
 
     table = Table(
         Column("way", min_width=max(map(len, " ".join(WAYS).split()))),

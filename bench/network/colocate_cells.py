@@ -19,9 +19,19 @@ from interleave import MODELS, cluster, known_texts  # noqa: E402
 from net import PAYLOAD  # noqa: E402
 from serving import served_jobs  # noqa: E402
 
-from aurora.advisor.colocation_ways import faster, overlapped  # noqa: E402
-from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps  # noqa: E402
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED  # noqa: E402
+from aurora.advisor.sharing import (  # noqa: E402  # noqa: E402  # noqa: E402
+    BY_EXCHANGE,
+    BY_LAYER,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    ServedSteps,
+    faster,
+    one_after_the_other,
+    overlapped,
+    served_steps,
+)
 from aurora.io import shipped  # noqa: E402
 from aurora.planner.make_plan import make_plan  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402

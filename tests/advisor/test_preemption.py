@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aurora import api
-from aurora.advisor.preemption import LAYER_SHARE, with_preemption
+from aurora.advisor.simulated_choice import LAYER_SHARE, with_preemption
 from aurora.errors import BadInput
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.make_plan import make_plan

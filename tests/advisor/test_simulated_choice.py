@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from aurora.advisor.simulated_choice import (
     COLOCATIONS,
     EXCLUSIVE_PLACES,
+    TIE,
     WEIGHTS_PAY,
     simulated_plan,
     with_micro_batches,
     with_time_slice,
 )
-from aurora.advisor.ways import TIE
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan

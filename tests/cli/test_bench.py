@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aurora.advisor.ways import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.cli import demo, measured_ways
 from aurora.io import load_model_config, save
 from aurora.planner.workload.synthetic import synthetic_profile

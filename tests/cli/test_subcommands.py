@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import typer.main
 
+from aurora.advisor.sweep import Setting
 from aurora.cli import choices, demo, main
 from aurora.cli.subcommand import documented
 from aurora.io import save, shipped
@@ -19,7 +20,6 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.gradient_codes import SCHEMES
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.simulator.sweep import Setting
 from aurora.types import (
     ControlOptions,
     DriftOptions,

@@ -1,7 +1,7 @@
 """The comparison of ways over a grid: what cannot be had is said."""
 
-from aurora.advisor.colocation_grid import GridCell
-from aurora.advisor.ways import IN_SEQUENCE, THREE_MODELS, WayOutcome, WaysCompared
+from aurora.advisor.sharing import IN_SEQUENCE, THREE_MODELS, WayOutcome, WaysCompared
+from aurora.advisor.sweep import GridCell
 from aurora.reports.who_wins import left_out_lines, markdown
 
 

@@ -1,24 +1,11 @@
-"""Compares ways of using GPUs for one model, or for several, by simulating the same requests in each of them."""
+"""Sharing GPUs: ways of using them for one model or several, compared by simulating the same requests in each, and advice."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.advisor.served_steps import ServedSteps, one_after_the_other, served_steps
-from aurora.advisor.simulated_choice import with_time_slice
-from aurora.advisor.ways import (
-    BY_EXCHANGE,
-    BY_LAYER,
-    IN_SEQUENCE,
-    MICRO_BATCHES,
-    SIMULATED_STEPS,
-    THREE_MODELS,
-    TIME_SLICED,
-    WAYS,
-    WayOutcome,
-    WaysCompared,
-)
+from aurora.advisor.simulated_choice import TIE, with_time_slice
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
@@ -26,14 +13,151 @@ from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.micro_batches import micro_batches
 from aurora.planner.workload.step_traffic import steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import Cluster, Plan, Profile
-from aurora.types.arrays import IntArray
+from aurora.types import Cluster, Plan, Profile, Trace
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.program import AUTO_TIME_SLICES
+from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 
+IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES = "one after the other", "time-sliced", "micro-batches"
+BY_EXCHANGE, BY_LAYER, THREE_MODELS = "by exchange", "by layer", "three models"
+WAYS = (IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
+SIMULATED_STEPS = 4  # of each model, if nothing else is said
 MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
 TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
+ADVISED = (IN_SEQUENCE, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # of a model that has the GPUs now
+ADVISED_STEPS = 2  # simulated of each model
+WORTH = 1.05  # a gain that is worth doing something for
+MORE = 1.1  # by what three models must be ahead of two
+COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
+
+
+@dataclass(frozen=True)
+class WayOutcome:
+    """What a way brings.
+
+    Attributes:
+        way: one of WAYS.
+        seconds: until all requests are served.
+        gain: the seconds that the same requests take one after the other, over `seconds`.
+        tokens_per_s: tokens of all its models' steps in a second.
+        tpot_s_M: by model (p50, p99): seconds between the ends of two steps that one request is in.
+        utilisation: part of the GPUs' time in which they compute.
+        how: what was chosen within the way; empty if nothing.
+    """
+
+    way: str
+    seconds: float
+    gain: float
+    tokens_per_s: float
+    tpot_s_M: tuple[tuple[float, float], ...]
+    utilisation: float
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class WaysCompared:
+    """Ways of using the same GPUs beside each other.
+
+    Attributes:
+        batch: tokens of each rank in a step of each model.
+        outcomes: of each way that can be had, in the sequence of WAYS.
+        left_out: why other ways cannot be had, by their names.
+    """
+
+    batch: int
+    outcomes: tuple[WayOutcome, ...]
+    left_out: Mapping[str, str]
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """The gain of each way, by its name."""
+        return {outcome.way: outcome.gain for outcome in self.outcomes}
+
+    @property
+    def winner(self) -> WayOutcome:
+        """The simplest of the ways that are as fast as the fastest."""
+        first = winners(self.gains)[0]
+        return next(outcome for outcome in self.outcomes if outcome.way == first)
+
+
+def winners(gains: Mapping[str, float]) -> list[str]:
+    """Returns the ways that are as fast as the fastest, within TIE, in the sequence of WAYS: the simplest first.
+
+    Args:
+        gains: by way, at least one.
+
+    Example:
+        >>> winners({"one after the other": 1.0, "by exchange": 1.4, "by layer": 1.42})
+        ['by exchange', 'by layer']
+    """
+    least = max(gains.values()) / TIE
+    return [way for way in WAYS if gains.get(way, 0.0) >= least]
+
+
+@dataclass(frozen=True)
+class ServedSteps:
+    """Steps of one model or of several.
+
+    Attributes:
+        seconds: from the first start to the last end.
+        compute_s: seconds that GPUs compute, summed over the ranks.
+        ends_M: by model, for each of its micro-batches (T,) float64: when its steps end, on the rank that ends last.
+    """
+
+    seconds: float
+    compute_s: float
+    ends_M: tuple[tuple[FloatArray, ...], ...]
+
+    @property
+    def tpot_s_M(self) -> tuple[tuple[float, float], ...]:
+        """By model the median and the 99th percentile of the seconds between the ends of two of its steps."""
+        gaps_M = [np.concatenate([np.diff(ends_T) for ends_T in streams]) for streams in self.ends_M]
+        return tuple((float(np.median(gaps)), float(np.percentile(gaps, 99))) for gaps in gaps_M)
+
+
+def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> ServedSteps:
+    """Returns the steps of a trace.
+
+    Args:
+        trace: predicted or measured.
+        plan_model_M: which model each of the trace's is a micro-batch of; None: each is a model.
+    """
+    of_M = range(len(trace.names_M)) if plan_model_M is None else plan_model_M
+    streams: dict[int, list[FloatArray]] = {model: [] for model in dict.fromkeys(of_M)}
+    for number, model in enumerate(of_M):
+        streams[model].append(step_times(trace, number)[1])
+    computing_X = np.isin(trace.phase_X, COMPUTE)
+    compute_s = float((trace.end_s_X - trace.start_s_X)[computing_X].sum())
+    return ServedSteps(trace.seconds, compute_s, tuple(map(tuple, streams.values())))
+
+
+def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
+    """Returns when the steps of one of a trace's models begin and end, in seconds from the trace's first start.
+
+    Args:
+        trace: predicted or measured.
+        model: its number in the trace.
+
+    Returns:
+        (T,) float64, when each step begins, on the rank that begins first, and when it ends, on the one that ends last.
+    """
+    own_X, began_s = trace.model_X == model, trace.start_s_X.min(initial=np.inf)
+    steps_T, step_X = np.unique(trace.step_X[own_X], return_inverse=True)
+    begins_T, ends_T = np.full(len(steps_T), np.inf), np.zeros(len(steps_T))
+    np.minimum.at(begins_T, step_X, trace.start_s_X[own_X] - began_s)
+    np.maximum.at(ends_T, step_X, trace.end_s_X[own_X] - began_s)
+    return begins_T, ends_T
+
+
+def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:
+    """Returns the steps of all models of `parts`, each part beginning when the one before it has ended."""
+    began, ends_M = 0.0, []
+    for part in parts:
+        ends_M += [tuple(ends_T + began for ends_T in streams) for streams in part.ends_M]
+        began += part.seconds
+    return ServedSteps(began, sum(part.compute_s for part in parts), tuple(ends_M))
 
 
 def compare_ways(
@@ -231,3 +355,45 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
     BY_LAYER: lambda case: case.two_models("layer"),
     THREE_MODELS: _Case.three_models,
 }
+
+
+def compare_sharing(cluster: Cluster, profile: Profile) -> WaysCompared:
+    """Returns what one model's GPUs bring in each way of ADVISED, at the tokens that a rank has in the profile's windows.
+
+    Args:
+        cluster: the GPUs.
+        profile: the model's traffic; other models are taken to be like it.
+
+    Raises:
+        BadInput: if the profile does not fit the cluster.
+        InfeasiblePlan: if the GPUs' memory does not hold the model.
+    """
+    tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
+    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED)
+
+
+def sharing_advice(compared: WaysCompared) -> str:
+    """Returns a sentence that says what to do, with the figures that speak for it.
+
+    Args:
+        compared: of one model, and of others like it.
+    """
+    gains = compared.gains
+    at = f"with {compared.batch} tokens of a rank in a step (simulated)"
+    two = max((way for way in (BY_EXCHANGE, BY_LAYER) if way in gains), key=gains.__getitem__, default=None)
+    halves, three = gains.get(MICRO_BATCHES, 1.0), gains.get(THREE_MODELS, 0.0)
+    shared = 0.0 if two is None else gains[two]
+    alone = f"two micro-batches of this model alone {halves:.2f}x"
+    if max(halves, shared, three) < WORTH:
+        best = max(halves, shared, three)
+        if two is None:
+            return f"Leave the GPUs to this model: {alone} {at}, and memory does not hold a second model like it."
+        return f"Leave the GPUs to this model: neither a second model nor micro-batches bring more than {best:.2f}x {at}."
+    if two is None or halves * WORTH > max(shared, three):
+        other = "memory does not hold a second model like it" if two is None else f"a second model like it {shared:.2f}x"
+        return f"Cut each step into two micro-batches that overlap: {halves:.2f}x the throughput {at}; {other}."
+    share, over = "Share these GPUs", f"the throughput of one after the other {at}"
+    if three > shared * MORE:
+        return f"{share} between three models: {three:.2f}x {over}; two models {two} {shared:.2f}x, {alone}."
+    further = f"three models {three:.2f}x, " if three else ""
+    return f"{share} with a second model, {two}: {shared:.2f}x {over}; {further}{alone}."

@@ -6,11 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.advisor.colocation_grid import compare_over_grid
-from aurora.advisor.colocation_ways import compare_ways
-from aurora.advisor.served_steps import one_after_the_other, served_steps
-from aurora.advisor.sharing_advice import compare_sharing, sharing_advice
-from aurora.advisor.ways import (
+from aurora.advisor.sharing import (
     BY_EXCHANGE,
     BY_LAYER,
     IN_SEQUENCE,
@@ -20,8 +16,14 @@ from aurora.advisor.ways import (
     WAYS,
     WayOutcome,
     WaysCompared,
+    compare_sharing,
+    compare_ways,
+    one_after_the_other,
+    served_steps,
+    sharing_advice,
     winners,
 )
+from aurora.advisor.sweep import compare_over_grid
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import Cluster, Curve, Gpu, Profile, TraceRecorder
 

@@ -1,12 +1,14 @@
-"""Sweep: when ordered transfers and colocation pay, for one MoE layer of synthetic traffic over a grid of settings."""
+"""Sweeps: one MoE layer of drawn traffic, or ways of sharing GPUs, simulated over a grid of settings."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from aurora.advisor.sharing import SIMULATED_STEPS, WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
 from aurora.planner.make_plan import make_plan
 from aurora.planner.workload.model_config import one_moe_layer
@@ -14,10 +16,14 @@ from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 
-MOST_POINTS = 10_000
+MOST_POINTS = 10_000  # of a grid
 LARGEST = {"bandwidth": 1e24, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key
 PAYS = 1.05  # the smallest speed-up that counts as a gain
 Axis = tuple[str, tuple[float, ...]]  # a field of Setting, and the values that it takes, rising
+BATCHES = tuple(1 << power for power in range(10))  # 1 to 512
+BANDWIDTHS = (0.25, 1.0, 4.0)
+SKEWS = (0.0, 1.0)
+MOST_BATCH, MOST_FACTOR, MOST_SKEW = 1 << 20, 1e6, 99.0
 
 
 @dataclass(frozen=True)
@@ -113,15 +119,20 @@ def sweep(
     keys = [key for key, _ in axes]
     if not 1 <= len(axes) <= 2 or len(set(keys)) != len(keys):
         raise BadInput(f"sweep: expected one or two keys, each once, found {', '.join(keys) or 'none'}")
-    grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in axes))]
-    if len(grid) > MOST_POINTS:
-        raise BadInput(f"sweep: expected at most {MOST_POINTS} points, found {len(grid)}")
-    points = []
-    for done, values in enumerate(grid):
-        progress("points", done, len(grid))
-        points.append(_point(cluster, config, Setting(**values), seed))
-    progress("points", len(grid), len(grid))
-    return points
+    grid = _combinations("sweep", "points", [values for _, values in axes], progress)
+    return [_point(cluster, config, Setting(**dict(zip(keys, values, strict=True))), seed) for values in grid]
+
+
+def _combinations(
+    name: str, what: str, axes: Sequence[Sequence[float]], progress: Callable[[str, int, int], None]
+) -> Iterator[tuple[float, ...]]:
+    """Yields every combination of the axes' values, the last axis fastest, and tells how many are done."""
+    if (many := prod(map(len, axes))) > MOST_POINTS:
+        raise BadInput(f"{name}: expected at most {MOST_POINTS} {what}, found {many}")
+    for done, values in enumerate(itertools.product(*axes)):
+        progress(what, done, many)
+        yield values
+    progress(what, many, many)
 
 
 def _point(cluster: Cluster, config: Mapping[str, Any], setting: Setting, seed: int) -> Point:
@@ -150,3 +161,59 @@ def _machines(cluster: Cluster, setting: Setting) -> Cluster:
     """The cluster with the setting's bandwidth and speed."""
     fastest_Bps = max(max(gpu.out_Bps, gpu.in_Bps) for gpu in cluster.gpus)
     return cluster.scaled(1.0 if setting.bandwidth is None else setting.bandwidth / fastest_Bps, setting.speed)
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One setting, and what each way brings there.
+
+    Attributes:
+        bandwidth: factor on the bytes per second of the cluster's ports.
+        skew: exponent on the experts' shares: 1 as in the profiles, 0 all equal.
+        compared: the ways.
+    """
+
+    bandwidth: float
+    skew: float
+    compared: WaysCompared
+
+    @property
+    def batch(self) -> int:
+        """Tokens of each rank in a step of each model."""
+        return self.compared.batch
+
+
+def compare_over_grid(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    batches: Sequence[int] = BATCHES,
+    bandwidths: Sequence[float] = BANDWIDTHS,
+    skews: Sequence[float] = SKEWS,
+    steps: int = SIMULATED_STEPS,
+    seed: int = 0,
+    ways: Sequence[str] = WAYS,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[GridCell]:
+    """Simulates each way at each combination of skews, bandwidths and batches, batches fastest.
+
+    Args:
+        cluster, profiles, steps, seed, ways: as in `compare_ways`.
+        batches: tokens of each rank in a step.
+        bandwidths: factors on the bytes per second of the cluster's ports.
+        skews: exponents on the experts' shares.
+        progress: called with (what is being done, cells done, cells in all).
+
+    Raises:
+        BadInput: if a value is out of range or given twice, there are more than MOST_POINTS cells, or as in `compare_ways`.
+        InfeasiblePlan: as in `compare_ways`.
+    """
+    limits = (("batch", batches, 1, MOST_BATCH), ("bandwidth", bandwidths, 1 / MOST_FACTOR, MOST_FACTOR))
+    for name, values, least, most in (*limits, ("skew", skews, 0, MOST_SKEW)):
+        wrong = [value for value in values if not least <= value <= most]
+        if wrong or not values or len(set(values)) != len(values):
+            found = ", ".join(f"{value:g}" for value in wrong or values) or "none"
+            raise BadInput(f"`{name}`: expected different values from {least:g} to {most:.12g}, found {found}")
+    return [
+        GridCell(bandwidth, skew, compare_ways(cluster.scaled(bandwidth), profiles, int(batch), skew, steps, seed, ways))
+        for skew, bandwidth, batch in _combinations("`batch`", "cells", (skews, bandwidths, batches), progress)
+    ]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aurora.advisor.sweep import Point, Setting, read_axis, sweep
 from aurora.errors import BadInput
-from aurora.simulator.sweep import Point, Setting, read_axis, sweep
 from aurora.types import Fabric, Link
 from tests.conftest import cluster
 
