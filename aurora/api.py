@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from aurora.runtime.result import RunResult
     from aurora.simulator.changing_traffic import FollowedTraffic
     from aurora.simulator.interpreter import OrderBatch
-    from aurora.simulator.request_simulation import RequestSimulation
+    from aurora.simulator.requests import RequestSimulation
     from aurora.training.result import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
@@ -743,8 +743,8 @@ def simulate_requests(
         >>> bool((found.served.ttft_s_Q > 0).all()), found.served.queue_grows
         (True, False)
     """
-    from aurora.simulator.request_simulation import simulate_requests as simulated
-    from aurora.simulator.served_requests import drawn_requests
+    from aurora.simulator.requests import drawn_requests
+    from aurora.simulator.requests import simulate_requests as simulated
 
     options = options or RequestOptions()
     if requests is None:

@@ -14,8 +14,7 @@ from aurora.io import load_cluster, shipped
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.formatting import seconds
 from aurora.reports.request_tables import percentiles
-from aurora.simulator.request_simulation import simulate_requests
-from aurora.simulator.served_requests import drawn_requests
+from aurora.simulator.requests import drawn_requests, simulate_requests
 from aurora.types import PlanOptions, RequestOptions, SyntheticOptions
 
 SMALL = {

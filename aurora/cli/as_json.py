@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aurora.reports.compare import Comparison
     from aurora.reports.trace_times import Summary
     from aurora.simulator.changing_traffic import FollowedTraffic
-    from aurora.simulator.request_simulation import RequestSimulation
+    from aurora.simulator.requests import RequestSimulation
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]

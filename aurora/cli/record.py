@@ -24,7 +24,7 @@ def record(
 ) -> None:
     """Record how a running vLLM server routes tokens, and write it as a profile."""
     from aurora.io import save
-    from aurora.profiler.vllm_server import profile_vllm_server
+    from aurora.profiler.import_routing import profile_vllm_server
 
     if not 0 < seconds <= LONGEST_S:
         raise BadInput(f"`seconds`: expected more than zero and at most {LONGEST_S:g}, found {seconds}")

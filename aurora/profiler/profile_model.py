@@ -1,23 +1,24 @@
-"""Profile of a model: its routing counted on text, and its phases timed on this machine."""
+"""Profile of a model: its routing counted on text, and its phases timed on this machine; kept unfinished, to go on from."""
 
 import datetime
+import hashlib
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from aurora.errors import BadInput
+from aurora.io import load_profile, save
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.import_routing import file_digest
-from aurora.profiler.partial_profile import PartialProfile, job_of
 from aurora.profiler.routing_counts import Batches, RoutingCounts, keeps_choices, next_round, route_round
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import Profile, ProfileOptions
@@ -26,6 +27,7 @@ from aurora.types.profile import CurvesByKind
 CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds of the last check
 
 Progress = Callable[[str, int, int], None]  # what, done, in all
+SAVE_S = 60.0  # from one saving of the counts to the next
 
 
 def profile_model(
@@ -195,3 +197,52 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
         "torch": torch.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
+
+
+def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
+    """Returns a hash of everything that decides what is counted.
+
+    It leaves out the precision at which counting ends, and the options of timing.
+    """
+    counted = replace(options, precision=None, seed=0, share=1)
+    return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
+
+
+class PartialProfile:
+    """The file that keeps the counts of a job so far."""
+
+    def __init__(self, path: Path | None, job: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._job, self._clock, self._saved_s = path, job, clock, 0.0
+
+    def load(self) -> tuple[Profile, RoutingCounts] | None:
+        """Returns the profile so far and its counts; None if there is no file yet."""
+        if self._path is None or not self._path.exists():
+            return None
+        profile = load_profile(self._path)
+        if profile.provenance.get("job") != self._job or not profile.provenance.get("served", "").isdecimal():
+            whose = "another model's, text's or options' unfinished counts"
+            raise BadInput(f"{self._path}: keeps {whose}; remove it to start afresh")
+        provenance = {name: said for name, said in profile.provenance.items() if name not in ("partial", "served", "job")}
+        return replace(profile, provenance=provenance), RoutingCounts.of(profile, int(profile.provenance["served"]))
+
+    def begin(self) -> None:
+        """Starts the clock: the first saving is due in SAVE_S seconds."""
+        self._saved_s = self._clock()
+
+    def save_if_due(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> None:
+        """Saves build(counts) if the last saving is at least SAVE_S ago."""
+        if self._path is not None and self._clock() - self._saved_s >= SAVE_S:
+            self._save(build(counts), counts.prompts, self._path)
+            self._saved_s = self._clock()
+
+    def save_interrupted(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> str:
+        """Saves build(counts) unless nothing is counted. Returns a sentence for the user."""
+        if self._path is None or not counts.prompts:
+            return "nothing is kept"
+        self._save(build(counts), counts.prompts, self._path)
+        return f"{self._path} keeps the counts of {counts.prompts} prompts; the same command goes on from there"
+
+    def _save(self, profile: Profile, prompts: int, path: Path) -> None:
+        """Write the profile with what `load` needs to go on from it."""
+        unfinished = {"partial": f"the first {prompts} prompts", "served": str(prompts), "job": self._job}
+        save(replace(profile, provenance={**profile.provenance, **unfinished}), path)

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from aurora.reports.formatting import DASH, distinct, percent, right, seconds, speedup
-from aurora.simulator.request_simulation import RequestSimulation
+from aurora.simulator.requests import RequestSimulation
 from aurora.types.arrays import FloatArray
 
 PERCENTILES = (50, 90, 99)

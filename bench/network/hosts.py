@@ -14,8 +14,7 @@ import torch.distributed as dist
 from net import enter, retransmitted
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.profiler.link_model import LinkMeasurements
-from aurora.profiler.link_timing import time_links
+from aurora.profiler.link_timing import LinkMeasurements, time_links
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network

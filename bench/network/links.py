@@ -22,7 +22,7 @@ from protocol import DEEP, Results, options
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import steps_seconds
-from aurora.profiler.link_model import RankDevice, cluster_of
+from aurora.profiler.link_timing import RankDevice, cluster_of
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.io import load_cluster, save_cluster
 from aurora.profiler import link_timing as probing
-from aurora.profiler.link_model import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
+from aurora.profiler.link_timing import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport

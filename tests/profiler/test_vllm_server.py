@@ -12,7 +12,7 @@ from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
 from aurora.errors import BadInput
-from aurora.profiler.vllm_server import profile_vllm_server
+from aurora.profiler.import_routing import profile_vllm_server
 
 FACTS = EngineFacts("tiny", "", "vllm", "cpu", 0, 1, 2, 1, 4, 64, 64, 100, 0)
 

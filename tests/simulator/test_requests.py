@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.simulator.request_scheduler import RankScheduler
-from aurora.simulator.served_requests import drawn_requests, serve
+from aurora.simulator.requests import RankScheduler, drawn_requests, serve
 from aurora.types import RequestOptions, Requests
 
 
