@@ -35,7 +35,7 @@ TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 @dataclass(frozen=True)
 class Engine:
-    """What a serving engine takes over from a plan: the placement. Orders stay its own; vLLM's would cost CUDA graphs.
+    """A serving engine, which takes over the placement of a plan. Orders stay its own; vLLM's would cost CUDA graphs.
 
     Attributes:
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
@@ -101,13 +101,13 @@ class Candidate:
 
     @property
     def worth(self) -> bool:
-        """Whether the gain is above WORTH even at the lower end of its interval."""
+        """True if the gain is above WORTH even at the lower end of its interval."""
         return (self.gain if self.low is None else self.low) > WORTH
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do with a model on given GPUs.
+    """Advice for a model on given GPUs.
 
     Attributes:
         engine: the engine, one of SERVING_ENGINES.

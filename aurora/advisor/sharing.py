@@ -35,7 +35,7 @@ COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 @dataclass(frozen=True)
 class WayOutcome:
-    """What a way brings.
+    """Simulated result of one way.
 
     Attributes:
         way: one of WAYS.
@@ -265,7 +265,7 @@ class _Case:
             raise InfeasiblePlan(short)
 
     def _short(self, models: int) -> str | None:
-        """What memory is missing for the first models; None if there is enough."""
+        """Returns a sentence on the memory that the first models lack; None if there is enough."""
         weakest = min(self.cluster.gpus, key=lambda gpu: gpu.memory_bytes)
         need = sum(
             each.other_bytes + -(-each.experts // len(self.cluster)) * each.layers * each.expert_bytes

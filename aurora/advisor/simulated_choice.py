@@ -279,7 +279,7 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
 
 
 def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
-    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
+    """Returns `simulated_seconds`, of the same windows or layers for plans with up to `parts` micro-batches."""
     if first := _first_windows(plan.cluster, profiles, parts):
         return simulate_plan(plan, first).seconds
     layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
@@ -292,7 +292,7 @@ def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
 
 
 def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
-    """How many layers `_seconds` simulates of one model, in all windows."""
+    """Returns the number of layers that `_seconds` simulates of one model, in all windows."""
     if first := _first_windows(cluster, [profile], parts):
         return first[0].windows * profile.layers
     return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
@@ -310,13 +310,13 @@ def _by_time_slice(plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> list[
 
 
 def _micro_batches_of(plan: Plan) -> str:
-    """How many micro-batches a plan has, and with several their time slice."""
+    """Returns the number of micro-batches in words, and with several their time slice."""
     parts = plan.options.micro_batches
     return "1" if parts == 1 else f"{parts} (by {plan.options.time_slice})"
 
 
 def _pairs(cluster: Cluster) -> int:
-    """How many ordered pairs of GPUs there are, at least one."""
+    """Returns the number of ordered pairs of GPUs, at least one."""
     return max(1, len(cluster) * (len(cluster) - 1))
 
 

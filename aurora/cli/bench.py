@@ -67,7 +67,7 @@ def colocate(
         raise BadInput(f"`seed`: expected a whole number from zero to 2**63, found {seed}")
     if not 0 < limit_s < float("inf"):
         raise BadInput(f"`limit_s`: expected a number above zero, found {limit_s}")
-    from aurora.advisor import colocation_grid as grid
+    from aurora.advisor import sweep as grid
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_profile
     from aurora.reports.who_wins import LEGEND, left_out_lines, map_tables, summary_table

@@ -1,4 +1,4 @@
-"""How models call their experts, by the signature of the experts module; `call_by_index` makes all of them alike."""
+"""Calling conventions of experts, by the signature of the experts module; `call_by_index` makes all of them alike."""
 
 import inspect
 from collections.abc import Callable, Iterator

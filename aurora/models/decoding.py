@@ -57,7 +57,7 @@ class GreedyBatch:
 
     @property
     def done(self) -> bool:
-        """Whether all prompts are finished."""
+        """True if all prompts are finished."""
         return not bool(self._running_B.any())
 
     def running(self, row: int) -> bool:

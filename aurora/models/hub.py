@@ -36,7 +36,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether a path exists; False where it cannot be a path."""
+    """Returns True if a path exists; False where it cannot be a path."""
     try:
         return path.exists()
     except (OSError, ValueError):

@@ -122,7 +122,7 @@ class MoeModel:
 
     @property
     def identity(self) -> ModelIdentity:
-        """What tells the model from others."""
+        """Identity that tells the model from others."""
         sizes = (len(self.layers), self.experts, self.top_k, self.row_bytes, self.expert_bytes)
         return ModelIdentity(self.name, self.fingerprint(), *sizes)
 
@@ -231,7 +231,7 @@ def load_transformers() -> Any:
 
 
 def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
-    """What a transformers class loads from `path`, or BadInput."""
+    """Loads `path` by a transformers class, or raises BadInput."""
     folder = model_folder(path)
     if not (folder / "config.json").exists():
         raise BadInput(f"{path}: expected a model folder with a config.json, found none")

@@ -168,7 +168,7 @@ class _ExpertFiles:
         return {expert: {name: weight.detach()[slot] for name, weight in weights} for slot, expert in enumerate(experts)}
 
     def _filled(self, model: Any, state: dict[str, Any], *expected: list[str]) -> Any:
-        """What transformers' function returns, without threads that read ahead, and keep what they free."""
+        """Calls transformers' function without threads that read ahead, and keep what they free."""
         with LOADING:
             threads = IN_ONE_THREAD not in os.environ
             os.environ.setdefault(IN_ONE_THREAD, "1")
@@ -206,7 +206,7 @@ class _Rows:
 
 
 def _version(path: str) -> tuple[int, int, int, int] | None:
-    """What tells whether a file is another one, or was written to; None if it is gone."""
+    """Returns a file's version, which changes when it is replaced or written to; None if it is gone."""
     try:
         found = os.stat(path)
     except OSError:

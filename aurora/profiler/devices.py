@@ -77,7 +77,7 @@ def inventory(nvml: Nvml) -> Inventory:
 
 
 def _device(nvml: Nvml, index: int, handle: Any) -> Device:
-    """What NVML says of one GPU."""
+    """Reads one GPU from NVML."""
     kind = str(nvml.nvmlDeviceGetName(handle))
     mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
@@ -96,7 +96,7 @@ def _device(nvml: Nvml, index: int, handle: Any) -> Device:
 
 
 def _connection(nvml: Nvml, one: Any, other: Any) -> str:
-    """How two GPUs are connected, as in Inventory."""
+    """Returns the connection of two GPUs, as in Inventory."""
     status = _if_supported(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status == nvml.NVML_P2P_STATUS_OK:
         return "NVLink"

@@ -53,7 +53,7 @@ def _python() -> Finding:
 
 
 def _present(name: str, mend: str, basic: bool = False) -> Finding:
-    """Whether a library is installed and new enough."""
+    """Examines if a library is installed and new enough."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -66,7 +66,7 @@ def _present(name: str, mend: str, basic: bool = False) -> Finding:
 
 
 def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
-    """Whether a library is present, new enough and imports."""
+    """Examines if a library is present, new enough and imports."""
     mend = f'pip install --upgrade "aurora-moe{f"[{extra}]" if extra else ""}"'
     found = _present(name, mend, basic)
     if found.state == WORKS:
@@ -78,7 +78,7 @@ def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
 
 
 def _numba() -> Finding:
-    """Whether numba compiles."""
+    """Examines if numba compiles."""
     found = _library("numba", basic=True)
     if found.state != WORKS:
         return found
@@ -93,7 +93,7 @@ def _numba() -> Finding:
 
 
 def _cuda() -> Finding:
-    """Whether torch computes on a GPU."""
+    """Examines if torch computes on a GPU."""
     try:
         import torch
     except Exception:
@@ -149,7 +149,7 @@ def _begin_ranks() -> bool:
 
 
 def _ranks(ready: bool) -> Finding:
-    """Whether two local ranks reach each other over gloo."""
+    """Examines if two local ranks reach each other over gloo."""
     name = "ranks over gloo"
     if not ready:
         return Finding(name, MISSING, "no torch", 'pip install "aurora-moe[run]"')
@@ -185,7 +185,7 @@ def rendezvous(rank_info: "RankInfo") -> float:
 
 
 def _compiler() -> Finding:
-    """Whether there is a C compiler."""
+    """Looks for a C compiler."""
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if found is None:
         return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")

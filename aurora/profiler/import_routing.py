@@ -104,7 +104,7 @@ def _by_rank(files: Sequence[RecordedRouting], sources: int | None) -> list[Reco
 
 
 def _steps_of(domains: Sequence[RecordedRouting]) -> tuple[int, list[IntArray]]:
-    """How many steps there are in all, and which of them each domain's are: by forward pass, or the same from the first on."""
+    """Returns the number of steps in all, and the steps of each domain: by forward pass, or the same from the first on."""
     if any(each.pass_T is None for each in domains):
         return max(len(each.counts_TLE) for each in domains), [np.arange(len(each.counts_TLE)) for each in domains]
     passes = [each.pass_T for each in domains if each.pass_T is not None]

@@ -72,7 +72,7 @@ class LinkMeasurements:
 
     @property
     def shared_nic(self) -> bool:
-        """Whether the ranks of a server share one NIC: together they are clearly slower than each alone."""
+        """True if the ranks of a server share one NIC: together they are clearly slower than each alone."""
         return bool(len(self.apart_Bps_N) and np.median(self.together_Bps_N / self.apart_Bps_N) < SHARED)
 
     @property

@@ -101,14 +101,14 @@ class _Builder:
 
 
 class _Precision:
-    """Whether the bottleneck's load is known as precisely as options.precision requires."""
+    """Compares the precision of the bottleneck's load with options.precision."""
 
     def __init__(self, options: ProfileOptions, builder: _Builder) -> None:
         self._options, self._builder = options, builder
         self._checked_rounds, self._half_width = 0, float("inf")
 
     def reached(self, counts: RoutingCounts) -> bool:
-        """Whether the counts are precise enough; checked at growing intervals, since a check costs a resampling."""
+        """Returns True once the counts are precise enough; checked at growing intervals, since a check costs a resampling."""
         if self._options.precision is None or counts.rounds < max(MIN_ROUNDS, self._checked_rounds * CHECK_AGAIN):
             return False
         self._check(counts)

@@ -241,7 +241,7 @@ class _Run:
         return self._barrier(*key[:3], f"slices of {key[3]}", last=joined)
 
     def _steps_of(self, op: Exchange) -> int:
-        """How many exchanges follow one another in one all-to-all."""
+        """Returns the number of exchanges that follow one another in one all-to-all."""
         if self.program.gathered:
             return GATHERS if op.phase == "dispatch" else 1
         return 1 if op.hierarchy is None else op.hierarchy.steps

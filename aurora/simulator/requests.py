@@ -52,7 +52,7 @@ class RankScheduler:
 
     @property
     def score(self) -> int:
-        """How loaded the rank is: a new request goes to the rank with the lowest score."""
+        """Load of the rank: a new request goes to the rank with the lowest score."""
         return 4 * (len(self.prompts) - self.begun) + self.generating + self.begun
 
     def prefill(self) -> tuple[int, list[int]]:
@@ -77,7 +77,7 @@ class RankScheduler:
 
 @dataclass(frozen=True, eq=False)
 class ServedRequests:
-    """When requests were served.
+    """Requests with their times of service.
 
     Attributes:
         requests: the requests.
@@ -131,7 +131,7 @@ class ServedRequests:
 
     @property
     def queue_grows(self) -> bool:
-        """Whether more requests arrive than are served: the queue is longer at the end by GROWTH and a request per rank."""
+        """True if more requests arrive than are served: the queue is longer at the end by GROWTH and a request per rank."""
         ranks = int(self.rank_Q.max()) + 1
         return self.waiting(0.75, 1.0) > GROWTH * self.waiting(0.25, 0.5) + ranks
 
@@ -298,7 +298,7 @@ def simulate_requests(
 
 
 def _assumptions(plan: Plan, profile: Profile, most_tokens: int) -> tuple[str, ...]:
-    """What the seconds leave out, in sentences."""
+    """Returns sentences on costs that the seconds leave out."""
     said = [
         "Attention is priced by the tokens of a step, as the profile's gate curve was measured, whatever a request's context.",
         "The KV cache holds all requests, and no prompts share a prefix.",

@@ -70,12 +70,12 @@ class StepPrices:
 
     @property
     def points(self) -> int:
-        """How many steps were simulated for the grid."""
+        """Number of steps that were simulated for the grid."""
         return len(self._points)
 
     @property
     def transfers(self) -> int:
-        """How many transfers a step has at most."""
+        """Largest number of transfers of a step."""
         gpus = len(self._cluster)
         return 2 * self._profile.layers * max(1, gpus * (gpus - 1)) * max(1, self._plan.options.micro_batches)
 
