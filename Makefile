@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 
@@ -14,11 +15,18 @@ demo: install
 papers: install
 	for paper in aurora lazarus bcc; do $(BIN)/python -m bench.papers.$$paper -o papers || exit 1; done
 
+# What shows that an installation works, in under eight minutes on two cores: one of each kind.
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory -j 2 types kernels
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not full"
+
+# What `make test` leaves out: more of each kind, longer runs, every page's commands.
+test-rest: install
+	$(PYTEST) -m full
+
+test-all: test test-rest
 
 # What takes a minute or more before the tests, beside each other.
 types: install
@@ -37,7 +45,7 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS=tests/integrations/test_vllm.py are those that need vLLM, and SELECT='-m "not slow"' those of them that take two minutes, which CI runs.
+# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS=tests/integrations/test_vllm.py are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
 TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed

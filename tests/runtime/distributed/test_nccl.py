@@ -132,7 +132,7 @@ def test_any_order_ends_and_is_held():
     check_orders(range(60))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_thousand_orders_end_and_are_held():
     check_orders(range(1000, 1500))
 
