@@ -64,6 +64,7 @@ def test_signatures_are_the_functions_own():
         aurora.planned  # noqa: B018
 
 
+@pytest.mark.full
 def test_a_users_script_passes_strict_type_checks(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.replace("CONFIG", repr(str(shipped("models/mixtral-topics/config.json")))))
@@ -76,6 +77,7 @@ def test_a_users_script_passes_strict_type_checks(tmp_path):
     assert 'Module has no attribute "planned"' in checked.stdout
 
 
+@pytest.mark.full
 def test_the_same_script_runs(tmp_path):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.replace("CONFIG", repr(str(shipped("models/mixtral-topics/config.json")))))

@@ -11,6 +11,8 @@ from baselines import CappedOptions, apart, in_groups, node_seconds
 
 from bench.papers.lazarus.membership_traces import MembershipEvent
 
+pytestmark = pytest.mark.full
+
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 
 TRACE = [

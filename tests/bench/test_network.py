@@ -22,7 +22,11 @@ sys.path.append(NETWORK)
 import net  # noqa: E402
 
 WHY_NOT = net.refusal()
-pytestmark = [pytest.mark.root, pytest.mark.skipif(WHY_NOT is not None, reason=f"no network of namespaces here: {WHY_NOT}")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.root,
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"no network of namespaces here: {WHY_NOT}"),
+]
 BITS_S = 100e6
 BYTES_GG = np.array([[0, 300_000, 700_000], [500_000, 0, 200_000], [400_000, 600_000, 0]])
 

@@ -22,6 +22,8 @@ from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.test_subcommands import CONFIG, LINES, commands
 
+pytestmark = pytest.mark.full
+
 LIMIT_S = 30  # of one case, on a busy machine: what hangs takes longer
 FEWEST, MOST = 30, 90  # cases of a subcommand
 ELSEWHERE = {

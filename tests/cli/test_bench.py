@@ -12,6 +12,8 @@ from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import CONFIG
 
+pytestmark = pytest.mark.full
+
 ONE_CELL = ("--batch", 4, "--bandwidth", 1, "--skew", 1, "--steps", 2)
 
 

@@ -16,6 +16,8 @@ from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import TRACE_PHASES, SyntheticOptions
 from tests.reports.test_html import Outline, unpacked
 
+pytestmark = pytest.mark.full
+
 MODELS = {"a": "mixtral-topics", "b": "qwen3moe-stdlib"}
 COMPUTED = ("gate", "expert", "aggregate", "head")
 

@@ -5,6 +5,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+pytestmark = pytest.mark.full
+
 
 def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
     for moment, wait_s in (("import", 0.3), ("work", 4.0)):

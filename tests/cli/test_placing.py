@@ -12,6 +12,8 @@ from tests.cli.refusal import refused
 from tests.io.engine_readers import READERS
 from tests.planner.placement.test_exclusive_layers import equation_1, priced
 
+pytestmark = pytest.mark.full
+
 CONFIG = {
     "num_local_experts": 12,
     "num_hidden_layers": 4,

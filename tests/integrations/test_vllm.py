@@ -259,10 +259,10 @@ def eplb(redundant, **more):
 @pytest.mark.parametrize(
     ("most", "replicas", "given", "order", "in_background"),
     [
-        pytest.param(5, 2, 0, "plan", False, marks=slow),
-        pytest.param(4, 0, 0, "stock", False, marks=slow),
-        pytest.param(5, 0, 0, "stock", False, marks=slow),
-        pytest.param(5, 0, 4, "online", False, marks=slow),
+        (5, 2, 0, "plan", False),
+        (4, 0, 0, "stock", False),
+        (5, 0, 0, "stock", False),
+        (5, 0, 4, "online", False),
         pytest.param(5, 2, 0, "stock", True, marks=slow),
     ],
     ids=["replicas-planned-order", "no-redundant", "padded", "padded-further-online", "in-background"],
@@ -325,7 +325,7 @@ open(os.environ["MAP"] + os.environ["RANK"] + ".prom", "wb").write(prometheus_cl
 """
 
 
-@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=slow)], ids=["serving-waits", "in-background"])
+@pytest.mark.parametrize("in_background", [False, True], ids=["serving-waits", "in-background"])
 def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkpoints, alone):
     """From a plan on: answers stay the same while experts move; after an error in planning they stay, then follow again."""
     checkpoint = checkpoints("qwen3moe")
@@ -376,8 +376,7 @@ assert any(set(senders) & set(receivers) for senders, receivers in ends), "vLLM'
 """
 
 
-@slow
-@pytest.mark.parametrize("in_background", [False, True], ids=["serving-waits", "in-background"])
+@pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=slow)], ids=["serving-waits", "in-background"])
 def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_path, checkpoints):
     """Prompts of other tokens choose other experts: the placement changes for both kinds, and answers are as without."""
     checkpoint, prompts = str(checkpoints("qwen3moe")), [[3 + 20 * index] * 60 for index in range(12)]
@@ -424,7 +423,6 @@ open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps([runner.first
 """
 
 
-@slow
 @pytest.mark.parametrize("planned", [True, False])
 def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints):
     """Without EPLB, by a plan in its order and in vLLM's placement and all-to-all: answers are as without, one rank idles."""
@@ -480,7 +478,7 @@ def test_off_it_is_not_there(tmp_path, checkpoints, alone):
     assert not ranks.warnings()
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", *(pytest.param(n, marks=slow) for n in ("mixtral", "olmoe", "qwen2moe"))])
+@pytest.mark.parametrize("name", ["qwen3moe", "mixtral", *(pytest.param(n, marks=slow) for n in ("olmoe", "qwen2moe"))])
 def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, checkpoints, alone):
     """Plan off, then orders made for every batch with a record of it, then a random plan: with chunks and an idle rank."""
     checkpoint = checkpoints(name)
@@ -503,7 +501,6 @@ def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, check
     assert not planned.warnings()
 
 
-@slow
 @pytest.mark.parametrize(
     ("name", "ranks", "more"),
     [
@@ -511,8 +508,8 @@ def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, check
         ("qwen3moe", 4, {"dp": 2}),
         ("qwen2moe", 4, {"dp": 2}),
         ("qwen3moe", 2, {"dp": 1}),
-        ("qwen3moe", 2, {"dp": 2, "eager": False}),
-        ("qwen2moe", 2, {"dp": 2, "eager": False}),
+        pytest.param("qwen3moe", 2, {"dp": 2, "eager": False}, marks=slow),
+        pytest.param("qwen2moe", 2, {"dp": 2, "eager": False}, marks=slow),
     ],
     ids=["dp4", "tp2xdp2", "tp2xdp2-shared-experts", "tp2", "compiled", "compiled-shared-experts"],
 )
@@ -544,7 +541,6 @@ WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
 
-@slow
 def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
     """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay."""
     checkpoint = checkpoints("qwen3moe")
@@ -560,7 +556,6 @@ def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_
     assert ["over servers" in line for line in measured] == [False, True]
 
 
-@slow
 @pytest.mark.parametrize("eplb_too", [False, True])
 def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpoints, alone):
     """All-to-alls in two hops: planned so and levelled, and asked for by a setting for a plan with replicas, which EPLB places."""
@@ -586,7 +581,6 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
     assert ("in an order made for each batch" if eplb_too else "in the plan's order") in said
 
 
-@slow
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
@@ -617,7 +611,6 @@ def test_what_does_not_fit_is_said_once_and_vllm_serves(fault, sentence, tmp_pat
     assert "as it would without the plugin" in warning
 
 
-@slow
 def test_another_plugin_has_the_class(tmp_path, checkpoints, alone):
     theirs = (
         "from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts as R;"
@@ -629,7 +622,6 @@ def test_another_plugin_has_the_class(tmp_path, checkpoints, alone):
     assert "another plugin has taken RoutedExperts" in warning
 
 
-@slow
 def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
     settings = {"aurora": {"order": "online"}}
     run = Ranks(tmp_path / "run", 2, model=str(checkpoints("qwen3moe")), dp=2, additional_config=settings, dies=1, repeat=2)
@@ -639,8 +631,7 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
     assert "expert-parallel rank 1 is gone" in run.said()[0]
 
 
-@slow
-@pytest.mark.parametrize(("ranks", "victim"), [(2, "mixtral"), (4, "qwen3moe")], ids=["dp2", "tp2xdp2"])
+@pytest.mark.parametrize(("ranks", "victim"), [(2, "mixtral"), pytest.param(4, "qwen3moe", marks=slow)], ids=["dp2", "tp2xdp2"])
 def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_path, checkpoints, alone):
     """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
     name = f"test-{ranks}-{os.getpid()}"
@@ -728,7 +719,6 @@ def expected(answers, count):
     return [answers[str(index % len(PROMPTS))]["tokens"] for index in range(count)]
 
 
-@slow
 def test_served_over_http(tmp_path, checkpoints, alone):
     """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
     checkpoint = checkpoints("qwen3moe")

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from tests.integrations import vllm_versions
 from tests.integrations.vllm_versions import RemoteFile, Sources, all_checks, wheel_reader
 
+pytestmark = pytest.mark.full
+
 FILES = {
     "vllm/__init__.py": "from vllm.parts import Part",
     "vllm/parts/__init__.py": """

@@ -24,7 +24,7 @@ def test_a_file_is_open_once_at_a_time(tmp_path):
 
 
 def test_of_runs_that_begin_a_journal_at_once_one_goes_on(tmp_path):
-    together, begun, refused = threading.Barrier(4), [], []
+    together, begun, refused = threading.Barrier(4, timeout=60), [], []
 
     def begin():
         together.wait()

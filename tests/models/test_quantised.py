@@ -12,6 +12,8 @@ from aurora.models.loading import expert_parameters, load_model
 from aurora.models.own_weights import load_without_experts
 from tests.models.architectures import SPECIAL, build
 
+pytestmark = pytest.mark.full
+
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 FP4_ROW, FP8_BLOCK = 32, 8  # values that share a scale: of a row, and of a square's side
 

@@ -23,6 +23,7 @@ LEAVES = leaf_spine("aabb", [1e6] * 4, [1e6] * 4, 1, 5e5)
 TWO = st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n)))
 
 
+@pytest.mark.full
 @given(ONE, st.sampled_from([*PLACE, "swap-search", *REPLICAS]), st.sampled_from(["sum", "mean", "cvar", "worst"]))
 def test_nothing_is_lost_on_its_own_profile(case, place, aim):
     machines, source = case
@@ -35,6 +36,7 @@ def test_nothing_is_lost_on_its_own_profile(case, place, aim):
     assert found.dispatch_s_ML[0] == pytest.approx(plan.models[0].dispatch_s_L)
 
 
+@pytest.mark.full
 @given(TWO, st.sampled_from(["causal", "paper"]))
 def test_two_models_lose_nothing_on_their_own_profiles(case, objective):
     machines, a, b = case

@@ -98,6 +98,7 @@ def test_an_unknown_all_to_all_is_named():
         aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="deep"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("routed", [True, False])
 def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, routed):
     """One layer of one window, of two each, is about a quarter of the time."""
@@ -180,6 +181,7 @@ def test_chunks_are_chosen_for_the_placement_that_is_planned(models, monkeypatch
     assert [model.hierarchy.chunks for model in plan.models] == [*range(models + 1, 2 * models + 1)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("barriers", ["gpu", "global", "none"])
 def test_two_models_share_the_servers(barriers):
     sources = [traffic(), traffic(1)]
@@ -230,6 +232,7 @@ def test_a_bound_that_tells_nothing_is_not_printed_as_a_gap():
     assert tight.gap < 1 < ample.gap
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [HIERARCHICAL, PlanOptions(all_to_all="flat")])
 def test_plans_on_servers_do_not_say_that_ports_alone_were_priced(options):
     for models in (1, 2):
@@ -250,6 +253,7 @@ def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
     assert on_ports.options.assign == "exact"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("coactivation", [False, True])
 def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, coactivation):
     now, later = traffic(), traffic(1)
@@ -281,6 +285,7 @@ def nic_rows(plan, profile):
     return rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"place": "eplb"}])
 def test_spare_slots_hold_replicas_of_what_a_servers_tokens_choose(tmp_path, options):
     now = traffic()

@@ -70,6 +70,7 @@ def test_plans_do_not_depend_on_the_number_of_threads(monkeypatch, order):
     assert [each for each in told if each[0] == "ordering all-to-alls"] == [("ordering all-to-alls", n, 5) for n in range(6)]
 
 
+@pytest.mark.full
 @given(TWO)
 def test_plans_repeat_for_a_seed(case):
     machines, a, b = case
@@ -91,6 +92,7 @@ def test_the_bound_is_below_every_placement(case):
         assert exclusive(costs.phase_times(np.arange(n))) >= bound * (1 - 1e-9)
 
 
+@pytest.mark.full
 @given(st.tuples(clusters(2), profiles(2, max_experts=3, max_layers=1), profiles(2, max_experts=3, max_layers=1)))
 def test_the_colocated_bound_is_below_every_pair_of_placements(case):
     machines, a, b = case
@@ -242,6 +244,7 @@ def test_an_unknown_strategy_names_the_known_ones(name):
         make_plan(cluster(1.0, 1.0), [profile([[[[1, 1], [1, 1]]]])], replace(PlanOptions(), **{name: "best"}))
 
 
+@pytest.mark.full
 @given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=2)] * 3)))
 def test_three_models_take_what_the_busiest_resource_does(case):
     """Every term of the objective is counted anew from the placement of single experts."""

@@ -16,6 +16,7 @@ from aurora.reports.html import page
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
 ]

@@ -199,7 +199,7 @@ def test_models_join_and_leave_while_others_exchange_in_one_sequence(models, tmp
     with ThreadPoolExecutor(models * ranks) as pool:
         jobs = []
         for model in range(models):
-            shared = threading.Barrier(ranks), queue.Queue(), SlicePolicy(1 + model % 3, model % 2 == 1)
+            shared = threading.Barrier(ranks, timeout=60), queue.Queue(), SlicePolicy(1 + model % 3, model % 2 == 1)
             jobs += [
                 pool.submit(join_and_leave, tmp_path, model, rank, ranks, *shared, 10 * model + rank, seen)
                 for rank in range(ranks)

@@ -11,6 +11,8 @@ from aurora.runtime.control_loop import ControlLoop
 from tests.runtime.test_live_placement import EAGER, placed
 from tests.runtime.test_run import differences, plan_for, prompts_for
 
+pytestmark = pytest.mark.full
+
 STUCK = "mixtral-topics: stuck: serving goes on without decisions"
 
 
@@ -45,7 +47,7 @@ def test_a_loop_that_is_stuck_is_told_once(served, monkeypatch, caplog):
     caplog.set_level("INFO", "aurora.control")
     monkeypatch.setattr("aurora.runtime.control_loop.JOIN_S", 0)
     on, seconds = threading.Event(), iter(range(10**9))
-    monkeypatch.setattr("aurora.planner.control.controller.Controller.window", lambda *_: on.wait())
+    monkeypatch.setattr("aurora.planner.control.controller.Controller.window", lambda *_: on.wait(60))
     report = served(clock=lambda: float(next(seconds)))
     on.set()
     assert (report.stuck, report.decisions) == (1, {})

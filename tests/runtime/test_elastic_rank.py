@@ -116,6 +116,7 @@ def test_a_rank_is_lost_while_all_wait_for_requests(monkeypatch, mixtral):
     assert min(answers.ttft_s) > 0 < min(answers.tpot_s)
 
 
+@pytest.mark.full
 def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):
     """With room for two of each on those left, a second loss needs no checkpoint either."""
     plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=6))
@@ -137,6 +138,7 @@ def test_lost_replicas_are_restored_while_serving_goes_on(monkeypatch, mixtral):
     assert {rank for change in result.changes for rank in change.lost} == {1, 2}
 
 
+@pytest.mark.full
 def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
     plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=6))
     result, different = served(monkeypatch, plan, [mixtral], {3: kill(1)}, count=60)
@@ -147,6 +149,7 @@ def test_weights_that_travel_are_predicted_and_timed(monkeypatch, mixtral):
     assert restored.took_s > 0 < restored.predicted_s
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("respawn", [0, 1])
 def test_the_fastest_order_is_looked_for_over_losses(monkeypatch, mixtral, respawn):
     """Measured once; the watch goes on with other members, one that came back among them, until one rank is left."""

@@ -36,6 +36,8 @@ from tests.runtime.test_run import plan_for
 sys.path.append(str(Path(__file__).parents[2] / "bench" / "network"))
 import net
 
+pytestmark = pytest.mark.full
+
 SECRET = "of the leader and the other host"
 LEADER = f"{net.SUBNET}.1:29600"
 NEW_TOKENS = 24

@@ -105,6 +105,7 @@ def test_answers_are_the_same_while_experts_move(monkeypatch, mixtral, slots_G, 
     check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
 
 
+@pytest.mark.full
 def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
     monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
     changed, seen = LivePlacement._change_layers, []
@@ -120,6 +121,7 @@ def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
     assert min(seen) == 2
 
 
+@pytest.mark.full
 def test_over_servers_experts_move_inside_them(monkeypatch, mixtral):
     """One expert is on both servers, others are twice on one."""
     monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
@@ -145,6 +147,7 @@ def test_experts_move_between_processes(mixtral):
     check_moved(mixtral, result, verify(result, [mixtral], prompts, options))
 
 
+@pytest.mark.full
 def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
     monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
     paths = [mixtral, qwen]
@@ -554,6 +557,7 @@ def serve_and_die(victim, method, count, rank_info, *args):
     serve_elastic_rank(rank_info, *args)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("victim", "method", "count"), [(0, "_send_slice", 3), (2, "_change_layers", 2)])
 def test_a_rank_that_dies_in_the_middle_of_moves_loses_no_expert(monkeypatch, mixtral, victim, method, count):
     """In the second case some ranks may have changed over, and others not."""

@@ -17,6 +17,8 @@ from aurora.runtime.serving_rank import serve_rank
 from aurora.types import Hierarchy, RunOptions
 from tests.runtime.test_run import hierarchical, plan_for, prompts_for
 
+pytestmark = pytest.mark.full
+
 TIMEOUT_S = 5.0  # that ranks wait for each other: longer than any of them waits for a core of a busy machine
 GUILTY = 1
 CALL = 4  # the guilty rank's exchange that goes wrong: the combine of layer 1

@@ -16,6 +16,8 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Exchange, Gpu, Network, TraceRecorder
 
+pytestmark = pytest.mark.full
+
 ONES = (np.ones((3, 3), dtype=np.int64) - np.eye(3, dtype=np.int64), Network.equal(3))
 PLANNED, AT_ONCE = (ORDER[name](*ONES, rng=np.random.default_rng(0)) for name in ("openshop", "all-at-once"))
 METHODS = ("all-at-once", COLLECTIVE, "openshop")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from aurora.runtime.order_choice import CLOSE, MAX_COST, PROMISING_COST, RARITY, RECENT, SERIES, OrderTrials
 
+pytestmark = pytest.mark.full
+
 # Open shop, torch's collective, all at once, paced: seconds over the bound, as measured on 8 hosts.
 QUIET = (1.05, 1.20, 1.28, 1.40)
 LOADED = (1.45, 1.235, 1.36, 1.40)

@@ -217,7 +217,7 @@ def test_models_that_join_for_each_exchange_wait_in_no_circle(ranks, submitted):
         arbiters_G = [thread_port_arbiters(policies, submitted) for _ in range(ranks)]
         counts, ended, jobs = [drawn.randrange(12) for _ in policies], [], []
         for model, exchanges in enumerate(counts):
-            barrier, told = threading.Barrier(ranks), [0.0] * ranks
+            barrier, told = threading.Barrier(ranks, timeout=60), [0.0] * ranks
             for rank in range(ranks):
                 arbiter, seed = arbiters_G[rank][model], drawn.random()
                 if model < present:
@@ -345,7 +345,7 @@ def test_whatever_the_models_do_nobody_waits_in_a_circle(ranks, by_layer):
         arbiters_G = [thread_port_arbiters(len(counts)) for _ in range(ranks)]
         ended, threads = [], []
         for model, exchanges in enumerate(counts):
-            barrier = threading.Barrier(ranks)
+            barrier = threading.Barrier(ranks, timeout=60)
             for rank in range(ranks):
                 args = (arbiters_G[rank][model], barrier, exchanges, drawn.random(), ended, by_layer)
                 threads.append(threading.Thread(target=served, args=args, daemon=True))

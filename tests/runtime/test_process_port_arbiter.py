@@ -133,7 +133,7 @@ def work(told, folder, rounds, pause_s, here):
 def test_three_processes_compute_one_at_a_time_and_in_turn(tmp_path):
     """Whoever always wants the GPU gets every third turn, while all three do."""
     rounds = 30
-    with processes(*[(work, tmp_path, rounds, 0.0, CONTEXT.Barrier(3))] * 3) as (_, told):
+    with processes(*[(work, tmp_path, rounds, 0.0, CONTEXT.Barrier(3, timeout=60))] * 3) as (_, told):
         spans = sorted(hear(told, 3 * rounds), key=lambda span: span[1])
     assert all(before[2] <= after[1] for before, after in pairwise(spans))
     first = max(next(i for i, span in enumerate(spans) if span[0] == pid) for pid in {span[0] for span in spans})
@@ -147,7 +147,7 @@ class ModelExchange:
     """An all-to-all is over for a rank when all ranks of its model are in it."""
 
     def __init__(self, ranks):
-        self.barrier = CONTEXT.Barrier(ranks)
+        self.barrier = CONTEXT.Barrier(ranks, timeout=60)
 
 
 def _held(number, exchanges):

@@ -149,6 +149,7 @@ def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first
     assert found == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("hierarchy", "transport", "order", "replicated"),
     [
@@ -168,6 +169,7 @@ def test_all_to_alls_over_servers_give_the_plain_models_output(mixtral, qwen, hi
         aurora.run(plan, paths, [[[1]], [[1]]], RunOptions(deduplicate=False))
 
 
+@pytest.mark.full
 def test_runs_over_servers_measure_whether_they_should(mixtral):
     """The plan's order and hierarchy, and all others, give the same answers; flat exchanges count apart."""
     plan = hierarchical(plan_for([mixtral], 4), Hierarchy(np.array([0, 0, 1, 1]), 2))
@@ -221,6 +223,7 @@ def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, 
         assert (starts[1:] >= ends[:-1] - 1e-6).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("time_slice", ["layer", "step"])
 def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_slice):
     """One of them twice. By layer two are batch models, whose exchanges are cut into many slices of their own."""
@@ -237,6 +240,7 @@ def test_three_models_of_any_priority_give_the_same_answers(mixtral, qwen, time_
         assert min(answers.ttft_s) > 0 < min(answers.tpot_s)
 
 
+@pytest.mark.full
 def test_eight_models_share_two_ranks(mixtral, qwen):
     paths = [mixtral, qwen] * 4
     plan, prompts = plan_for(paths, 2), [prompts_for(path, 2, seed=seed) for seed, path in enumerate(paths)]
@@ -287,6 +291,7 @@ def test_runs_of_their_own_processes_have_priorities(mixtral, qwen):
     assert transfers[1] > DRAWN
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("priorities", [(), ("interactive", "batch", "interactive")])
 def test_models_leave_and_join_while_others_serve(mixtral, qwen, priorities):
     """Requests arrive in between; some at one rank only. A model makes no steps while it has none, and the answers stay."""
@@ -385,6 +390,7 @@ def test_a_plan_that_counts_tokens_once_sends_the_bytes_that_were_predicted(mixt
         assert planned == measured > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_simulation_of_a_run_over_servers_has_its_transfers(mixtral, text, replicated):
     """Bytes of every step, layer, phase and pair, with prompts of several lengths, so that some rows need no experts."""
@@ -549,6 +555,7 @@ def test_orders_that_hold_rates(mixtral, order, transport):
     assert result.calibration is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transport", ["gloo", "memory"])
 def test_the_order_may_be_chosen_by_measurement(mixtral, transport, monkeypatch):
     monkeypatch.setattr("aurora.runtime.order_calibration.SIZES", (1 << 10, 1 << 14))
@@ -613,6 +620,7 @@ def test_two_models_on_threads(mixtral, qwen):
     assert found == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe"])
 def test_bfloat16_models_give_the_plain_models_output(name, tmp_path):
     """Dense first layers, shared experts, biases and weights on inputs, in the dtype of the files."""

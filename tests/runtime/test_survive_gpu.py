@@ -15,6 +15,8 @@ from tests.runtime.distributed.emulated_gpu import EmulatedGpu
 from tests.runtime.test_elastic_rank import NEW_TOKENS, Blows, kill
 from tests.runtime.test_run import hierarchical, plan_for, prompts_for
 
+pytestmark = pytest.mark.full
+
 OPTIONS = RunOptions(NEW_TOKENS, 2, "nccl", 60.0, keep_logits=True, survive=True, deduplicate=True)
 
 

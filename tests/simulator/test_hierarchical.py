@@ -132,6 +132,7 @@ def test_levelled_servers_by_hand():
     assert simulate_plan(hierarchical(flat, 2), [p]).seconds == pytest.approx(16.8)
 
 
+@pytest.mark.full
 @given(cases(), st.booleans(), st.sampled_from((None, 1)))
 def test_a_simulated_exchange_is_the_planners_and_carries_all_bytes(case, staged, level_from):
     cluster, p, chunks = case
@@ -157,6 +158,7 @@ def test_a_simulated_exchange_is_the_planners_and_carries_all_bytes(case, staged
     assert sizes[0].sum() // p.row_bytes(True) == sizes[1].sum() // ROW
 
 
+@pytest.mark.full
 @given(cases())
 def test_windows_are_counted_apart(case):
     cluster, p, chunks = case
@@ -169,6 +171,7 @@ def test_windows_are_counted_apart(case):
         assert trace.bytes_X[keep & (trace.step_X == step)].sum() == rows_SGG.sum() * p.row_bytes(True)
 
 
+@pytest.mark.full
 @given(cases(), st.integers(2, 4))
 def test_micro_batches_carry_the_rows_of_whole_batches(case, parts):
     """Tokens are not cut, so that those which go once to a server still do."""

@@ -181,6 +181,7 @@ def clusters_on_any_fabric(draw, gpus):
     return replace(draw(clusters(gpus)), fabric=None if kind is None else draw(fabrics(gpus, kind)))
 
 
+@pytest.mark.full
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters_on_any_fabric(n), profiles(n, max_layers=1))), st.booleans())
 def test_one_window_without_compute_is_the_planned_schedule(case, staged):
     """simulate(order) equals the planner's timing of the same all-to-all after the counts, on the big switch and on fabrics."""
@@ -322,6 +323,7 @@ def test_ports_that_a_shared_table_forgets():
     assert max(end for _, _, end in rows(trace, "dispatch", 1)) == pytest.approx(6)
 
 
+@pytest.mark.full
 @given(clusters(3).flatmap(lambda m: profiles(3).map(lambda p: (m, p))), st.sampled_from(["equal-split", "free-split"]))
 def test_every_token_of_a_replicated_expert_travels_once_and_is_worked_on(case, place):
     machines, p = case
@@ -396,6 +398,7 @@ THREE = cluster(1.0, 1.0, 1.0)
 UNEVEN = [[[[0, 6, 0], [0, 0, 2], [1, 0, 3]]]]
 
 
+@pytest.mark.full
 @given(profiles(sources=2), profiles(sources=2))
 def test_one_after_the_other_two_models_take_as_long_as_each_by_itself(a, b):
     """Where all wait for all, the second model begins when the first has left every rank."""
@@ -463,6 +466,7 @@ def test_where_all_wait_for_all_one_model_takes_equation_1():
 single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=1).map(one_window)] * 2))
 
 
+@pytest.mark.full
 @given(single)
 def test_where_all_wait_for_all_phases_add_up(case):
     """One model: the sum of the longest gate, counts, dispatch, experts, combine and aggregation; Eq. 1 is never above it."""
@@ -481,6 +485,7 @@ def test_where_all_wait_for_all_phases_add_up(case):
     assert exclusive(own) <= trace.seconds * (1 + 1e-9)
 
 
+@pytest.mark.full
 @given(single)
 def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
     """paper <= causal wherever combines mirror dispatches, and causal <= simulated always."""

@@ -130,6 +130,7 @@ def test_an_epoch_that_ends_before_its_first_step_loses_no_expert(made, undistur
     np.testing.assert_allclose(crew.losses(), undisturbed[:4], rtol=0, atol=1e-9)  # the fifth is not known to be final
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("every", "kept"), [(2, 2), (None, 0)])
 def test_members_go_back_to_the_checkpoint_when_all_replicas_of_an_expert_are_lost(made, undisturbed, tmp_path, every, kept):
     crew = Crew(made, tmp_path, replace(OPTIONS, min_replicas=1, checkpoint_every=every, rebalance_every=1))

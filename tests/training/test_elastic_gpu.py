@@ -21,6 +21,8 @@ from aurora.types import TrainOptions
 from tests.models.architectures import build
 from tests.runtime.distributed.emulated_gpu import EmulatedGpu, Killed, die
 
+pytestmark = pytest.mark.full
+
 FIXED = TrainOptions(steps=12, batch=8, length=8, dtype="float64", timeout_s=60.0, transport="memory")
 OPTIONS = replace(FIXED, transport="nccl", elastic=True, ranks=3)
 SECRET = b"of all members, and of nobody else"

@@ -31,6 +31,8 @@ from aurora.training.shared_run import has_mark, leaders_options, shared_by_host
 from aurora.types import TrainOptions
 from tests.models.architectures import build
 
+pytestmark = pytest.mark.full
+
 SECRET = "of all hosts of this test"
 OPTIONS = TrainOptions(steps=10, batch=8, length=8, dtype="float64", checkpoint_every=3, timeout_s=120.0, elastic=True)
 STEP = CommittedStep(3, 2.5, 0.0, 1.0, 0.1, 2, Pause(1.0, 2, quorum_s=0.5))

@@ -41,6 +41,7 @@ def test_ranks_in_processes_do_the_same(folder, straight, tmp_path):
     np.testing.assert_allclose(losses(again), losses(result)[:2], rtol=0, atol=1e-9)
 
 
+@pytest.mark.full
 def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight, tmp_path):
     result, made = straight
     files = [made / "text.txt"]

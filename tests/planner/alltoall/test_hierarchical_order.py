@@ -34,6 +34,7 @@ def made(steps_SGG, hierarchy, network):
     return hierarchical_order(steps_SGG.sum(axis=0), hierarchy, network, rng=np.random.default_rng(0))
 
 
+@pytest.mark.full
 @given(traffic_over_servers())
 def test_every_step_is_carried_there_and_back(case):
     steps_SGG, hierarchy, network = case

@@ -181,6 +181,7 @@ def test_slots_serve_every_unit_within_the_sub_channels(case):
     assert length <= max((-(-work.sum(axis=1) // out)).max(), (-(-work.sum(axis=0) // into)).max())
 
 
+@pytest.mark.full
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.integers(0, 40), min_size=n * n, max_size=n * n)))
 def test_slots_serve_every_unit_in_exactly_the_largest_sum(flat):
     n = round(len(flat) ** 0.5)

@@ -157,6 +157,7 @@ def test_splits_are_few_and_repeat_for_a_seed():
     assert max(gaps) <= 0.01
 
 
+@pytest.mark.full
 def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np; from aurora.planner.alltoall.registry import ORDER; from aurora.types import Network;"

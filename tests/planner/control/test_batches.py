@@ -49,6 +49,7 @@ def served(control, windows):
     return moved, slowest / slowest_known
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_batches_of_the_same_traffic_are_served_as_by_one_placement_for_all_and_other_traffic_is_followed(seed):
     """Prompts and what is generated take turns faster than changes for either would pay: one placement serves both."""

@@ -40,6 +40,7 @@ def arrivals(old, new, source):
     )
 
 
+@pytest.mark.full
 @given(moves(), st.sampled_from([None, 0, 10, 35]))
 @settings(max_examples=50)
 def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):

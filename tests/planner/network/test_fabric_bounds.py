@@ -143,6 +143,7 @@ def test_a_cut_is_below_the_optimum_and_that_below_shortest_paths(case):
     assert optimum <= route(network).seconds(bytes_GG) * (1 + 1e-6)
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(traffics_on_fabrics("graph", max_ranks=3))
 def test_no_cut_is_worse_than_the_worst_and_of_one_source_it_is_found(case):

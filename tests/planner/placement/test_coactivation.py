@@ -124,6 +124,7 @@ def test_the_search_is_never_worse_and_fits_the_slots(case, data):
     assert found.tolist() == search(machines, profile, gpu_E, slots_G).tolist()
 
 
+@pytest.mark.full
 @given(CASES)
 def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_once(case):
     machines, profile = case
@@ -152,6 +153,7 @@ def near_and_start(machines, profile, slots=None):
     return place_deduplicated(machines, profile, start, options, rng), start
 
 
+@pytest.mark.full
 @given(
     st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), routed_profiles(n, max_experts=5, max_layers=1))),
     st.integers(1, 5),
@@ -175,6 +177,7 @@ def invented(seed=0, sources=2, tokens=200, correlation=0.8, **changes):
     return synthetic_profile("zipf:0.5", CONFIG | changes, options)
 
 
+@pytest.mark.full
 def test_near_the_best_of_every_placement():
     """Twelve layers of seven experts, top-3, on three mixed GPUs: the optimum or within 5 %."""
     ratios = []

@@ -33,6 +33,7 @@ def bounds(of, costs_M, replicas):
             yield colocated_bound_s(of, costs_M, replicas)
 
 
+@pytest.mark.full
 @given(CASES, st.integers(0, 10**6), st.data())
 @settings(max_examples=60, deadline=None)
 def test_no_token_split_beats_the_bound(case, seed, data):

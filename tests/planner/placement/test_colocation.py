@@ -72,6 +72,7 @@ def test_the_compiled_price_is_the_objective(problem):
     assert found == pytest.approx(problem.value_s(group_MG))
 
 
+@pytest.mark.full
 @given(problems(), st.sampled_from([1.0, 1.02, 2.0]))
 def test_no_assignment_is_below_the_bound_or_the_exact_one(problem, worse):
     best = optimum(problem)
@@ -118,6 +119,7 @@ def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take
     assert least[1] <= problem.sequential_s(found) <= problem.sequential_s(own)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("objective", "models"), [(name, models) for models in (2, 3) for name in objectives(models)])
 def test_mixed_gpus_against_all_assignments(objective, models):
     for gpus, seed in ((4, 0), (4, 1), (4, 2), (5, 3)) if models == 2 else ((3, 0), (3, 1), (4, 2)):
@@ -179,6 +181,7 @@ def test_annealing_with_nothing_to_gain_stays():
     assert anneal(problem, np.zeros((2, 1), dtype=np.int64), np.random.default_rng(0)).tolist() == [[0], [0]]
 
 
+@pytest.mark.full
 @given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n, max_experts=3, max_layers=1),
                                                      profiles(n, max_experts=9, max_layers=1))))  # fmt: skip
 def test_matching_holds_for_unequal_numbers_of_experts_and_many_a_gpu(case):

@@ -58,6 +58,7 @@ def priced(plan, source):
     return sum(equation_1(plan.cluster, source, layer, split(layer), slice(None)) for layer in range(source.layers))
 
 
+@pytest.mark.full
 @given(ONE, st.sampled_from([*PLACE, "swap-search", *REPLICAS]), st.integers(0, 2))
 @settings(max_examples=100)
 def test_every_method_gives_a_plan_that_takes_what_equation_1_says(case, place, spare):
@@ -79,6 +80,7 @@ def test_every_method_gives_a_plan_that_takes_what_equation_1_says(case, place, 
     assert again.models[0].placement == placement
 
 
+@pytest.mark.full
 @given(ONE, st.integers(0, 3))
 def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case, seed):
     machines, source = case
@@ -89,6 +91,7 @@ def test_refined_is_never_worse_than_the_best_assignment_of_balanced_groups(case
     assert make_plan(machines, [source], PlanOptions(aim="own", seed=seed)).models[0].placement == refined.models[0].placement
 
 
+@pytest.mark.full
 @given(ONE, st.sampled_from(["equal-split", "free-split"]), st.integers(0, 2))
 def test_replicas_are_worse_than_none_by_a_hundredth_at_most_in_the_same_slots(case, place, spare):
     machines, source = case

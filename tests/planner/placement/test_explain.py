@@ -15,6 +15,7 @@ from tests.planner.test_make_plan import profile
 from tests.strategies import clusters, profiles
 
 
+@pytest.mark.full
 @given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))), st.booleans(),
        st.sampled_from(["causal", "paper"]))  # fmt: skip
 def test_layers_add_up_to_the_objective(case, both, objective):

@@ -259,6 +259,7 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
     assert max(map(len, placement.slots_LG[0])) <= options.slots_per_gpu
 
 
+@pytest.mark.full
 @given(cases())
 def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
@@ -321,6 +322,7 @@ def test_a_placement_over_servers_needs_the_choices_of_each_token():
         place_hierarchical(cluster, profile, start, OWN, hierarchy)
 
 
+@pytest.mark.full
 def test_two_models_come_over_servers_together():
     cluster, _ = two_servers()
     profiles = [two_communities(4), replace(two_communities(4), model="other")]

@@ -178,6 +178,7 @@ def test_a_search_may_go_on_and_little_effort_is_enough_for_a_result():
     check_slots(short_GP, layer.slots_G, 12)
 
 
+@pytest.mark.full
 def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np\n"

@@ -63,6 +63,7 @@ def slots_and_loads(draw, gpus=4, slots=4, layers=1, equal=None):
     return slots, np.array(draw(st.lists(layer, min_size=layers, max_size=layers)), dtype=float)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("alike", [True, False])
 def test_against_every_placement(alike):
     """E <= 4, G <= 3, at most 6 slots: bounds below the optimum, methods above it and near."""

@@ -24,6 +24,8 @@ from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.runtime.distributed.secret import new_secret, proof
 
+pytestmark = pytest.mark.full
+
 COUNTS = np.zeros((3, 4), dtype=np.int64)
 REALS = np.zeros(5)
 

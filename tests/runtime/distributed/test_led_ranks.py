@@ -20,6 +20,8 @@ from aurora.runtime.distributed.supervisor import Supervisor
 from aurora.runtime.distributed.wire_format import WireFormat
 from tests.runtime.distributed.test_supervisor import GOAL, Counting, meets, ranks_left
 
+pytestmark = pytest.mark.full
+
 SECRET = b"of the leader and all hosts"
 NODES = (0, 1, 1, 2)
 WIRE = WireFormat(*MESSAGES)

@@ -18,7 +18,11 @@ sys.path.append(NETWORK)
 import net  # noqa: E402
 
 WHY_NOT = net.refusal()
-pytestmark = [pytest.mark.root, pytest.mark.skipif(WHY_NOT is not None, reason=f"no network of namespaces here: {WHY_NOT}")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.root,
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"no network of namespaces here: {WHY_NOT}"),
+]
 SECRET = b"of the members on both hosts"
 INFO = RankInfo(0, 2, "", 0, 60, 0, 2, True)
 STEPS = 300

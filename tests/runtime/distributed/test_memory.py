@@ -68,6 +68,7 @@ def perform(rank_info, memory, given):
     return fine
 
 
+@pytest.mark.full
 def test_no_order_deadlocks(monkeypatch):
     monkeypatch.setattr(ordered, "PIECE_BYTES", 3)
     for ranks, count in SCHEDULES.items():

@@ -137,6 +137,7 @@ def test_a_thousand_orders_end_and_are_held():
     check_orders(range(1000, 1500))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["openshop", "birkhoff", "all-at-once"])
 def test_steps_of_all_to_alls_over_servers_end(method):
     """All steps of a dispatch and its combine are queued at once; hosts are late by different times."""

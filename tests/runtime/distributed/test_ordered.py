@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from aurora.planner.alltoall.hierarchical import hierarchical_order
@@ -63,6 +64,7 @@ class Requests(OrderedTransport):
         return SimpleNamespace(wait=wait)
 
 
+@pytest.mark.full
 def test_a_fast_link_inside_a_server_does_not_make_a_rank_request_more_from_other_servers():
     gpus = tuple(Gpu(f"g{rank}", "x", rank // 2, 1e9, 1e9, 1) for rank in range(4))
     cluster = Cluster("c", gpus, fabric=servers([0, 0, 1, 1], [1e9] * 4, [1e9] * 4, 1e8))

@@ -19,6 +19,8 @@ from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.rank_processes import Outbox, OwnTime, RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
 
+pytestmark = pytest.mark.full
+
 GOAL = 30  # rounds
 HANG_S = 6.0  # of a rank that does hang; the others, which only wait for a core, must be heard within it
 
