@@ -78,7 +78,7 @@ def checked_sizes(layout_G, held_G, weight_EHH, hidden_G, routing_G):
     """(S, R, R) rows that each rank (row) sends to each (column) in each exchange of a dispatch, once all have travelled, been
     worked on by those who hold the experts, come back in the reverse exchanges and been found to be the plain sums."""
     ranks, counts = len(layout_G), torch.stack([layout.counts for layout in layout_G])
-    sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=300.0)
+    sent_G, barrier = [None] * ranks, threading.Barrier(ranks, timeout=120)
 
     def performed(rank_info):
         """Performs the operations of one rank. Returns its outputs, and the rows that it sent in each exchange."""
@@ -213,7 +213,7 @@ def test_levelling_changes_who_carries_rows_and_no_sum(dtype):
             RowPerServer(expert_map, hidden, index, torch.full(index.shape, 0.25), None)
             for expert_map, hidden, index in zip(map_G, hidden_G, index_G, strict=True)
         ]
-        counts, sent_G, barrier = torch.stack([each.counts for each in layout_G]), [None] * 6, threading.Barrier(6, timeout=300)
+        counts, sent_G, barrier = torch.stack([each.counts for each in layout_G]), [None] * 6, threading.Barrier(6, timeout=120)
 
         def performed(info, layout_G=layout_G, counts=counts, sent_G=sent_G, barrier=barrier):
             def exchange(sends, recvs):

@@ -25,7 +25,7 @@ def test_exchanges_alternate_and_skip_a_model_that_left():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=120)
     assert seen == [0, 1, 0, 1, 1, 1, 1]
 
 
@@ -57,7 +57,7 @@ def test_one_model_at_a_time_computes():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=120)
     assert len(most) == 400
     assert max(most) == 1
 
@@ -75,7 +75,7 @@ def test_whoever_waits_learns_that_the_other_failed():
     thread = threading.Thread(target=wait)
     thread.start()
     arbiters[0].abort(ValueError("broken pipe"))
-    thread.join(timeout=300)
+    thread.join(timeout=120)
     assert caught == ["stopped, because another model on this rank failed: broken pipe"]
     with pytest.raises(RankFailed):
         arbiters[0].start_compute()
@@ -87,7 +87,7 @@ def in_threads(*jobs):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -149,9 +149,9 @@ def test_compute_that_was_overtaken_often_goes_first():
         queue(1 + ("batch" not in seen))
         seen.append(number)
         arbiters[model].stop_compute()
-        other.join(timeout=300)
+        other.join(timeout=120)
     arbiters[0].stop_compute()
-    waits.join(timeout=300)
+    waits.join(timeout=120)
     assert seen.index("batch") == MOST_OVERTAKEN + 1
 
 
@@ -172,11 +172,11 @@ def test_work_yields_only_to_more_urgent_work():
         if level == 1:
             assert not arbiters[0].yield_to_priority(lambda: seen.append("as urgent"))
             arbiters[0].stop_compute()
-            thread.join(timeout=300)
+            thread.join(timeout=120)
             arbiters[0].start_compute(1)
         else:
             assert arbiters[0].yield_to_priority(lambda: seen.append("yielded"))
-            thread.join(timeout=300)
+            thread.join(timeout=120)
     assert seen == [1, "yielded", 2]
 
 
@@ -277,7 +277,7 @@ def test_a_batch_models_slice_begins_while_no_interactive_exchange_waits_or_is_u
         thread = threading.Thread(target=slice_of_batch)
         thread.start()
         assert not began.wait(0.05)
-    thread.join(timeout=300)
+    thread.join(timeout=120)
     assert began.is_set()
     with interactive.exchange(hold_port=True):  # through its next one; between the two the port is free
         pass
@@ -352,5 +352,5 @@ def test_whatever_the_models_do_nobody_waits_in_a_circle(ranks, by_layer):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=300)
+            thread.join(timeout=120)
         assert sorted(ended) == sorted(counts * ranks)

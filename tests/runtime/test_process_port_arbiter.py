@@ -17,7 +17,7 @@ from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import SlicePolicy
 
 CONTEXT = multiprocessing.get_context("forkserver")  # a fork of this process, with all that tests import, may crash
-TIMEOUT_S = 300.0  # longer than any process waits for a core of a busy machine
+TIMEOUT_S = 120.0  # longer than any process waits for a core of a busy machine
 
 
 @contextmanager
