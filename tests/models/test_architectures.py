@@ -21,6 +21,7 @@ from tests.conftest import cluster
 from tests.models.architectures import MOE_TYPES, build, load_plain, registered_moe_types
 
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
+QUICK = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
 
 
 def test_the_list_is_that_of_transformers():
@@ -41,7 +42,10 @@ def test_a_model_that_cannot_be_placed_is_refused_with_the_reason(name, tmp_path
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in MOE_TYPES if name not in NOT_PLACED])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in MOE_TYPES if name not in NOT_PLACED],
+)
 def test_every_architecture_gives_the_plain_models_output(name, tmp_path, text, monkeypatch):
     """Two ranks in one process; prompts of different lengths, one a batch where padding changes the plain model's answers."""
     curve = Curve([1.0], [1e-3])
