@@ -50,7 +50,6 @@ ENVIRON = {
 }
 LIMIT_S = 600  # for one run of vLLM, which takes 5 to 30 s on two free cores
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["vllm.entrypoints.llm"])  # takes 20 s; the rest is imported after the plugin, as in any process
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(6)]
 NEW = 8
 ROUNDS = 30
@@ -93,6 +92,7 @@ class Ranks:
         meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
         self.folder, self.ranks = folder, ranks
         self.processes = []
+        FORKS.set_forkserver_preload(["vllm.entrypoints.llm"])  # takes 20 s; the rest comes after the plugin, as in any process
         for rank in range(ranks):
             own = meet and {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), **meet}
             arguments = (folder / "job.json", {**ENVIRON, **own}, folder / f"log-{rank}")
