@@ -47,6 +47,7 @@ def test_a_text_that_is_no_cluster_is_refused(gpus):
         cluster_of(gpus, KINDS)
 
 
+@pytest.mark.full
 def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_later_traffic():
     profile = skewed(windows=10, hot=2)  # experts 0 and 1, which the default puts on GPU 0
     found = recommend(cluster_of("h20:4", KINDS), profile.at_windows(range(5)), "sglang")
@@ -60,6 +61,7 @@ def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_late
     assert found.best.low <= gain <= found.best.high
 
 
+@pytest.mark.full
 def test_balanced_traffic_is_left_alone():
     found = recommend(cluster_of("h20:4", KINDS), skewed(windows=5, hot=8), "trtllm")
     assert found.best is None
@@ -72,6 +74,7 @@ def test_few_windows_have_no_interval():
     assert found.best is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", SERVING_ENGINES)
 def test_every_engine_gets_a_command_and_a_file_that_it_reads(engine, tmp_path):
     found = recommend(cluster_of("h20:4", KINDS), skewed(windows=1, hot=2), engine)

@@ -27,6 +27,7 @@ from tests.simulator.test_interpreter import profile
 from tests.strategies import clusters, profiles
 
 
+@pytest.mark.full
 @settings(max_examples=10)
 @given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), st.lists(profiles(n), min_size=1, max_size=2))))
 def test_no_candidate_is_simulated_shorter(case):
@@ -41,6 +42,7 @@ def test_no_candidate_is_simulated_shorter(case):
     assert took == min(simulate_plan(make_plan(machines, sources, options), sources).seconds for options in others)
 
 
+@pytest.mark.full
 @settings(max_examples=10)
 @given(st.integers(2, 3).flatmap(lambda n: st.tuples(clusters(n), profiles(n), profiles(n))))
 def test_turns_are_those_that_are_simulated_faster(case):
@@ -102,6 +104,7 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     assert one.notes[0].startswith("micro-batches: 1; in the simulator 1 ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layers_at_once", [None, 1])
 def test_micro_batches_have_layers_that_are_long_enough_for_the_host(monkeypatch, layers_at_once):
     """A layer takes the same in the simulator whether all of them or one are simulated; each micro-batch must have its part of it."""

@@ -118,6 +118,7 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
     assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [2, 2]
 
 
+@pytest.mark.full
 def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(aurora, folder, monkeypatch):
     plan, answers = folder / "one.json", folder / "answers.jsonl"
     assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
@@ -144,6 +145,7 @@ def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(a
     refused(aurora(*given, "--resume"), "--resume: goes on from a run with --survive and --output, expected both")
 
 
+@pytest.mark.full
 def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
     """Both models and one after the other: every byte that was measured was predicted, whatever the prompts were."""
     plan, paths = folder / "plan.json", [shipped("models/mixtral-topics"), shipped("models/qwen3moe-stdlib")]
@@ -390,6 +392,7 @@ def test_a_model_is_not_replaced_by_what_is_trained_from_it(aurora, folder):
     refused(aurora(*line), "model: cannot be written: it would replace")
 
 
+@pytest.mark.full
 def test_a_port_in_use_and_a_rank_that_dies_at_start(aurora, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz")[0] == 0
@@ -419,6 +422,7 @@ def started_in(folder, client):
     return sorted(found, key=lambda process: (process.create_time(), process.pid))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["command", "rank"])
 def test_killing_the_command_or_a_rank_leaves_nothing_behind(folder, victim, warm):
     """SIGKILL gives nobody a chance to clean up: ranks notice a lost command, the command a lost rank, in one sentence."""
@@ -461,6 +465,7 @@ def test_names_are_text_and_never_markup(aurora, folder):
     assert "a[bold]b.json" in printed
 
 
+@pytest.mark.full
 def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     run = [*torchrun, warm / "aurora", "run"]
@@ -478,6 +483,7 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
     assert load_trace(folder / "two.measured.npz").ranks == 2
 
 
+@pytest.mark.full
 def test_the_demo(aurora, tmp_path, monkeypatch):
     """On a quarter of the prompts; the wheel's test serves all."""
     for name in ("PROMPTS", "BATCH"):

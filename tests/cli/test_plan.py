@@ -40,6 +40,7 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(a
         assert found["gap"] == pytest.approx(found["objective_s"] / found["bound_s"] - 1)
 
 
+@pytest.mark.full
 def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pair, tmp_path):
     out, third = tmp_path / "plan.json", tmp_path / "c.npz"
     save(synthetic_profile("zipf:1", {**CONFIG, "num_hidden_layers": 3}, SyntheticOptions(sources=8, seed=2)), third)

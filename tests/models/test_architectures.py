@@ -24,6 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 QUICK = ("deepseek_v3", "gpt_oss", "mixtral", "qwen3_moe")
 
 
+@pytest.mark.full
 def test_the_list_is_that_of_transformers():
     assert registered_moe_types() == MOE_TYPES
     assert set(NOT_PLACED) <= set(MOE_TYPES)

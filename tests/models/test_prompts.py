@@ -25,6 +25,7 @@ def prompts(*files, length=8):
     return list(Corpus(TOKENIZER, VOCABULARY, files, length))
 
 
+@pytest.mark.full
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=60), st.integers(1, 9), st.integers(1, 12))
 def test_text_in_blocks_is_text_at_once(tmp_path_factory, text, block, length):
     """The shipped tokenizer has a token a byte, so that no block divides one."""

@@ -43,6 +43,7 @@ def found_by(rank_info, machines):
         return probing.time_links(ShapedTransport(None, Port(machines, rank_info.rank)))
 
 
+@pytest.mark.full
 def test_ranks_find_the_rates_of_shaped_ports():
     """Every pair has the slower of its two ports, every port its own: 12 MB/s beside 8 and 6 is full by both together.
 

@@ -65,6 +65,7 @@ def test_no_second_model_is_advised_where_one_alone_fits_unevenly():
     assert not [s for s in sentences if "second model" in s]
 
 
+@pytest.mark.full
 @settings(max_examples=20)  # each simulates several ways of sharing
 @given(profiles(sources=2), st.sampled_from(["contiguous", "random", "swap-search"]), st.booleans())
 def test_no_two_sentences_contradict_each_other_and_no_plan_disproves_one(drawn, place, replicas):

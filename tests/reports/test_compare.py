@@ -59,6 +59,7 @@ def test_medians_and_the_worst_over_cases_and_what_is_in_one_trace_alone():
     assert (found.network, found.unmatched) == (None, 1)
 
 
+@pytest.mark.full
 @given(profiles(sources=2), profiles(sources=2))
 def test_a_prediction_laid_over_itself_has_no_error(a, b):
     plan = make_plan(cluster(2.0, 3.0), [a, b])

@@ -188,6 +188,7 @@ def test_text_from_files_stays_text(alone):
     assert Outline(text).numbers["timeline-chart"]["choices"] == [["trace", ["</script><b>&.npz"]]]
 
 
+@pytest.mark.full
 def test_64_gpus_and_58_layers_stay_below_5_mb(large):
     assert len(page(large).encode()) < 5_000_000
 

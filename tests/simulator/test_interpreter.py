@@ -528,6 +528,7 @@ def test_incast_is_paid_where_senders_meet():
     assert seconds == pytest.approx([16, 8])
 
 
+@pytest.mark.full
 @given(profiles(2), st.integers(2, 3), st.sampled_from(TIME_SLICES))
 def test_micro_batches_take_as_long_as_as_many_models_with_parts_of_the_traffic(p, parts, time_slice):
     machines, options = cluster(2.0, 1.0), PlanOptions(time_slice=time_slice, micro_batches=parts)

@@ -67,6 +67,7 @@ def mixed():
     return make_plan(machines, [traffic]), traffic
 
 
+@pytest.mark.full
 def test_interpolated_steps_are_near_simulated_ones(mixed):
     """Of 12 steps as they come, with prompts on some ranks and not on others: 5 % in the median, 20 % at most."""
     prices, rng = StepPrices(*mixed, most_tokens=512), np.random.default_rng(0)

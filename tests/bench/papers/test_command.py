@@ -13,6 +13,8 @@ from bench.papers.lazarus.evaluation import LazarusEvaluation, LazarusFigure
 from bench.papers.ranges import Range
 from tests.bench.papers.aurora.test_evaluation import small
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):

@@ -16,6 +16,8 @@ from bench.papers.aurora.text import as_json, as_markdown
 from bench.papers.aurora.traffic import TRAFFIC, Workload, profile
 from bench.papers.ranges import Range
 
+pytestmark = pytest.mark.full
+
 
 def silent(*_):
     pass

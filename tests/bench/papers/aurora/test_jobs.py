@@ -15,6 +15,8 @@ from bench.papers.aurora.studies import StudySetting
 from bench.papers.aurora.traffic import profile
 from tests.conftest import cluster
 
+pytestmark = pytest.mark.full
+
 
 def tiny(tokens_SE, expert=0.0):
     """One layer, tokens of one byte each way, `expert` seconds a token."""

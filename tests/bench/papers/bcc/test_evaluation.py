@@ -12,6 +12,8 @@ from bench.papers.bcc.evaluation import reduction, reproduce
 from bench.papers.bcc.studies import BccOptions, performed, simulated, thresholds
 from bench.papers.bcc.text import CLAIMS, as_json, as_markdown
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def recorded(tmp_path):

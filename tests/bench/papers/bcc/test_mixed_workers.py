@@ -22,6 +22,8 @@ from bench.papers.bcc.mixed_workers import (
     unrecoverable_probability,
 )
 
+pytestmark = pytest.mark.full
+
 
 def mixed(shift, rate):
     return MixedWorkers(np.array(shift), np.array(rate))

@@ -14,6 +14,8 @@ from aurora.planner.replication.survival_probability import all_held
 from bench.papers.bcc import recoverable_batches
 from bench.papers.bcc.recoverable_batches import messages_needed, recoverable_sets, recoverable_share_K
 
+pytestmark = pytest.mark.full
+
 
 def covers(holds_WB, some):
     """By the definition, worker by worker."""

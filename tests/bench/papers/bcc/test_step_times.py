@@ -5,6 +5,8 @@ import pytest
 from aurora.errors import BadInput
 from bench.papers.bcc.step_times import load_step_times
 
+pytestmark = pytest.mark.full
+
 HEAD = ",worker,gpu,time,batch_time_norm\n"
 
 

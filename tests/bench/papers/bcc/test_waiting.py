@@ -9,6 +9,8 @@ from aurora.planner.gradient_codes import group_count
 from bench.papers.bcc.recoverable_batches import messages_needed
 from bench.papers.bcc.waiting import WAITING, formula, harmonic, waiting
 
+pytestmark = pytest.mark.full
+
 BY_HAND = [(3, 3, 1), (4, 4, 2), (5, 4, 2), (5, 5, 3), (4, 6, 3)]
 
 

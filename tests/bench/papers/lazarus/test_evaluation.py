@@ -11,6 +11,8 @@ from bench.papers.lazarus.evaluation import reproduce
 from bench.papers.lazarus.generated_traces import hourly, spot
 from bench.papers.lazarus.text import SECTIONS, as_json, as_markdown
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

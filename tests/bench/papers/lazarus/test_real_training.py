@@ -7,6 +7,8 @@ from aurora.types import TrainOptions
 from bench.papers.lazarus.membership_traces import MembershipEvent
 from bench.papers.lazarus.real_training import RealRuns, _Killer, survival, train_for_real
 
+pytestmark = pytest.mark.full
+
 
 def test_processes_are_killed_and_training_goes_on():
     runs = RealRuns(ranks=3, lost=(1,), draws=1, steps=5, spot_steps=6, compressed=1e9)

@@ -5,6 +5,8 @@ import pytest
 from bench.papers.lazarus.replay import main
 from tests.bench.papers.test_command import refusal
 
+pytestmark = pytest.mark.full
+
 
 def test_nodes_come_and_go(tmp_path, capsys):
     (tmp_path / "t.csv").write_text("time_ms,event,node\n" + "".join(f"0,add,n{i}\n" for i in range(4)) + "60000,remove,n1\n")

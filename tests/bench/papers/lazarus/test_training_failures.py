@@ -11,6 +11,8 @@ from aurora.errors import BadInput
 from bench.papers.lazarus.membership_traces import MembershipEvent, changes, limited, shifted
 from bench.papers.lazarus.training_failures import SYSTEMS, TrainingJob, busiest, replay
 
+pytestmark = pytest.mark.full
+
 JOB = TrainingJob(
     np.ones((1, 4)), slots=2, group=2, batch=1, dense_s=0.5, experts_s=0.5, state_bytes=1.25e10
 )  # 10 s a checkpoint
