@@ -719,6 +719,7 @@ def expected(answers, count):
     return [answers[str(index % len(PROMPTS))]["tokens"] for index in range(count)]
 
 
+@slow
 def test_served_over_http(tmp_path, checkpoints, alone):
     """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
     checkpoint = checkpoints("qwen3moe")
