@@ -337,7 +337,7 @@ def overlapped(plan: Plan, requests: Profile, parts: int, time_slice: str) -> Se
     """Returns one model's steps in micro-batches that overlap each other; in fewer where no rank has that many tokens.
 
     Args:
-        plan: a plan of one model, which need not be one that can be run.
+        plan: a plan of one model.
         requests: the model's traffic, a window for each step.
         parts: how many micro-batches.
         time_slice: how long a micro-batch holds a port.
