@@ -171,7 +171,7 @@ def once(kept: Path, words: list[str]) -> Iterator[bool]:
 
 
 def perform(command: str, *arguments: str) -> None:
-    """What `aurora ...`, `python -c CODE` or `python SCRIPT ...` does, as the main module."""
+    """Does what `aurora ...`, `python -c CODE`, `python -m MODULE ...` or `python SCRIPT ...` does, as the main module."""
     if Path(command).name == "aurora":
         sys.argv = [command, *arguments]
         main()
@@ -179,6 +179,9 @@ def perform(command: str, *arguments: str) -> None:
         sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
         sys.modules["__main__"] = module = ModuleType("__main__")
         exec(compile(arguments[1], "<string>", "exec"), vars(module))
+    elif arguments[0] == "-m":
+        sys.argv, sys.path[0] = list(arguments[1:]), ""
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv, sys.path[0] = list(arguments), str(Path(arguments[0]).parent)
         runpy.run_path(arguments[0], run_name="__main__")
