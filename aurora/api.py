@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -19,7 +20,6 @@ from aurora.types import (
     Order,
     Placement,
     Plan,
-    PlanOptions,
     Profile,
     ProfileOptions,
     Rebalanced,
@@ -69,9 +69,10 @@ if TYPE_CHECKING:
 
     from aurora.advisor.recommend import Recommendation
     from aurora.planner.alltoall.registry import OrderStrategy
-    from aurora.planner.evaluate import Evaluation
-    from aurora.planner.migration.migrate import Migration
-    from aurora.planner.workload.drift import Drift
+    from aurora.planner.evaluate import Drift, Evaluation
+    from aurora.planner.migrate import migrate
+    from aurora.planner.plan import plan, price
+    from aurora.planner.resolve_options import register
     from aurora.runtime.result import RunResult
     from aurora.simulator.changing_traffic import FollowedTraffic
     from aurora.simulator.interpreter import OrderBatch
@@ -80,6 +81,19 @@ if TYPE_CHECKING:
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
+
+else:
+    _DEFINED_IN = {
+        "migrate": "aurora.planner.migrate",
+        "plan": "aurora.planner.plan",
+        "price": "aurora.planner.plan",
+        "register": "aurora.planner.resolve_options",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name in _DEFINED_IN:
+            return getattr(importlib.import_module(_DEFINED_IN[name]), name)
+        raise AttributeError(f"module 'aurora.api' has no attribute {name!r}")
 
 
 @overload
@@ -217,183 +231,6 @@ def synthetic_profile(
     from aurora.io.silicon_systems import system_curves
 
     return system_curves(shape, system, engine, options.sources).into(made)
-
-
-def plan(
-    cluster: Cluster,
-    profiles: Profile | Sequence[Profile],
-    options: PlanOptions | None = None,
-    *,
-    domains: Sequence[Profile] = (),
-    profile_paths: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> Plan:
-    """Decide where experts sit and in which order tokens travel, for one model or several that share the GPUs.
-
-    Args:
-        cluster: the machines; rank r is its r-th GPU.
-        profiles: one model's profile, or several models' to colocate them. Each must come from as many source ranks as the
-            cluster has GPUs.
-        options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
-            keeps the plan that the simulator finds shortest.
-        domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
-        profile_paths: the profiles' files, as the plan should name them.
-        progress: called with (what is being done, layers done, layers in all).
-
-    Returns:
-        A checked Plan with its objective, a proved lower bound and the gap to it.
-
-    Raises:
-        BadInput: if profiles, cluster and options do not fit each other.
-        InfeasiblePlan: if the experts or their replicas do not fit into the GPUs' memory.
-
-    Source:
-        Aurora (arXiv:2410.17043) §4-§7; replicas: Lazarus (arXiv:2407.04656) §4.
-
-    Example:
-        >>> import aurora
-        >>> config = "mixtral-topics"
-        >>> traffic = aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8))
-        >>> plan = aurora.plan(aurora.load("paper-mixed-8"), traffic)
-        >>> plan.scenario, plan.bound_s <= plan.objective_s
-        ('exclusive, mixed GPUs', True)
-    """
-    from aurora.advisor.simulated_choice import (
-        SIMULATED,
-        faster_all_to_all,
-        simulated_plan,
-        with_micro_batches,
-        with_preemption,
-        with_time_slice,
-    )
-    from aurora.planner.layers_in_threads import untold
-    from aurora.planner.make_plan import make_plan
-
-    profiles, options, progress = _each(profiles), options or PlanOptions(), progress or untold
-    if options.objective == SIMULATED and domains:
-        raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
-
-    def make(options: PlanOptions) -> Plan:
-        if options.objective == SIMULATED:
-            made = simulated_plan(cluster, profiles, options, profile_paths, progress)
-        else:
-            made = make_plan(cluster, profiles, options, profile_paths, domains=domains, progress=progress)
-        made = with_preemption(made, profiles)
-        shared = made.colocated or options.micro_batches > 1
-        return with_time_slice(made, profiles) if shared and options.time_slice == "auto" else made
-
-    made = faster_all_to_all(make, cluster, profiles, options, domains) if options.all_to_all == "auto" else make(options)
-    return with_micro_batches(made, profiles) if options.micro_batches == 0 else made
-
-
-def price(
-    cluster: Cluster,
-    profiles: Profile | Sequence[Profile],
-    placements: Placement | Sequence[Placement],
-    options: PlanOptions | None = None,
-    *,
-    profile_paths: Sequence[str] = (),
-) -> Plan:
-    """Price a placement of your own: the plan that it makes, comparable with those of `plan`.
-
-    Args:
-        cluster: the machines; rank r is its r-th GPU.
-        profiles: one model's profile, or several models' that share the GPUs.
-        placements: which GPU holds which experts, for each model.
-        options: the order, which may be one of `register`, and what decides no placement.
-        profile_paths: where the profiles lie, as the plan should name them.
-
-    Returns:
-        A checked Plan with its objective and a proved lower bound; it is saved, loaded, simulated and run like any other. Price
-        a changed placement anew: a plan's seconds are those of its own placement.
-
-    Raises:
-        BadInput: if placements, profiles, cluster and options do not go together.
-        BrokenPlan: if a GPU's memory does not hold its experts.
-
-    Example:
-        >>> import aurora
-        >>> from aurora.io import shipped
-        >>> cluster, config = aurora.load("demo-4"), shipped("models/mixtral-topics/config.json")
-        >>> traffic = aurora.synthetic_profile("zipf:1", config)
-        >>> mine = aurora.Placement((((0, 4), (1, 5), (2, 6), (3, 7)),) * traffic.layers)
-        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).bound_s
-        True
-    """
-    from aurora.planner.own_plan import price_plan
-
-    given = [placements] if isinstance(placements, Placement) else placements
-    return price_plan(cluster, _each(profiles), given, options or PlanOptions(), profile_paths)
-
-
-def register(kind: str, name: str, method: Callable[..., Any]) -> str:
-    """Add a method of your own, so that options, plans and comparisons in this process know it by name.
-
-    Args:
-        kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
-            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers. Several threads call
-            it at once, each for another layer.
-        name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
-            method only where it is used anew.
-        method: the function.
-
-    Returns:
-        The name.
-
-    Raises:
-        BadInput: if there is no such kind, or the name is one of aurora's.
-
-    Example:
-        >>> import aurora
-        >>> def rotation(bytes_GG, network, *, rng):
-        ...     ranks = len(bytes_GG)
-        ...     return aurora.Order("rotation", [[i, (i + step) % ranks] for step in range(1, ranks) for i in range(ranks)])
-        >>> aurora.order([[0, 4, 6], [5, 0, 2], [3, 7, 0]], method=rotation).gap >= 0
-        True
-        >>> own = aurora.PlanOptions(order=aurora.register("order", "rotation", rotation))
-        >>> from aurora.io import shipped
-        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
-        >>> plan = aurora.plan(aurora.load("demo-4"), traffic, own)
-        >>> plan.models[0].dispatch_L[0].method, aurora.simulate(plan, traffic, orders="batch").kind
-        ('rotation', 'predicted')
-    """
-    from aurora.planner.own_methods import add
-
-    return add(kind, name, method)
-
-
-def migrate(
-    plan: Plan,
-    previous: Plan,
-    profiles: Profile | Sequence[Profile],
-    *,
-    max_move_bytes: int | None = None,
-    domains: Sequence[Profile] = (),
-) -> tuple[Plan, Migration]:
-    """Adapt a new plan to the plan in force, so that few expert weights move.
-
-    Args:
-        plan: the new plan, made for `profiles` and `domains`.
-        previous: the plan in force, for the same cluster and models.
-        profiles: the traffic, one profile per model.
-        max_move_bytes: bytes of weights that may move at most; the layers that save the most time move. None: all layers that
-            save time.
-        domains: the further profiles that `plan` was made for.
-
-    Returns:
-        (next plan, migration): the plan to run next, one epoch after `previous`, with GPUs relabelled so that the fewest bytes
-        move; and what moves, in which order, and what it gains.
-
-    Raises:
-        BadInput: if the plans are for other clusters or models.
-        InfeasiblePlan: if `max_move_bytes` is less than `min_replicas` needs.
-
-    Source:
-        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
-    """
-    from aurora.planner.migration.migrate import move
-
-    return move(plan, previous, _each(profiles), max_move_bytes, domains)
 
 
 def place(
@@ -653,7 +490,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         >>> aurora.drift(traffic, traffic).replan
         False
     """
-    from aurora.planner.workload.drift import drift as measured
+    from aurora.planner.evaluate import drift as measured
 
     return measured(before, after, plan, options or DriftOptions())
 

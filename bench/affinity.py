@@ -9,10 +9,8 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.deduplicated_layers import place_deduplicated
-from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.objective import exclusive
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.cost_model import exclusive, group_costs
+from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model
@@ -23,8 +21,9 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
     """Swap search with a row for every choice, the same deduplicated, and co-activation; `later` is other traffic."""
     began_s = time.perf_counter()
     rng = np.random.default_rng(0)
-    start = place_exclusive(cluster, profile, (), PlanOptions("swap-search", "exact", slots_per_gpu=room, aim="own"))
-    near = place_deduplicated(cluster, profile, start, PlanOptions("swap-search", "exact", slots_per_gpu=room), rng)
+    scenario = Exclusive(cluster, [profile], PlanOptions("swap-search", "exact", slots_per_gpu=room, aim="own"))
+    start = scenario.place(rng)
+    near = scenario.place_deduplicated(start.placements_M[0], rng)
     took_s = time.perf_counter() - began_s
 
     def moved(placement: Placement, deduplicated: bool) -> int:
@@ -67,7 +66,7 @@ def section() -> list[str]:
         ("mixtral-topics", ["LICENSE", "README.md"], "CHANGELOG.md"),
         (
             "qwen3moe-stdlib",
-            ["aurora/planner/make_plan.py", "aurora/planner/network/switch.py"],
+            ["aurora/planner/plan.py", "aurora/planner/network/switch.py"],
             "aurora/planner/alltoall/registry.py",
         ),
     ):

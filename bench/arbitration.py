@@ -28,7 +28,7 @@ from interleave import BATCH, MODELS, TOKENS, cluster, known_texts  # noqa: E402
 
 from aurora.io import shipped  # noqa: E402
 from aurora.planner.compile import compile_plan  # noqa: E402
-from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.runtime.distributed.launcher import RankInfo, launch  # noqa: E402
 from aurora.runtime.distributed.process_groups import default_process_group, new_process_group  # noqa: E402

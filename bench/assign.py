@@ -15,14 +15,13 @@ from machine import machine
 from order import kinds, ratios
 from tables import Table, today, write
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import objective
 from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
 from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.planner.placement.coupled_requests import coupled_s
 

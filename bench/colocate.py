@@ -14,8 +14,8 @@ from order import ratios
 from scipy.stats import spearmanr
 from tables import Table, today, write
 
-from aurora.advisor.simulated_choice import simulated_plan, with_time_slice
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import candidates, soonest, with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile
 
@@ -33,8 +33,8 @@ OTHERS = {
 
 def planned(cluster: Cluster, profiles: list[Profile], options: PlanOptions) -> tuple[float, float]:
     """(seconds by the objective, seconds in the simulator)."""
-    made = simulated_plan if options.objective == "simulated" else make_plan
-    plan = with_time_slice(made(cluster, profiles, options), profiles)
+    plans = [make_plan(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
+    plan = with_time_slice(soonest(plans, profiles), profiles)
     return plan.objective_s, simulate_plan(plan, profiles).seconds
 
 

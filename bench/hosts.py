@@ -30,7 +30,7 @@ import net
 from aurora.io import save, shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import run as running
 from aurora.runtime.request_journal import RequestJournal

@@ -29,9 +29,9 @@ from net import PAYLOAD, network, refusal  # noqa: E402
 from protocol import DEEP, by_turns  # noqa: E402
 from serving import TOKEN_S, served_on_hosts  # noqa: E402
 
-from aurora.advisor.simulated_choice import with_time_slice  # noqa: E402
 from aurora.io import shipped  # noqa: E402
-from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.planner.plan import make_plan  # noqa: E402
+from aurora.planner.simulated_choice import with_time_slice  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.reports.compare import Comparison, compare  # noqa: E402
 from aurora.reports.trace_times import summarise  # noqa: E402

@@ -25,7 +25,7 @@ from tables import Table, today, write
 
 from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, level_from, step_rows
 from aurora.planner.alltoall.schedule import hierarchical_order_s
-from aurora.planner.schedule_model import LEVEL_GAIN
+from aurora.planner.scenarios.servers import LEVEL_GAIN
 from aurora.types import Hierarchy, Network, servers
 from aurora.types.arrays import IntArray
 

@@ -17,9 +17,8 @@ from tables import Table, today, write
 
 from aurora import SyntheticOptions, synthetic_profile
 from aurora.io import load_cluster, shipped
-from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.cost_model import LayerCosts
-from aurora.planner.placement.profile_costs import layer_costs
+from aurora.planner.placement.cost_model import LayerCosts, layer_costs
+from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 
 SHAPE = {"num_experts": 64, "num_hidden_layers": 1, "num_experts_per_tok": 8, "hidden_size": 2048, "intermediate_size": 1024}

@@ -17,8 +17,7 @@ from order import recorded_counts
 
 from aurora.io import load_cluster, shipped
 from aurora.planner.check.replicas import check_layout
-from aurora.planner.make_plan import make_plan
-from aurora.planner.plan_seconds import layer_seconds
+from aurora.planner.plan import layer_seconds, make_plan
 from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.planner.workload.synthetic import synthetic_profile

@@ -19,7 +19,7 @@ from aurora.io import shipped
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, find_moe_layers, load_model
 from aurora.models.prompts import Corpus
-from aurora.planner.workload.drift import drift
+from aurora.planner.evaluate import drift
 from aurora.profiler.import_routing import import_profile
 from aurora.profiler.profile_model import profile_model
 from aurora.profiler.routing_counts import route_round

@@ -15,7 +15,7 @@ from tables import Table, write
 
 from aurora.advisor.recommend import BLOCKS, cluster_of, recommend, step_seconds
 from aurora.io import load_gpus
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.types import PlanOptions, Profile
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from machine import machine
 from playwright.sync_api import Browser, sync_playwright
 
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.html import page
 from aurora.reports.inputs import ReportInputs

@@ -19,8 +19,8 @@ from routed_tasks import MIXTRAL, OLMOE, ROOT, Source, Traffic, counted, deepsee
 from tables import Table, write
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.grouping import PLACE
+from aurora.planner.plan import make_plan
 from aurora.planner.replication.registry import place
 from aurora.planner.resolve_options import choices
 from aurora.types import Cluster, GpuSlots, Placement, PlanOptions

@@ -21,7 +21,7 @@ from protocol import DEEP, Results, by_turns, options
 from serving import TOKEN_S, served_on_hosts
 
 from aurora.io import shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import merge_results

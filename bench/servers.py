@@ -17,10 +17,10 @@ from tables import Table, write
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows
 from aurora.planner.network.routes import route
-from aurora.planner.placement.exclusive_layers import place_exclusive
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.hierarchical_layers import place_hierarchical
 from aurora.planner.replication.registry import place
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.scenarios.servers import Servers
 from aurora.planner.workload.server_tokens import server_tokens
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
@@ -54,10 +54,10 @@ def placements(source: Source, profile: Profile, load_LE: np.ndarray, cluster: C
     """(E,) the GPU of each expert in each layer, by method."""
     ranks, slots = len(cluster), source.experts // len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=slots)
-    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
+    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.fabric is not None
     hierarchy = Hierarchy(np.array(cluster.fabric.server_G))
-    found = place_hierarchical(cluster, profile, start, options, hierarchy)
+    found = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
     packed = place(load_LE, GpuSlots.equal(ranks, slots, SERVERS, source.experts), "eplb").placement
     even_J, rng = np.full(ranks, slots), np.random.default_rng(0)
     return {
@@ -72,9 +72,11 @@ def with_replicas(source: Source, profile: Profile, load_LE: np.ndarray, cluster
     """Placements by method, with SPARE_SLOTS times the slots that experts need once."""
     slots = int(np.ceil(SPARE_SLOTS * source.experts / len(cluster)))
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=slots)
-    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
+    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
     assert cluster.fabric is not None
-    found = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(cluster.fabric.server_G)))
+    found = Servers(cluster, [profile], options).over_servers(
+        start.placements_M, [Hierarchy(np.array(cluster.fabric.server_G))]
+    )[0]
     packed = place(load_LE, GpuSlots.equal(len(cluster), slots, SERVERS, source.experts), "eplb").placement
     return dict(zip(METHODS[1:], (packed, start.placements_M[0], found), strict=True))
 

@@ -14,8 +14,8 @@ import numpy as np
 from machine import machine
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import fluid_pieces, timed
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan

@@ -10,7 +10,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.silicon_database import systems, tables
-from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
+from aurora.planner.workload.curve_fit import BalancedPoints, grouped_curves
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -33,7 +33,7 @@ from tables import today
 from aurora.io import shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import MoeModel, load_model
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import run as running
 from aurora.runtime.elastic_rank import Decided, NewTokens

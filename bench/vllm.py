@@ -31,7 +31,7 @@ from net import network, refusal  # noqa: E402
 
 from aurora.io import save  # noqa: E402
 from aurora.io.engine_records import load_records  # noqa: E402
-from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8

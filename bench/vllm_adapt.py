@@ -38,7 +38,7 @@ from serving import waiting_profile  # noqa: E402
 from vllm import answers, model, run  # bench/vllm.py  # noqa: E402
 
 from aurora.io import save  # noqa: E402
-from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 RANKS, LAYERS, HIDDEN, EXPERTS, TOP_K, SLOTS = 4, 4, 256, 16, 2, 5  # SLOTS: of a rank

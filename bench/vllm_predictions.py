@@ -15,7 +15,7 @@ from aurora.io.engine_records import TIMED, load_record, load_records
 from aurora.models.loading import MoeModel, load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
 from aurora.profiler.routing_counts import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate

@@ -16,7 +16,7 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io.clusters import MOST_GPUS
 from aurora.io.engine_placements import export_placement
 from aurora.planner.check.fit import ENGINES, check_engine
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from aurora.advisor.simulated_choice import TIE, with_time_slice
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
-from aurora.planner.make_plan import make_plan
-from aurora.planner.workload.micro_batches import micro_batches
-from aurora.planner.workload.step_traffic import steps_profile
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import TIE, with_time_slice
+from aurora.planner.workload.step_traffic import micro_batches, steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray

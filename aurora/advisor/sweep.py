@@ -10,7 +10,7 @@ import numpy as np
 
 from aurora.advisor.sharing import SIMULATED_STEPS, WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import one_moe_layer
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan

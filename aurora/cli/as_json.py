@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 
 if TYPE_CHECKING:
-    from aurora.planner.evaluate import Evaluation
-    from aurora.planner.migration.migrate import Migration
+    from aurora.planner.evaluate import Drift, Evaluation
+    from aurora.planner.migrate import Migration
     from aurora.planner.placement.explain import LayerExplanation
-    from aurora.planner.workload.drift import Drift
     from aurora.reports.compare import Comparison
     from aurora.reports.trace_times import Summary
     from aurora.simulator.changing_traffic import FollowedTraffic

@@ -33,7 +33,7 @@ def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tu
 
 
 def _objectives() -> Iterable[str]:
-    from aurora.advisor.simulated_choice import SIMULATED
+    from aurora.planner.simulated_choice import SIMULATED
 
     return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED)
 

@@ -180,10 +180,10 @@ def _serve(
 
     What is predicted is the time of traffic `unseen` by the plan, as that of the prompts that are served is.
     """
-    from aurora.advisor.simulated_choice import with_time_slice
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.planner.make_plan import make_plan
+    from aurora.planner.plan import make_plan
+    from aurora.planner.simulated_choice import with_time_slice
     from aurora.runtime.run import run, verify
     from aurora.simulator.interpreter import simulate_plan
 

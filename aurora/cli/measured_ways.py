@@ -21,13 +21,13 @@ from aurora.advisor.sharing import (
     served_steps,
     winners,
 )
-from aurora.advisor.simulated_choice import with_micro_batches, with_time_slice
 from aurora.advisor.sweep import GridCell
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped
 from aurora.models.loading import load_tokenizer
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import with_micro_batches, with_time_slice
 from aurora.planner.workload.step_traffic import steps_profile
 from aurora.runtime.run import run
 from aurora.types import Cluster, Plan, Profile, RunOptions

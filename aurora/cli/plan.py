@@ -110,9 +110,9 @@ def plan(
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.fit import check_engine
+    from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
-    from aurora.planner.placement.profile_costs import AIMS, SUMMED
     from aurora.reports.explain import explain_tables
     from aurora.reports.formatting import seconds
     from aurora.reports.plan_tables import expectation_lines, move_table, plan_table, worst_cut

@@ -115,11 +115,11 @@ def run(
         return
     if not prompts:
         raise BadInput("`prompts`: expected a file, found none")
-    from aurora.advisor.simulated_choice import with_preemption
     from aurora.io import load_plan, load_trace, save
     from aurora.io.journals import load_journal
     from aurora.io.prompts import load_arriving
     from aurora.planner.resolve_options import with_priorities
+    from aurora.planner.simulated_choice import with_preemption
 
     loaded = with_priorities(load_plan(plan), priorities or (), shared=colocate is not None)
     if priorities and (known := _profiles_left(loaded, plan)):
@@ -238,7 +238,7 @@ def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
 
 def _with_micro_batches(plan: Plan, path: Path, given: list[Path] | None, parts: int) -> Plan:
     """The plan with as many micro-batches; without the profiles that it was made from its time slice is not chosen anew."""
-    from aurora.advisor.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
+    from aurora.planner.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 
     profiles = profiles_of(plan, path, given) if given or not parts else _profiles_left(plan, path)
     return with_micro_batches(plan, profiles, parts, RUNTIME_LAYER_S) if profiles else plan.with_micro_batches(parts)

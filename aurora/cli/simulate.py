@@ -114,12 +114,12 @@ def simulate(
         _serve(context, as_json)
         return
     from aurora import api
-    from aurora.advisor.simulated_choice import with_micro_batches, with_preemption
     from aurora.cli.as_json import models_json, summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.fit import check_traffic, without_proof
-    from aurora.planner.plan_seconds import seconds_between
     from aurora.planner.resolve_options import with_priorities
+    from aurora.planner.scenarios.scenario import seconds_between
+    from aurora.planner.simulated_choice import with_micro_batches, with_preemption
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.silicon_database import EXCHANGES, check_engine, system_specs, tables
-from aurora.planner.workload.curve_fit import fit_curve
-from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
+from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray

@@ -1,19 +1,21 @@
-"""Evaluates a plan on traffic that it was not made for: its time, and its loss against a plan made for that traffic."""
+"""A plan on traffic that it was not made for: its time, beside a plan made for that traffic, and how far traffic has moved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.errors import BrokenPlan
+from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.fit import check_traffic
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed_steps
-from aurora.planner.plan_seconds import layer_seconds, objective_between
+from aurora.planner.placement.grouping import balanced
+from aurora.planner.placement.slot_counts import even_slots
+from aurora.planner.plan import layer_seconds, make_plan, objective_between
 from aurora.planner.resolve_options import remade
+from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
-from aurora.types import ModelPlan, Plan, Profile
-from aurora.types.arrays import FloatArray, gap
+from aurora.types import DriftOptions, ModelPlan, Plan, Profile
+from aurora.types.arrays import FloatArray, IntArray, gap
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,153 @@ def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -
             f"plan: its objective is {plan.objective_s:.6g} s, but its placement takes {served_s:.6g} s; price a changed "
             "placement anew with `aurora.price`"
         )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the traffic of a second profile is from that of a first, and what a plan made for the first loses on it.
+
+    Attributes:
+        variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
+        noise_L: (L,) float64, below which variation_L stays with probability LEVEL if the traffic has not changed.
+        noise: below which the mean of variation_L stays with probability LEVEL if the traffic has not changed.
+        overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
+        hot: how many most loaded experts `overlap_L` compares.
+        loss: how much longer a placement made for the first profile takes on the second than one made for it; 0.1 is 10 %.
+        threshold: the loss above which planning again pays, as a share.
+        loss_between: the losses between which `loss` lies, where it is estimated from counts; None where it is exact.
+    """
+
+    variation_L: FloatArray
+    noise_L: FloatArray
+    noise: float
+    overlap_L: FloatArray
+    hot: int
+    loss: float
+    threshold: float
+    loss_between: tuple[float, float] | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the mean variation is above `noise`, so that traffic has changed."""
+        return float(self.variation_L.mean()) > self.noise
+
+    @property
+    def replan(self) -> bool:
+        """Whether planning again pays."""
+        return self.moved and self.loss > self.threshold
+
+    @property
+    def reason(self) -> str:
+        """One sentence on why to keep the plan or to plan again."""
+        if not self.moved:
+            apart, chance = f"{self.variation_L.mean():.2%}", f"{self.noise:.2%}"
+            return (
+                f"keep the plan: shares differ by {apart}, two samples as small as these of the same traffic by up to {chance}"
+            )
+        if not self.replan:
+            return f"keep the plan: traffic has moved, but it loses {self._lost}, not more than {self.threshold:.1%}"
+        return f"plan again: traffic has moved, and the plan loses {self._lost}, more than {self.threshold:.1%}"
+
+    @property
+    def _lost(self) -> str:
+        """The loss, and between which it lies."""
+        if self.loss_between is None:
+            return f"{self.loss:.1%}"
+        return f"{self.loss:.1%} (estimated, between {self.loss_between[0]:.1%} and {self.loss_between[1]:.1%})"
+
+
+def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
+    """Measures drift; see `aurora.drift`. Without a plan, `loss` is the `balance_loss` of one group per source rank."""
+    after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
+    for profile in (before, after):
+        if not profile.tokens_TLSE.any():
+            raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
+    if plan is not None and [model.profile_digest for model in plan.models] != [before.digest]:
+        raise BadInput(f"drift: expected a plan for the first profile, {before.model!r} alone, found one made from others")
+    hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
+    loads = before.load_LE, after.load_LE
+    evaluation = None if plan is None else evaluate(plan, [after])
+    noise_BL = _by_chance(before, after, np.random.default_rng(options.seed))
+    return Drift(
+        variation(*loads),
+        np.quantile(noise_BL, LEVEL, axis=0),
+        float(np.quantile(noise_BL.mean(axis=1), LEVEL)),
+        overlap(loads[0], loads[1], hot),
+        hot,
+        balance_loss(loads[0], loads[1], before.sources) if evaluation is None else evaluation.loss,
+        options.threshold,
+        None if evaluation is None else evaluation.loss_between,
+    )
+
+
+def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
+    """Returns the total variation between the shares along the last axis of two tables, from 0 to 1; 0 where one is empty."""
+    sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
+    apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
+    return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
+
+
+def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
+    """Returns (L,) the Jaccard index of each layer's `hot` most loaded experts; of equal loads the lower index is first."""
+    tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
+    both = [len(np.intersect1d(*rows)) for rows in zip(*tops, strict=True)]
+    return np.array([each / (2 * hot - each) for each in both])
+
+
+def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
+    """Returns how much more load the fullest groups have on `other_LE` if balanced for `load_LE` instead of for `other_LE`.
+
+    The excess is a share, summed over layers before dividing; zero or more.
+    """
+    slots_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
+    rng = np.random.default_rng(0)  # every strategy of PLACE takes one; `balanced` does not draw
+
+    def fullest(made_for_LE: IntArray) -> int:
+        """The load of the fullest groups, summed over layers, if groups are balanced for made_for_LE."""
+        groups_L = (balanced(load_E, slots_J, rng) for load_E in made_for_LE)
+        return sum(
+            int(np.bincount(group_E, weights=load_E, minlength=groups).max())
+            for group_E, load_E in zip(groups_L, other_LE, strict=True)
+        )
+
+    return max(gap(float(fullest(load_LE)), float(fullest(other_LE))), 0.0)
+
+
+def _by_chance(before: Profile, after: Profile, rng: np.random.Generator) -> FloatArray:
+    """(B, L) float64: variation between two samples of the profiles' common traffic, as large as the profiles.
+
+    Whole rounds change sides (a permutation test). If a profile has few rounds, single tokens are drawn instead.
+    """
+    rounds = [rounds_of(each.tokens_TLSE, each.stage_T).sum(axis=2) for each in (before, after)]
+    first = len(rounds[0])
+    both_ULE = np.concatenate(rounds)
+    made = []
+    if min(map(len, rounds)) >= MIN_ROUNDS:
+        for _ in range(REPLICATES):
+            mixed_ULE = both_ULE[rng.permutation(len(both_ULE))]
+            made.append(variation(mixed_ULE[:first].sum(axis=0), mixed_ULE[first:].sum(axis=0)))
+        return np.stack(made)
+    return variation_by_chance(rounds[0].sum(axis=0), rounds[1].sum(axis=0), rng, REPLICATES)
+
+
+def variation_by_chance(
+    load_LE: IntArray | FloatArray, other_LE: IntArray | FloatArray, rng: np.random.Generator, replicates: int
+) -> FloatArray:
+    """Draws the variation between two samples of the same traffic, as large as two tables, token by token.
+
+    Args:
+        load_LE, other_LE: (L, E), tokens by layer and expert. The sum of both is the traffic that is drawn from.
+        rng: for the samples.
+        replicates: number of draws.
+
+    Returns:
+        (B, L) float64, the `variation` of each draw.
+    """
+    both_LE = load_LE + other_LE
+    experts = both_LE.shape[1]
+    sum_L1 = both_LE.sum(axis=1, keepdims=True)
+    share_LE = np.where(sum_L1 > 0, both_LE / np.maximum(sum_L1, 1), 1 / experts)
+    size = replicates, len(share_LE)
+    drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
+    return variation(drawn_BLE, other_BLE)

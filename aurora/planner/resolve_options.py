@@ -1,20 +1,21 @@
-"""Resolves "auto" in PlanOptions, and checks that options do not contradict one another."""
+"""Strategies by name: users' own, those that "auto" means in PlanOptions, and options that contradict one another."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
-from aurora.planner.placement.deduplicated_layers import coactivation_reason
-from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
+from aurora.planner.placement.cost_model import AIMS, OWN
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import TABLE_2, objectives
-from aurora.planner.placement.profile_costs import AIMS, OWN
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.types import TIME_SLICES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import ALL_TO_ALLS
 
@@ -51,6 +52,51 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
     }
 
 
+_REGISTRIES: dict[str, dict[str, Any]] = {"order": ORDER, "place": PLACE}
+_OURS = {kind: {"auto", GIVEN, *choices(PlanOptions(), models=1)[kind]} for kind in _REGISTRIES}
+
+
+def register(kind: str, name: str, method: Callable[..., Any]) -> str:
+    """Adds a method of your own, so that options, plans and comparisons in this process know it by name.
+
+    Args:
+        kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
+            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers. Several threads call
+            it at once, each for another layer.
+        name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
+            method only where it is used anew.
+        method: the function.
+
+    Returns:
+        The name.
+
+    Raises:
+        BadInput: if there is no such kind, or the name is one of aurora's.
+
+    Example:
+        >>> import aurora
+        >>> def rotation(bytes_GG, network, *, rng):
+        ...     ranks = len(bytes_GG)
+        ...     return aurora.Order("rotation", [[i, (i + step) % ranks] for step in range(1, ranks) for i in range(ranks)])
+        >>> aurora.order([[0, 4, 6], [5, 0, 2], [3, 7, 0]], method=rotation).gap >= 0
+        True
+        >>> own = aurora.PlanOptions(order=aurora.register("order", "rotation", rotation))
+        >>> from aurora.io import shipped
+        >>> traffic = aurora.synthetic_profile("zipf:1", shipped("models/mixtral-topics/config.json"))
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic, own)
+        >>> plan.models[0].dispatch_L[0].method, aurora.simulate(plan, traffic, orders="batch").kind
+        ('rotation', 'predicted')
+    """
+    if kind not in _REGISTRIES:
+        raise BadInput(f"`kind`: expected one of {', '.join(_REGISTRIES)}, found {kind!r}")
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name) or name in _OURS[kind]:
+        raise BadInput(f"`name`: expected lower-case letters, digits and dashes, and none of aurora's, found {name!r}")
+    if not callable(method):
+        raise BadInput(f"`method`: expected a function, found {type(method).__name__}")
+    _REGISTRIES[kind][name] = method
+    return name
+
+
 def resolve(
     options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> PlanOptions:
@@ -70,19 +116,19 @@ def resolve(
         BadInput: if a name is unknown, or options contradict each other or the number of models.
         InfeasiblePlan: if the cluster has fewer nodes, or GPUs of its one node, than `min_replicas`.
     """
-    colocated = len(profiles) > 1
+    colocated, equal = len(profiles) > 1, cluster.equal
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
     if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
         raise BadInput(f"`coactivation`: {reason}")
-    start = "matching" if colocated and cluster.equal else "exact"  # for one model, or before a joint search
-    alike = cluster.equal and len(_servers(cluster)) > 1
+    start = "matching" if colocated and equal else "exact"  # for one model, or before a joint search
+    alike = equal and len(_servers(cluster)) > 1
     by_index = alike and options.place == "contiguous" and options.colocate == "auto"  # neighbours stay on one server
     if options.colocate in JOINT and options.assign not in ("auto", start):
         raise BadInput(f"`assign`: {options.assign} has no effect with `colocate` {options.colocate}, which decides both")
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
-    searches = (not cluster.equal or len(profiles) > 2) and options.assign == "auto"
-    plain = cluster.equal and cluster.fabric is None and not cluster.link_curves  # where one partner at a time is the best
+    searches = (not equal or len(profiles) > 2) and options.assign == "auto"
+    plain = equal and cluster.fabric is None and not cluster.link_curves  # where one partner at a time is the best
     resolved = replace(
         options,
         place=place,
@@ -95,16 +141,15 @@ def resolve(
         order=_named(options.order, auto_orders(len(cluster))[0] if plain else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
-    if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(resolved, cluster, domains)):
+    if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(cluster, domains)):
         raise BadInput(f"`all_to_all` {resolved.all_to_all}: {reason}")
     return resolved
 
 
-def flat_reason(options: PlanOptions, cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None:
+def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None:
     """Returns why all-to-alls cannot be hierarchical, as an error says it; None if they can.
 
     Args:
-        options: resolved options.
         cluster: the GPUs.
         domains: further profiles of a single model.
     """
@@ -113,6 +158,26 @@ def flat_reason(options: PlanOptions, cluster: Cluster, domains: Sequence[Profil
         return f"expected a cluster whose [fabric] has two servers or more, found {found} in {cluster.name!r}"
     if domains:
         return "expected no `domain`, as servers are chosen for one profile"
+    return None
+
+
+def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> str | None:
+    """Returns why `coactivation` does not go with the other options, the models or their profiles; None if it does."""
+    if len(profiles) > 1:
+        return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
+    for taken, what in (
+        (options.place not in ("auto", SWAP_SEARCH), f"`place` {options.place}"),
+        (options.assign not in ("auto", "exact"), f"`assign` {options.assign}"),
+        (options.aim not in ("auto", OWN), f"`aim` {options.aim}"),
+        (options.min_replicas is not None, "`min_replicas`, as it holds no replicas"),
+        (bool(domains), "`domain`"),
+    ):
+        if taken:
+            return f"expected no {what}; it is a placement for the sum of one profile's windows"
+    try:
+        profiles[0].required_routing  # noqa: B018
+    except BadInput as error:
+        return str(error)
     return None
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from aurora.advisor.sharing import sharing_advice
-from aurora.planner.placement.exclusive_layers import SWAP_SEARCH
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES

@@ -13,7 +13,7 @@ from aurora.types import PHASES, Cluster, Curve, Profile
 from aurora.types.arrays import FloatArray
 
 if TYPE_CHECKING:
-    from aurora.planner.workload.drift import Drift
+    from aurora.planner.evaluate import Drift
     from aurora.planner.workload.load_statistics import LoadIntervals
 
 

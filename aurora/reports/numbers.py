@@ -8,8 +8,8 @@ import numpy as np
 
 from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import InfeasiblePlan
-from aurora.planner.placement.profile_costs import SUMMED
-from aurora.planner.workload.drift import Drift, drift
+from aurora.planner.evaluate import Drift, drift
+from aurora.planner.placement.cost_model import SUMMED
 from aurora.planner.workload.traffic import exchange_bytes
 from aurora.reports.compare import Comparison, compare
 from aurora.reports.formatting import size

@@ -15,7 +15,7 @@ from aurora.types.arrays import gap
 
 if TYPE_CHECKING:
     from aurora.planner.evaluate import Evaluation
-    from aurora.planner.migration.migrate import Migration
+    from aurora.planner.migrate import Migration
 
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC

@@ -8,10 +8,10 @@ import numpy as np
 from aurora.planner.network.bounds import port_seconds, spread, spread_split
 from aurora.planner.network.routes import nics_of
 from aurora.planner.placement.bounds import placement_bound_s
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.profile_costs import layer_costs
 from aurora.planner.placement.slot_counts import even_slots
-from aurora.planner.plan_seconds import layer_seconds
+from aurora.planner.plan import layer_seconds
 from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import exchange_rows
 from aurora.types import Cluster, ModelPlan, Placement, Plan, Profile

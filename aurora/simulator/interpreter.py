@@ -14,8 +14,8 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.workload.micro_batches import cut_traffic
 from aurora.planner.workload.serving_gpus import server_split
+from aurora.planner.workload.step_traffic import cut_traffic
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes, tokens_on_gpu
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (

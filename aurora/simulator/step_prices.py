@@ -8,8 +8,7 @@ from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
-from aurora.planner.workload.micro_batches import cut_traffic
-from aurora.planner.workload.step_traffic import step_profile
+from aurora.planner.workload.step_traffic import cut_traffic, step_profile
 from aurora.simulator.interpreter import OrderBatch, simulate
 from aurora.types import BARRIERS, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray

@@ -28,7 +28,7 @@ from net import PAYLOAD, network, servers
 from protocol import DEEP, Results, by_turns, options
 
 from aurora.io import shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import RunResult, merge_results
 from aurora.types import TRACE_PHASES, Cluster, ControlOptions, Gpu, PlacementChange, Plan, PlanOptions, RunOptions

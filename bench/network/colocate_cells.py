@@ -33,7 +33,7 @@ from aurora.advisor.sharing import (  # noqa: E402  # noqa: E402  # noqa: E402
     served_steps,
 )
 from aurora.io import shipped  # noqa: E402
-from aurora.planner.make_plan import make_plan  # noqa: E402
+from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.runtime.result import RunResult, merge_results  # noqa: E402
 from aurora.simulator.interpreter import simulate_plan  # noqa: E402

@@ -24,9 +24,9 @@ import numpy as np
 from net import PAYLOAD, network
 from protocol import DEEP, Results, by_turns, options
 
-from aurora.advisor.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 from aurora.io import shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import RUNTIME_LAYER_S, with_micro_batches
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import RunResult, merge_results

@@ -28,10 +28,10 @@ import numpy as np
 from net import PAYLOAD, network
 from protocol import DEEP, Results, by_turns, options
 
-from aurora.advisor.simulated_choice import with_preemption
 from aurora.api import synthetic_profile
 from aurora.io import shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import with_preemption
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.result import merge_results
 from aurora.simulator.interpreter import simulate_plan

@@ -32,8 +32,8 @@ from net import PAYLOAD, servers
 from protocol import DEEP, Results, options
 from routed import HIERARCHICAL, WAYS, Method, RoutedTokens, compile_kernels, measure_routed, together
 
-from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.hierarchical_layers import place_hierarchical
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.scenarios.servers import Servers
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Cluster, Gpu, Hierarchy, PlanOptions
 from aurora.types import servers as fabric_of_servers
@@ -92,8 +92,8 @@ def planned(setting: Setting) -> tuple[Traffic, Slots] | None:
     first = task.sequence_U < (int(task.sequence_U[-1]) + 1) // 2
     profile, ranks = source.routed(task.at(first), len(cluster)), len(cluster)
     options = PlanOptions("swap-search", "exact", aim="own", slots_per_gpu=EXPERTS // ranks)
-    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
-    placed = place_hierarchical(cluster, profile, start, options, Hierarchy(np.array(setting.server_G)))
+    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
+    placed = Servers(cluster, [profile], options).over_servers(start.placements_M, [Hierarchy(np.array(setting.server_G))])[0]
     gpu_E = placed.gpu_E(0)
     return task.at(~first), tuple(tuple(np.flatnonzero(gpu_E == rank).tolist()) for rank in range(ranks))
 

@@ -469,7 +469,7 @@ def test_names_are_text_and_never_markup(aurora, folder):
 def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     run = [*torchrun, warm / "aurora", "run"]
-    from aurora.planner.make_plan import make_plan
+    from aurora.planner.plan import make_plan
     from aurora.types import Profile
 
     four = load_profile(folder / "a.npz")

@@ -10,7 +10,7 @@ from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.io.engine_readers import READERS
-from tests.planner.placement.test_exclusive_layers import equation_1, priced
+from tests.planner.scenarios.test_exclusive import equation_1, priced
 
 pytestmark = pytest.mark.full
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aurora.io import load_cluster, save, shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aurora.io import load_cluster, load_plan, save, shipped
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from tests.cli.refusal import refused
 

@@ -22,7 +22,7 @@ from aurora.models.loading import load_model
 from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import hierarchical_order_s
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.memory import Memory, MemoryTransport

@@ -28,8 +28,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from aurora.errors import RankFailed
 from aurora.io import load_plan, save
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.bounds import fluid_bound
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions

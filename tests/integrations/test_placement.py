@@ -18,7 +18,7 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput
 from aurora.io import save
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Fabric, Gpu, Hierarchy, Placement, PlanOptions, Profile
 
 LOAD_LE = np.array([[9, 1, 1, 1], [1, 5, 1, 5]])

@@ -14,7 +14,7 @@ from aurora.errors import BadInput
 from aurora.io import save
 from aurora.models.hub import model_folder
 from aurora.models.loading import load_model
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.types import PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, servers
 from tests.models.architectures import build
 

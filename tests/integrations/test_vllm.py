@@ -25,7 +25,7 @@ import pytest
 from aurora.io import save
 from aurora.io.engine_placements import redundant_experts
 from aurora.io.engine_records import load_records
-from aurora.planner.schedule_model import schedule_model
+from aurora.planner.plan import schedule_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions
 from aurora.types.network import servers

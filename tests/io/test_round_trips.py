@@ -16,7 +16,7 @@ from aurora.errors import AuroraError, BadInput, BrokenPlan
 from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, shipped
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
+from aurora.planner.plan import make_plan
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import PlanOptions, leaf_spine
 from tests.conftest import cluster
-from tests.planner.placement.test_exclusive_layers import drawn, priced
+from tests.planner.scenarios.test_exclusive import drawn, priced
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n)))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import aurora
-from aurora.advisor.simulated_choice import simulated_seconds
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.migrate import move
+from aurora.planner.migrate import migrate
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds
 from aurora.reports.plan_tables import bounds_line, gap_text, plan_table
 from aurora.reports.traffic_loads import planned_rows
@@ -106,7 +106,7 @@ def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, 
     plan = aurora.plan(slow_nics(), by)
     whole_s = simulated_seconds(plan, [by])
     assert whole_s == simulate_plan(plan, [by]).seconds
-    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 1)
+    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 1)
     assert simulated_seconds(plan, [by]) == pytest.approx(whole_s / 4, rel=0.2)
     assert aurora.plan(slow_nics(), by).models[0].hierarchy is not None
     assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by).models[0].hierarchy is None
@@ -135,7 +135,7 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     assert "(estimated, between " in replace(drifted, noise=-1.0).reason
     assert "(estimated, between " in bounds_line(plan)
     assert aurora.simulate(plan, counted).kind == "predicted"
-    moved, _ = move(found.own, plan, [later])
+    moved, _ = migrate(found.own, plan, [later])
     assert moved.between_s[0] <= moved.objective_s <= moved.between_s[1]
 
 
@@ -175,7 +175,7 @@ def test_chunks_are_chosen_for_the_placement_that_is_planned(models, monkeypatch
         seen.append(placement)
         return Hierarchy(np.array([0, 0, 1, 1]), len(seen))
 
-    monkeypatch.setattr("aurora.planner.make_plan.fastest_hierarchy", fastest)
+    monkeypatch.setattr("aurora.planner.scenarios.servers.fastest_hierarchy", fastest)
     plan = make_plan(slow_nics(), [traffic(seed) for seed in range(models)], HIERARCHICAL)
     assert seen[-models:] == [model.placement for model in plan.models] != seen[:models]
     assert [model.hierarchy.chunks for model in plan.models] == [*range(models + 1, 2 * models + 1)]
@@ -267,7 +267,7 @@ def test_hierarchical_plans_are_saved_evaluated_migrated_and_reported(tmp_path, 
     found = evaluate(plan, [later])
     assert found.own.models[0].hierarchy is not None
     assert found.dispatch_s_ML[0].shape == (2,)
-    moved, _ = move(found.own, plan, [later])
+    moved, _ = migrate(found.own, plan, [later])
     assert moved.models[0].hierarchy == found.own.models[0].hierarchy
     traces = {orders: aurora.simulate(plan, now, orders=orders) for orders in ("plan", "batch")}
     aurora.report(plan, traces, [now], output=tmp_path / "page.html")
@@ -303,7 +303,7 @@ def test_spare_slots_hold_replicas_of_what_a_servers_tokens_choose(tmp_path, opt
     assert evaluate(spare, [now]).loss == pytest.approx(0)
     assert simulate_plan(spare, [now]).seconds > 0
     aurora.report(spare, {"plan": aurora.simulate(spare, now)}, [now], output=tmp_path / "page.html")
-    moved, _ = move(once, spare, [now], max_bytes=0)
+    moved, _ = migrate(once, spare, [now], max_move_bytes=0)
     assert moved.models[0].placement == spare.models[0].placement
 
 

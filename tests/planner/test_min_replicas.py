@@ -10,8 +10,8 @@ from aurora.errors import BadInput, BrokenPlan, InfeasiblePlan
 from aurora.io import load_plan, save
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.migrate import move
+from aurora.planner.migrate import migrate
+from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.strategies import clusters, profiles
 
@@ -38,7 +38,7 @@ def test_with_a_floor_experts_are_on_as_many_nodes_and_plans_say_what_survives(d
     assert evaluate(plan, [profile]).own.objective_s == plan.objective_s
     assert plan.bound_s <= plan.objective_s
     assert plan.assignment_bound_s is None
-    again, moved = move(plan, make_plan(cluster, [profile]), [profile])
+    again, moved = migrate(plan, make_plan(cluster, [profile]), [profile])
     assert again.options.min_replicas == min_replicas
     assert (again.survival_LK == plan.survival_LK).all() or not moved.bytes_GG.any() or min_replicas == 1
 
@@ -73,4 +73,4 @@ def test_what_a_floor_refuses(tmp_path):
     with pytest.raises(BrokenPlan, match="an expert is on 1 GPUs, expected 2 or all"):
         check_plan(replace(alone, options=plan.options, survival_LK=[[1.0]]))
     with pytest.raises(InfeasiblePlan, match="`min_replicas` 2 takes"):
-        move(plan, alone, [profile], max_bytes=1)
+        migrate(plan, alone, [profile], max_move_bytes=1)

@@ -7,7 +7,7 @@ import pytest
 from aurora.errors import BadInput
 from aurora.io.plans import load_plan, save_plan
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.resolve_options import with_priorities
 from aurora.types import PlanOptions, SlicePolicy
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.reports.advice import advice
 from aurora.reports.formatting import as_text
 from aurora.reports.inputs import ReportInputs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.reports.inputs import ReportInputs

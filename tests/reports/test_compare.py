@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.reports.compare import CaseErrors, PhaseError, compare
 from aurora.reports.formatting import as_text
 from aurora.reports.trace_tables import comparison_table

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.formatting import DASH, as_text
 from aurora.reports.input_tables import profile_table

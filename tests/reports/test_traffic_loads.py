@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
-from aurora.planner.workload.drift import balance_loss
+from aurora.planner.evaluate import balance_loss, evaluate
+from aurora.planner.plan import make_plan
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
 from aurora.reports.traffic_loads import contiguous, objective_s, skew

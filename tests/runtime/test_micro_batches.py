@@ -7,7 +7,7 @@ import pytest
 
 import aurora
 from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
 from aurora.simulator.interpreter import simulate_plan

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.memory import Memory, MemoryTransport

@@ -19,7 +19,7 @@ from aurora.errors import BadInput, BrokenPlan, RankFailed
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.resolve_options import with_priorities
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank

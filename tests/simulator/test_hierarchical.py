@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed, timed_steps
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, Curve, Gpu, Hierarchy, PlanOptions, Profile, TokenRouting, servers

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aurora
-from aurora.advisor.simulated_choice import with_time_slice
 from aurora.errors import BadInput
 from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.placement.objective import causal, exclusive, paper
-from aurora.planner.placement.profile_costs import group_costs
-from aurora.planner.workload.micro_batches import micro_batches
+from aurora.planner.placement.cost_model import exclusive, group_costs
+from aurora.planner.placement.objective import causal, paper
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import with_time_slice
 from aurora.planner.workload.serving_gpus import split_by_share
+from aurora.planner.workload.step_traffic import micro_batches
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import (

@@ -7,7 +7,7 @@ import pytest
 
 import aurora
 from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.step_traffic import step_profile
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.requests import drawn_requests, simulate_requests

@@ -12,8 +12,7 @@ from numba import njit
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.objective import exclusive
+from aurora.planner.placement.cost_model import GroupCosts, exclusive
 from aurora.types.arrays import FloatArray, IntArray
 
 

@@ -15,13 +15,12 @@ from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_arra
 
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.planner.placement.cost_model import LayerCosts
-from aurora.planner.placement.objective import Formula, Part, PhaseTimes, exclusive, formula
+from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, aimed_costs, exclusive
+from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.planner.placement.phase_sums import SMALL, PhaseSums, blocks, merged, phase_program
-from aurora.planner.placement.profile_costs import aimed_costs
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.replication.bounds import least_largest
-from aurora.planner.workload.estimated_rows import CountedTokens
+from aurora.planner.workload.traffic import CountedTokens
 from aurora.types import Cluster, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

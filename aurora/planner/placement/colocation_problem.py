@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.cost_model import GroupCosts
-from aurora.planner.placement.objective import Formula, Part, PhaseTimes, exclusive, formula
+from aurora.planner.placement.cost_model import GroupCosts, PhaseTimes, exclusive
+from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 

@@ -9,8 +9,8 @@ from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.branch_and_bound import lp_bound, prove_bound
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.objective import exclusive_XG, formula
-from aurora.planner.placement.profile_costs import layer_costs
+from aurora.planner.placement.cost_model import exclusive_XG, layer_costs
+from aurora.planner.placement.objective import formula
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

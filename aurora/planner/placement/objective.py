@@ -1,17 +1,17 @@
-"""The time of one MoE layer from the times of its phases: Aurora's Eq. 1, Table 2 for two models, busiest resource for more.
+"""The time of one MoE layer of several models from the times of their phases: Table 2 for two, busiest resource for more.
 
 A part sums seconds of phases on one GPU. A term is the longest of its parts on any GPU. A path is a sum of terms. The time of a
 layer is its longest path. These formulas serve planning; the simulator prices a Program.
 """
 
 import string
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property, reduce
-from typing import Self
 
 import numpy as np
 
+from aurora.planner.placement.cost_model import PhaseTimes, exclusive, longest_of
 from aurora.types.arrays import FloatArray, IntArray
 
 Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in PhaseTimes, without its axis
@@ -45,72 +45,6 @@ TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts 
 }
 
 
-def _nothing() -> FloatArray:
-    """(1,) zero seconds, for all GPUs."""
-    return np.zeros(1)
-
-
-@dataclass(frozen=True)
-class PhaseTimes:
-    """Seconds of one model's phases on each GPU; `send` and `recv` are of the dispatch, `csend` and `crecv` of the combine.
-
-    Those named `nic_` are of the NIC that the GPU uses, if the GPUs are in servers. `steps` and `csteps` are of a dispatch and
-    a combine in several steps, one after the other, each as long as its busiest port or NIC.
-    """
-
-    gate_G: FloatArray
-    send_G: FloatArray
-    recv_G: FloatArray
-    csend_G: FloatArray
-    crecv_G: FloatArray
-    expert_G: FloatArray
-    aggregate_G: FloatArray
-    nic_send_G: FloatArray = field(default_factory=_nothing)
-    nic_recv_G: FloatArray = field(default_factory=_nothing)
-    nic_csend_G: FloatArray = field(default_factory=_nothing)
-    nic_crecv_G: FloatArray = field(default_factory=_nothing)
-    steps_G: FloatArray = field(default_factory=_nothing)
-    csteps_G: FloatArray = field(default_factory=_nothing)
-
-    @classmethod
-    def of(
-        cls,
-        gate_G: FloatArray,
-        port_4G: FloatArray,
-        expert_G: FloatArray,
-        aggregate_G: FloatArray,
-        nic_4G: FloatArray,
-        steps_2G: FloatArray,
-    ) -> Self:
-        """Returns the times from ports and NICs that send and receive in the dispatch, then in the combine, and their steps."""
-        send_G, recv_G, csend_G, crecv_G = port_4G
-        return cls(gate_G, send_G, recv_G, csend_G, crecv_G, expert_G, aggregate_G, *nic_4G, *steps_2G)
-
-    @property
-    def dispatch_G(self) -> FloatArray:
-        """(G,) seconds of the dispatch on each GPU: its busier port or NIC, or all steps."""
-        return _longest((self.send_G, self.recv_G, self.nic_send_G, self.nic_recv_G, self.steps_G))
-
-    @property
-    def combine_G(self) -> FloatArray:
-        """(G,) seconds of the combine on each GPU: its busier port or NIC, or all steps."""
-        return _longest((self.csend_G, self.crecv_G, self.nic_csend_G, self.nic_crecv_G, self.csteps_G))
-
-
-def exclusive(a: PhaseTimes) -> float:
-    """Returns the seconds of a layer of one model, max(gate + dispatch) + max(experts + combine) + max(aggregate).
-
-    Source:
-        Aurora (arXiv:2410.17043) Eq. 1.
-    """
-    return float(exclusive_XG(a).max(axis=1, initial=0.0).sum())
-
-
-def exclusive_XG(a: PhaseTimes) -> FloatArray:
-    """Returns (3, G) seconds of the parts of Eq. 1 on each GPU: gate + dispatch, experts + combine, aggregation."""
-    return np.stack([a.gate_G + a.dispatch_G, a.expert_G + a.combine_G, a.aggregate_G])
-
-
 @dataclass(frozen=True)
 class Formula:
     """The seconds of a layer of several models as the longest of some paths.
@@ -135,7 +69,7 @@ class Formula:
 
     def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
         """Returns (X, G) seconds of each term on each GPU, from the phases of each model."""
-        return np.stack([_longest(_summed(part, times_M) for part in parts) for parts in self.parts.values()])
+        return np.stack([longest_of(_summed(part, times_M) for part in parts) for parts in self.parts.values()])
 
     def longest(self, term_X: FloatArray) -> float:
         """Returns the seconds of the longest path, from (X,) seconds of the terms; it never falls when a term rises."""
@@ -149,11 +83,6 @@ class Formula:
 def _summed(part: Part, times_M: Sequence[PhaseTimes]) -> FloatArray:
     """(G,) seconds of a part on each GPU."""
     return reduce(np.add, (getattr(times_M[model], f"{phase}_G") for model, phase in part))
-
-
-def _longest(seconds: Iterable[FloatArray]) -> FloatArray:
-    """(G,) the largest of several (G,) seconds."""
-    return reduce(np.maximum, seconds)
 
 
 def objectives(models: int) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""Fits compute-time curves: monotone, piecewise linear, with few pieces, through measured seconds by number of tokens."""
+"""Fits compute-time curves: monotone, piecewise linear, with few pieces, through measured seconds by number of tokens.
+
+A grouped kernel, which computes all experts of a rank, takes an overhead and the sum of its experts. An expert without
+tokens takes no time, and one with few that of its weights: the curve of balanced tokens has this, and steps of tiles and waves.
+"""
 
 from dataclasses import dataclass
 
@@ -75,3 +79,78 @@ def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> In
     while knots[-1]:
         knots.append(int(before_X[knots[-1]]))
     return np.array(knots[::-1], dtype=np.int64)
+
+
+LEAST_POINTS = 3  # with at most one row an expert, to tell overhead from experts
+
+
+@dataclass(frozen=True)
+class BalancedPoints:
+    """Seconds of one rank's grouped kernel, each expert of the layer having equally many rows.
+
+    Attributes:
+        rows_X: (X,) float64, rows of the layer on all ranks, that is (token, expert) pairs, above zero.
+        seconds_X: (X,) float64, seconds, above zero.
+        experts: experts of the layer.
+        held: those that the rank holds.
+    """
+
+    rows_X: FloatArray
+    seconds_X: FloatArray
+    experts: int
+    held: int
+
+    @property
+    def busy_X(self) -> FloatArray:
+        """(X,) float64, experts of the rank that have rows, at least one: kernels are measured on a rank that has some."""
+        return np.clip(self.rows_X * (self.held / self.experts), 1.0, self.held)
+
+    @property
+    def launch_s(self) -> float:
+        """Seconds of the kernel without experts: of points with at most one row an expert, a straight line over busy experts.
+
+        It is the least-squares line of relative errors, and lies between zero and the shortest point; zero with few points.
+        """
+        few_X = self.rows_X <= self.experts
+        if few_X.sum() < LEAST_POINTS:
+            return 0.0
+        busy_X, took_X = self.busy_X[few_X], self.seconds_X[few_X]
+        design_X2 = np.stack([1 / took_X, busy_X / took_X], axis=1)
+        line_2 = np.linalg.lstsq(design_X2, np.ones(len(took_X)), rcond=None)[0]
+        return float(np.clip(line_2[0], 0.0, self.seconds_X.min()))
+
+
+def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = None) -> tuple[Curve, Curve]:
+    """Returns the seconds of one expert by its rows, and the overhead by all rows of the layer.
+
+    Kernels of several expert-parallel ranks also spend time on rows of other ranks. With balanced rows these grow with an
+    expert's own, so that its seconds by rows are too long. Measured on fewer ranks they are less so: the shorter of both
+    counts, and what is left of the kernel goes to the overhead, which never falls: the nearest to the kernel's seconds, by
+    least squares of relative errors.
+
+    Args:
+        points: the measurements; those with less than a row an expert only tell the overhead, where there are others.
+        fewer_ranks: the same kernel on the fewest ranks that were measured; None: on no fewer.
+    """
+    expert, launch_s = _expert(points)
+    if fewer_ranks is None:
+        return expert, Curve(np.ones(1), np.full(1, launch_s))
+    other, _ = _expert(fewer_ranks)
+    both_X = np.union1d(expert.tokens_X, other.tokens_X)
+    expert = Curve(both_X, np.minimum(expert(both_X), other(both_X)))
+    beyond_s_X = points.seconds_X - points.busy_X * expert(np.maximum(points.rows_X / points.experts, 1.0))
+    overhead_s_X = np.maximum(beyond_s_X, launch_s)
+    rows_X, of_X = np.unique(points.rows_X, return_inverse=True)
+    weight_X = np.bincount(of_X, points.seconds_X**-2.0)  # so that errors count relative to the kernel
+    mean_X = np.bincount(of_X, overhead_s_X * points.seconds_X**-2.0) / weight_X
+    return expert, Curve(rows_X, np.maximum.accumulate(isotonic_regression(mean_X, weights=weight_X).x))
+
+
+def _expert(points: BalancedPoints) -> tuple[Curve, float]:
+    """Seconds of one expert by its rows, and of the kernel without experts."""
+    many_X = points.rows_X >= points.experts
+    launch_s = points.launch_s if many_X.any() else 0.0
+    many_X |= not many_X.any()
+    least_s = 1e-9 * points.seconds_X.min()  # an expert that takes no time cannot be fitted
+    expert_s_X = np.maximum(points.seconds_X[many_X] - launch_s, least_s) / points.held
+    return fit_curve(points.rows_X[many_X] / points.experts, expert_s_X).curve, launch_s

@@ -6,12 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import timed
-from aurora.planner.placement.cost_model import GroupCosts, group_tokens
+from aurora.planner.placement.cost_model import OWN, GroupCosts, PhaseTimes, exclusive, group_costs, group_tokens
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import PhaseTimes, causal, exclusive, paper
-from aurora.planner.placement.profile_costs import OWN, group_costs
+from aurora.planner.placement.objective import causal, paper
+from aurora.planner.plan import make_plan
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Order, Plan, PlanOptions, Profile

@@ -7,7 +7,7 @@ import pytest
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_engine
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, Placement, PlanOptions, Profile
 
 CLUSTER = Cluster("two", tuple(Gpu(f"g{i}", "cpu", i, 1e9, 1e9, 10**9) for i in range(2)))

@@ -6,7 +6,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic, without_proof
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.conftest import cluster

@@ -19,7 +19,7 @@ from aurora.planner.control.plan_controller import (
 )
 from aurora.types import ControlOptions, Curve, Hierarchy, Placement, servers
 from tests.conftest import cluster
-from tests.planner.test_make_plan import profile
+from tests.planner.test_plan import profile
 
 
 def of_kinds(machines, *kinds):

@@ -12,10 +12,10 @@ from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import order as schedule_of
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.bounds import cut_bound, fluid_bound
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Network, Order, PlanOptions, SyntheticOptions, leaf_spine

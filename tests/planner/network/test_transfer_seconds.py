@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.make_plan import make_plan
 from aurora.planner.network.schedule_time import fluid_pieces, steps_seconds, timed
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import Network, SyntheticOptions, TransferCurve, servers
 from tests.conftest import cluster

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import group_tokens
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.cost_model import group_costs, group_tokens
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
-from aurora.planner.placement.objective import exclusive
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.cost_model import exclusive, group_costs
+from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.placement.coupled_requests import coupled_s
-from tests.planner.test_make_plan import profile
+from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
 
 MATRICES = st.integers(1, 5).flatmap(lambda n: arrays(np.float64, (2, n, n), elements=st.integers(0, 12).map(float)))

@@ -12,13 +12,12 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_plan, save
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.migrate import move
+from aurora.planner.migrate import migrate
 from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, coactivation_search, distinct_tokens
-from aurora.planner.placement.deduplicated_layers import place_deduplicated
-from aurora.planner.placement.exclusive_layers import place_exclusive
+from aurora.planner.placement.cost_model import group_costs, layer_costs
 from aurora.planner.placement.explain import explain
-from aurora.planner.placement.profile_costs import group_costs, layer_costs
+from aurora.planner.plan import make_plan
+from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.planner.workload.traffic import deduplicated_tokens, layer_traffic
 from aurora.simulator.interpreter import simulate_plan
@@ -149,8 +148,9 @@ def test_plans_are_priced_by_hand_and_never_longer_than_refined_ones_counted_onc
 
 def near_and_start(machines, profile, slots=None):
     options, rng = PlanOptions("swap-search", "exact", slots_per_gpu=slots, aim="own"), np.random.default_rng(0)
-    start = place_exclusive(machines, profile, (), options)
-    return place_deduplicated(machines, profile, start, options, rng), start
+    scenario = Exclusive(machines, [profile], options)
+    start = scenario.place(rng)
+    return scenario.place_deduplicated(start.placements_M[0], rng), start
 
 
 @pytest.mark.full
@@ -245,7 +245,7 @@ def test_other_traffic_and_the_plan_in_force_are_counted_once_too():
     assert evaluate(plan, [later]).own.models[0].deduplicated
     assert sum(layer.value_s for layer in explain(plan, [profile])) == pytest.approx(plan.objective_s)
     again = make_plan(machines, [later], ONCE)
-    moved, done = move(again, plan, [later])
+    moved, done = migrate(again, plan, [later])
     assert moved.models[0].deduplicated
     assert done.moved_s <= min(done.kept_s, again.objective_s) * (1 + 1e-9)
     everywhere = Placement(((tuple(range(8)),) * 2,) * 2, (((0.5,) * 8,) * 2,) * 2)
@@ -253,7 +253,7 @@ def test_other_traffic_and_the_plan_in_force_are_counted_once_too():
         replace(plan.models[0], placement=everywhere)
     in_force = replace(plan, models=(replace(plan.models[0], placement=everywhere, deduplicated=False),))
     with pytest.raises(BadInput, match="expected a placement without replicas, found replicas"):
-        move(again, in_force, [later])
+        migrate(again, in_force, [later])
 
 
 def test_counts_alone_do_not_price_a_plan_that_counts_once():

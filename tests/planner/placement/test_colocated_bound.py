@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import bounds as module
 from aurora.planner.placement.bounds import colocated_bound_s
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.objective import formula, objectives
-from aurora.planner.placement.profile_costs import layer_costs
+from aurora.planner.plan import make_plan
 from aurora.types import Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

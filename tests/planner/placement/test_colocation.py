@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.branch_and_bound import SLACK, branch_and_bound, lp_bound, prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem, anneal, gpu_terms, longest_path
-from aurora.planner.placement.cost_model import GroupCosts
+from aurora.planner.placement.cost_model import GroupCosts, group_costs
 from aurora.planner.placement.objective import objectives
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 from tests.conftest import cluster
-from tests.planner.test_make_plan import profile
+from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
 
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.explain import explain
+from aurora.planner.plan import make_plan
 from aurora.reports.explain import explain_tables
 from aurora.reports.formatting import as_text
 from aurora.types import PlanOptions
 from tests.conftest import cluster
-from tests.planner.test_make_plan import profile
+from tests.planner.test_plan import profile
 from tests.strategies import clusters, profiles
 
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from aurora.planner.placement import phase_sums as module
 from aurora.planner.placement.bounds import layer_bound_s
+from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.phase_sums import PhaseSums, lp_rounding
-from aurora.planner.placement.placed_models import unreplicated
-from aurora.planner.placement.profile_costs import AIMS, aimed_costs
 from aurora.planner.placement.slot_search import slot_search
+from aurora.planner.scenarios.scenario import unreplicated
 from tests.conftest import cluster
-from tests.planner.placement.test_exclusive_layers import drawn
+from tests.planner.scenarios.test_exclusive import drawn
 from tests.strategies import clusters, profiles
 
 ONE = st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=1)))

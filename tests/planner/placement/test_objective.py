@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement.objective import PhaseTimes, causal, exclusive, paper
+from aurora.planner.placement.cost_model import PhaseTimes, exclusive
+from aurora.planner.placement.objective import causal, paper
 
 
 @st.composite

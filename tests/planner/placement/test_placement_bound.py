@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement import bounds
 from aurora.planner.placement.bounds import layer_bound_s
+from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.phase_sums import PhaseSums, phase_program
-from aurora.planner.placement.profile_costs import AIMS, aimed_costs
+from aurora.planner.plan import make_plan
 from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement.cost_model import LayerCosts
+from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
 from aurora.planner.placement.phase_sums import PhaseSums
-from aurora.planner.placement.profile_costs import aimed_costs
 from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.types import Placement
 from tests.strategies import clusters, profiles

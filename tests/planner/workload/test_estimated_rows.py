@@ -8,9 +8,9 @@ from hypothesis import given
 import aurora
 from aurora.planner.alltoall.hierarchical import hierarchical_rows
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
-from aurora.planner.placement.profile_costs import layer_costs
-from aurora.planner.workload.estimated_rows import CountedTokens, estimated_rows
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus
+from aurora.planner.workload.traffic import CountedTokens, estimated_rows
 from aurora.types import TOKEN_SPREADS, Hierarchy, SyntheticOptions
 from tests.planner.test_hierarchical_plans import slow_nics
 from tests.planner.workload.test_serving_gpus import replicated

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.planner.workload.grouped_kernels import BalancedPoints, grouped_curves
+from aurora.planner.workload.curve_fit import BalancedPoints, grouped_curves
 
 EXPERTS, HELD, LAUNCH_S = 64, 16, 20e-6
 TOKENS = np.array([4.0, 16.0, 32.0, 64.0, 256.0, 1024.0, 4096.0])  # rows of the layer

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.micro_batches import micro_batches
+from aurora.planner.workload.step_traffic import micro_batches
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import SyntheticOptions
 from tests.strategies import profiles, routed_profiles

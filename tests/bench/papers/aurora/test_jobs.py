@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.cost_model import group_costs
 from aurora.types import Cluster, Curve, Gpu, Profile
 from bench.papers.aurora.jobs import PRICINGS, job, lina_all, lina_half
 from bench.papers.aurora.studies import StudySetting

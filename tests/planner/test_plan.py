@@ -14,13 +14,13 @@ from aurora.planner import layers_in_threads
 from aurora.planner.alltoall import schedule as alltoall
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import exclusive, group_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import BUSIEST_RESOURCE, causal, exclusive, formula
-from aurora.planner.placement.profile_costs import group_costs
+from aurora.planner.placement.objective import BUSIEST_RESOURCE, causal, formula
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Curve, Network, PlanOptions, Profile
 from tests.conftest import cluster

@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aurora.advisor.simulated_choice import (
+from aurora.errors import BadInput
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import (
     COLOCATIONS,
     EXCLUSIVE_PLACES,
     TIE,
     WEIGHTS_PAY,
-    simulated_plan,
+    candidates,
+    soonest,
     with_micro_batches,
     with_time_slice,
 )
-from aurora.errors import BadInput
-from aurora.planner.make_plan import make_plan
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Curve, PlanOptions
 from aurora.types.options import MICRO_BATCH_COUNTS
@@ -32,7 +33,8 @@ from tests.strategies import clusters, profiles
 @given(st.integers(1, 3).flatmap(lambda n: st.tuples(clusters(n), st.lists(profiles(n), min_size=1, max_size=2))))
 def test_no_candidate_is_simulated_shorter(case):
     machines, sources = case
-    chosen = simulated_plan(machines, sources, PlanOptions(objective="simulated"))
+    ways = candidates(PlanOptions(objective="simulated"), sources)
+    chosen = soonest([make_plan(machines, sources, options) for options in ways], sources)
     assert chosen.notes == ("chosen by simulation",)
     took = simulate_plan(chosen, sources).seconds
     if len(sources) == 1:
@@ -55,16 +57,16 @@ def test_turns_are_those_that_are_simulated_faster(case):
 
 
 def test_turns_are_chosen_by_as_many_windows_as_a_second_or_two_allow(monkeypatch):
-    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
+    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 2 * 2 * 2 * 3)  # of two pairs and two layers
     seen = []
     monkeypatch.setattr(
-        "aurora.advisor.simulated_choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
+        "aurora.planner.simulated_choice.simulate_plan", lambda plan, given: seen.append(given) or simulate_plan(plan, given)
     )
     sources = [profile([[[[0, 4], [4, 0]]]] * 5, name=name) for name in "ab"]
     plan = make_plan(cluster(1.0, 1.0), sources)
     with_time_slice(plan, sources)
     assert [[profile.windows for profile in given] for given in seen] == [[3, 3], [3, 3]]
-    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 7)
+    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 7)
     assert with_time_slice(plan, sources) is plan
 
 
@@ -75,7 +77,7 @@ def test_turns_on_one_gpu():
 
 def test_something_must_be_left_to_choose():
     with pytest.raises(BadInput, match="found nothing to choose between"):
-        simulated_plan(None, [None], PlanOptions(place="balanced"))
+        candidates(PlanOptions(objective="simulated", place="balanced"), [None])
 
 
 def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
@@ -94,7 +96,7 @@ def test_micro_batches_are_chosen_where_they_pay(monkeypatch):
     assert chosen.options.time_slice in AUTO_TIME_SLICES
     (note,) = chosen.notes
     assert note.startswith(f"micro-batches: {best} (by {chosen.options.time_slice}); in the simulator 1 {in_s[1]:.4g} s, 2 (by")
-    monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer
+    monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 2 * 2 * 8)  # one layer
     assert with_micro_batches(plan, [shared]).options.micro_batches > 1
     starts = replace(plan, cluster=cluster(1.0, 1.0, startup_s=100.0))  # of which micro-batches have more
     assert with_micro_batches(starts, [shared]).options.micro_batches == 1
@@ -114,7 +116,7 @@ def test_micro_batches_have_layers_that_are_long_enough_for_the_host(monkeypatch
     plan = make_plan(cluster(1.0, 1.0), [shared])
     layer_s = simulate_plan(plan, [shared]).seconds / 3
     if layers_at_once:
-        monkeypatch.setattr("aurora.advisor.simulated_choice.TRANSFERS", 2 * 2 * 8)
+        monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 2 * 2 * 8)
     best = with_micro_batches(plan, [shared]).options.micro_batches
     assert best > 1
     for least_s, most in ((layer_s / 4.1, 4), (layer_s / 2.1, 2), (layer_s / 1.9, 1), (layer_s * 2, 1)):

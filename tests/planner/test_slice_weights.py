@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.advisor.simulated_choice import LEAST_WEIGHTS, small_weights, weights_by_need, with_time_slice
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import LEAST_WEIGHTS, small_weights, weights_by_need, with_time_slice
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types.options import MOST_WEIGHT
 from tests.conftest import cluster

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.make_plan import make_plan
-from aurora.planner.migration.migrate import move
+from aurora.planner.migrate import migrate
+from aurora.planner.plan import make_plan
 from aurora.types import Placement, PlanOptions
 from tests.conftest import cluster
-from tests.planner.placement.test_exclusive_layers import LINEAR, drawn, priced, profile
+from tests.planner.scenarios.test_exclusive import LINEAR, drawn, priced, profile
 from tests.strategies import clusters, profiles
 
 OLD = PlanOptions("random", "random", "random")
@@ -47,7 +47,7 @@ def test_a_move_is_never_slower_and_carries_what_arrives(case, budget):
     machines, found, options = case
     old = replace(make_plan(machines, found, OLD), epoch=4)
     new = make_plan(machines, found, options)
-    plan, moved = move(new, old, found, budget)
+    plan, moved = migrate(new, old, found, max_move_bytes=budget)
     check_plan(plan)
     assert plan.epoch == 5
     assert plan.options == new.options
@@ -79,7 +79,7 @@ def test_the_same_groups_on_gpus_of_other_names_stay():
     renamed = new.models[0].placement.relabelled(np.array([2, 3, 1, 0]))
     assert renamed != new.models[0].placement
     old = replace(new, models=(replace(new.models[0], placement=renamed),))
-    plan, moved = move(new, old, [source])
+    plan, moved = migrate(new, old, [source])
     assert (moved.layers, moved.bytes_GG.sum()) == ((), 0)
     assert plan.models[0].placement == renamed
     assert moved.moved_s == pytest.approx(moved.kept_s)
@@ -92,7 +92,7 @@ def test_gpus_that_differ_do_not_stand_in_for_each_other():
     machines = replace(fast, gpus=(fast.gpus[0], replace(fast.gpus[1], speed=0.25)))
     old = make_plan(machines, [source], PlanOptions("contiguous", "contiguous"))
     old = replace(old, models=(replace(old.models[0], placement=Placement((((1,), (0,)),))),))
-    plan, moved = move(make_plan(machines, [source], PlanOptions("contiguous")), old, [source])
+    plan, moved = migrate(make_plan(machines, [source], PlanOptions("contiguous")), old, [source])
     assert plan.models[0].placement.slots_LG == (((0,), (1,)),)
     assert moved.layers == (0,)
     assert moved.bytes_GG.tolist() == [[0, 10], [10, 0]]
@@ -106,7 +106,7 @@ def test_the_budget_moves_the_layer_that_saves_most():
     new = make_plan(machines, [source], PlanOptions("contiguous"))
     old = replace(new, models=(replace(new.models[0], placement=Placement((((1,), (0,)),) * 2)),))
     for budget, layers in ((None, (0, 1)), (40, (0, 1)), (39, (1,)), (20, (1,)), (19, ()), (0, ())):
-        plan, moved = move(new, old, [source], budget)
+        plan, moved = migrate(new, old, [source], max_move_bytes=budget)
         assert moved.layers == layers
         assert moved.bytes_GG.sum() == 20 * len(layers)
     assert plan.models[0].placement == old.models[0].placement
@@ -118,8 +118,8 @@ def test_layers_that_meet_move_together():
     pair = [profile(rng.integers(1, 30, (1, layers, 4, 8)), name=f"l{layers}") for layers in (5, 2)]
     machines = cluster(1e2, 2e2, 1e2, 2e2)
     new, old = make_plan(machines, pair), make_plan(machines, pair, OLD)
-    whole = int(move(new, old, pair)[1].bytes_GG.sum())
-    plan, moved = move(new, old, pair, whole - 1)
+    whole = int(migrate(new, old, pair)[1].bytes_GG.sum())
+    plan, moved = migrate(new, old, pair, max_move_bytes=whole - 1)
     assert moved.layers in ((0, 2, 4), (1, 3))
     assert 0 < moved.bytes_GG.sum() < whole
     assert plan.objective_s < moved.kept_s
@@ -131,10 +131,10 @@ def test_layers_of_three_models_that_meet_by_way_of_another_move_together():
     three = [profile(rng.integers(1, 30, (1, layers, 4, 8)), name=f"l{layers}") for layers in (6, 2, 3)]
     machines = cluster(1e2, 2e2, 1e2, 2e2)
     new, old = make_plan(machines, three), make_plan(machines, three, OLD)
-    plan, moved = move(new, old, three)
+    plan, moved = migrate(new, old, three)
     assert moved.layers == (0, 1, 2, 3, 4, 5)
     assert plan.objective_s < moved.kept_s
-    stays, none = move(new, old, three, int(moved.bytes_GG.sum()) - 1)
+    stays, none = migrate(new, old, three, max_move_bytes=int(moved.bytes_GG.sum()) - 1)
     assert (none.layers, none.bytes_GG.sum()) == ((), 0)
     assert [m.placement for m in stays.models] == [m.placement for m in old.models]
 
@@ -143,9 +143,9 @@ def test_replicas_come_from_their_owners():
     source = profile([[[[90, 5, 5, 5]] * 4]])
     machines = cluster(1e6, 1e6, 1e6, 1e6)
     old, new = make_plan(machines, [source]), make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
-    plan, moved = move(new, old, [source])
+    plan, moved = migrate(new, old, [source])
     assert moved.bytes_GG.sum() == arrivals(old.models[0].placement, plan.models[0].placement, source) > 0
-    kept, back = move(replace(old, epoch=9), new, [source])
+    kept, back = migrate(replace(old, epoch=9), new, [source])
     assert back.layers == ()
     assert kept.models[0].placement == new.models[0].placement
     assert kept.bound_s == old.bound_s  # replicas fit, so it held for them before
@@ -157,7 +157,7 @@ def test_domains_and_aims_price_the_move():
     machines = cluster(1e3, 2e3, 1e3, 4e3)
     new = make_plan(machines, found[:1], PlanOptions(aim="cvar"), domains=found[1:])
     old = make_plan(machines, found[:1], OLD)
-    plan, moved = move(new, old, found[:1], domains=found[1:])
+    plan, moved = migrate(new, old, found[:1], domains=found[1:])
     each = sorted(priced(plan, source) for source in found)
     assert moved.planned_s == pytest.approx(new.objective_s)
     assert plan.objective_s == pytest.approx(np.mean(each[-2:]))
@@ -176,6 +176,6 @@ def test_plans_that_cannot_follow_one_another():
     ]
     for old in others:
         with pytest.raises(BadInput, match="`previous`: expected a plan for the same cluster and the same models"):
-            move(new, old, [source])
+            migrate(new, old, [source])
     with pytest.raises(BadInput, match="`max_move_bytes`: expected zero or more, found -1"):
-        move(new, new, [source], -1)
+        migrate(new, new, [source], max_move_bytes=-1)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
+from aurora.planner.placement.cost_model import SUMMED, aimed_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.profile_costs import SUMMED, aimed_costs
+from aurora.planner.plan import make_plan
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import PHASES, Curve, Placement, PlanOptions, Profile

@@ -1,7 +1,12 @@
-"""Chooses between candidate plans by simulation, which prices what the planning models leave out."""
+"""Chooses between candidate plans by simulation, which prices what the planning models leave out.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+It chooses between placements, flat and hierarchical all-to-alls, time slices and their weights, seconds between preemption
+points, and numbers of micro-batches.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from math import gcd
 from operator import itemgetter
 
@@ -10,49 +15,56 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
-from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.make_plan import make_plan
-from aurora.planner.placement.deduplicated_layers import coactivation_reason
 from aurora.planner.placement.objective import objectives
-from aurora.planner.plan_seconds import seconds_between
-from aurora.planner.resolve_options import flat_reason
-from aurora.planner.workload.micro_batches import cut_traffic
+from aurora.planner.resolve_options import coactivation_reason, flat_reason
+from aurora.planner.scenarios.scenario import seconds_between
+from aurora.planner.workload.step_traffic import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.options import MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
-TIE = 1.02  # what takes at most this much longer than the fastest is as fast
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
 RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
+COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
+TIE = 1.02  # numbers of micro-batches that are slower than the fastest by at most this are as fast
+LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
+LAYERS = 4  # of an interactive model that are simulated
 CLOSE = 0.1  # by how much weights may differ from needs, relative to these
 LEAST_WEIGHTS = 4  # the smallest weight is at most this
-LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
-LAYERS = 4  # of a model that are simulated
-COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 
 
-def simulated_plan(
-    cluster: Cluster,
-    profiles: Sequence[Profile],
-    options: PlanOptions,
-    profile_paths: Sequence[str] = (),
-    progress: Progress = untold,
-) -> Plan:
-    """Makes candidate plans and returns the one that serves the profiles' windows soonest in the simulator.
+def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOptions]:
+    """Returns the options of each candidate plan; but for the objective "simulated" these are the only one.
 
     For several models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
-    EXCLUSIVE_PLACES. A strategy that `options` name is kept. Of equal candidates the first is returned. Arguments and errors
-    are those of `make_plan`; BadInput also if the options leave nothing to choose.
+    EXCLUSIVE_PLACES. A strategy that `options` name is kept.
+
+    Raises:
+        BadInput: if the objective is "simulated" and the options leave nothing to choose.
     """
-    candidates = list(_candidates(options, len(profiles)))
-    if len(candidates) < 2:
+    if options.objective != SIMULATED:
+        return [options]
+    if len(profiles) == 1:
+        places = EXCLUSIVE_PLACES if options.place == "auto" else (options.place,)
+        found = [replace(options, place=place, objective=PlanOptions.objective) for place in places]
+    else:
+        colocations = COLOCATIONS if options.colocate == "auto" else (options.colocate,)
+        pairs = product(objectives(len(profiles)), colocations)
+        found = [replace(options, colocate=colocate, objective=objective) for objective, colocate in pairs]
+    if len(found) < 2:
         raise BadInput(f"`objective` {SIMULATED}: expected `place` or `colocate` left to auto, found nothing to choose between")
-    plans = [make_plan(cluster, profiles, candidate, profile_paths, progress=progress) for candidate in candidates]
+    return found
+
+
+def soonest(plans: Sequence[Plan], profiles: Sequence[Profile]) -> Plan:
+    """Returns the plan that serves the profiles' windows soonest in the simulator, of equal ones the first; or a single one."""
+    if len(plans) == 1:
+        return plans[0]
     best = min(plans, key=lambda plan: simulate_plan(plan, profiles).seconds)
     return replace(best, notes=(*best.notes, "chosen by simulation"))
 
@@ -96,92 +108,6 @@ def _soonest(plan: Plan, profiles: Sequence[Profile], among: Sequence[str]) -> t
     return min(((simulate_plan(each, profiles).seconds, each) for each in _by_time_slice(plan, among)), key=itemgetter(0))
 
 
-def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:
-    """Returns weights of time slices that follow the models' needs, and which need each follows.
-
-    A model needs as many slices as it has layers in all windows, and ports for as long as its bytes take. Weights of 1 each
-    are left out, and where weights or priorities are given there are none.
-
-    Args:
-        plan: a plan.
-        profiles: its traffic, one profile per model.
-    """
-    if not plan.colocated or plan.options.weights or plan.options.priorities:
-        return {}
-    needs = {
-        "exchanges": [profile.windows * profile.layers for profile in profiles],
-        "bytes": [int(each.tokens_TLSE.sum()) * (each.dispatch_bytes + each.combine_bytes) for each in profiles],
-    }
-    found: dict[tuple[int, ...], str] = {}
-    for name, need_M in needs.items():
-        if min(need_M) > 0 and max(weights_M := small_weights(need_M)) > 1:
-            found.setdefault(weights_M, name)
-    return found
-
-
-def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
-    """Returns small whole numbers in about the proportions of some needs, which are above zero.
-
-    Example:
-        >>> small_weights([8, 8.4, 4]), small_weights([3, 2]), small_weights([1, 1.05])
-        ((2, 2, 1), (3, 2), (1, 1))
-    """
-    share_M = np.asarray(need_M, dtype=np.float64) / min(need_M)
-    for least in range(1, max(1, min(LEAST_WEIGHTS, int(MOST_WEIGHT / share_M.max()))) + 1):
-        weight_M = np.clip(np.rint(least * share_M), 1, MOST_WEIGHT)
-        if (abs(weight_M / (least * share_M) - 1) <= CLOSE).all():
-            break
-    whole_M = weight_M.astype(np.int64).tolist()
-    return tuple(weight // gcd(*whole_M) for weight in whole_M)
-
-
-def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Returns a plan with seconds between preemption points, if it has interactive models and its options leave them open.
-
-    They are LAYER_SHARE of the shortest layer of an interactive model that has the GPUs to itself. A note on the plan says so.
-
-    Args:
-        plan: the plan.
-        profiles: one profile per model.
-
-    Raises:
-        BadInput: if profiles are not those of the plan's models.
-    """
-    options = plan.options
-    if options.preemption_s is not None or PRIORITIES[0] not in options.priorities:
-        return plan
-    check_traffic(plan, profiles)
-    interactive = [model for model, name in enumerate(options.priorities) if name == PRIORITIES[0]]
-    layer_s, name = min((_layer_s(plan, model, profiles[model]), plan.models[model].model) for model in interactive)
-    if layer_s == 0:  # without compute curves and network times nothing is known
-        return plan
-    preemption_s = float(f"{layer_s * LAYER_SHARE:.2g}")
-    note = f"`preemption`: {preemption_s:g} s, {LAYER_SHARE:.0%} of a layer of {name}, which takes {layer_s:.3g} s alone"
-    return replace(plan, options=replace(options, preemption_s=preemption_s), notes=(*plan.notes, note))
-
-
-def _layer_s(plan: Plan, model: int, profile: Profile) -> float:
-    """Simulated seconds of one of a model's layers alone, with a window that few are smaller than: one of decoding."""
-    some = np.unique(np.linspace(0, profile.layers - 1, min(LAYERS, profile.layers)).astype(np.int64))
-    tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
-    served_T = np.flatnonzero(tokens_T)
-    if plan.models[model].deduplicated or len(served_T) == 0:
-        window = profile.first_windows(1)  # with its tokens' routing
-    else:
-        window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
-    program = compile_plan(plan)
-    alone = replace(
-        program,
-        names_M=program.names_M[model : model + 1],
-        placements_M=program.placements_M[model : model + 1],
-        ops_ML=program.ops_ML[model : model + 1],
-        deduplicated_M=program.deduplicated_M[model : model + 1],
-        policies_M=(),
-        plan_model_M=(),
-    )
-    return simulate(alone.at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
-
-
 def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, least_layer_s: float = 0.0) -> Plan:
     """Returns a plan with some number of micro-batches, and with the faster time slice if its options leave that open.
 
@@ -223,36 +149,44 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
     return replace(chosen, notes=(*chosen.notes, note))
 
 
-def faster_all_to_all(
-    make: Callable[[PlanOptions], Plan],
-    cluster: Cluster,
-    profiles: Sequence[Profile],
-    options: PlanOptions,
-    domains: Sequence[Profile] = (),
-) -> Plan:
-    """Makes plans with flat and with hierarchical all-to-alls, and returns that which serves the profiles soonest.
+def all_to_alls(
+    options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> dict[str, PlanOptions]:
+    """Returns the options of plans between whose all-to-alls `faster_all_to_all` chooses, by a name of theirs.
 
-    Flat all-to-alls are tried with a row for each choice of a token and, of one model, with a row for each GPU that it needs
-    (`coactivation`). They are compared by `simulated_seconds`; of seconds that are estimated from counts, the most that counts
-    allow are compared. All-to-alls are flat where they cannot be hierarchical, or no server has several GPUs. On servers of
-    several GPUs a note on the plan says what was chosen and why.
+    If `options.all_to_all` is "auto", on servers of several GPUs: flat with a row for each choice of a token and, of one model,
+    with a row for each GPU that it needs (`coactivation`), and hierarchical.
+    """
+    if options.all_to_all != "auto":
+        return {options.all_to_all: options}
+    ways = {"flat": options}  # as "auto" is flat without the simulator
+    if _choosable(cluster) and flat_reason(cluster, domains) is None:
+        ways["hierarchical"] = replace(options, all_to_all="hierarchical")
+        if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
+            ways["flat with `coactivation`"] = replace(options, all_to_all="flat", coactivation=True)
+    return ways
+
+
+def faster_all_to_all(
+    plans: Mapping[str, Plan], options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> Plan:
+    """Returns the plan whose all-to-alls serve the profiles soonest in the simulator, with a note on what was chosen and why.
+
+    They are compared by `simulated_seconds`; of seconds that are estimated from counts, the most that counts allow are
+    compared. All-to-alls are flat where they cannot be hierarchical.
 
     Args:
-        make: makes a plan by options.
-        cluster: the GPUs.
+        plans: the plans that `all_to_alls` names.
+        options: the options that it was given.
         profiles: one profile per model.
-        options: the options, with `all_to_all` "auto".
         domains: further profiles of a single model.
     """
-    flat = make(replace(options, all_to_all="flat"))
-    server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
-    if len(set(server_G)) in (len(server_G), 1):
-        return flat
-    if reason := flat_reason(flat.options, cluster, domains):
-        return replace(flat, notes=(*flat.notes, f"all-to-alls are flat; for hierarchical ones: {reason}"))
-    plans = {"flat": flat, "hierarchical": make(replace(options, all_to_all="hierarchical"))}
-    if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
-        plans["flat with `coactivation`"] = make(replace(options, all_to_all="flat", coactivation=True))
+    if len(plans) == 1:
+        (only,) = plans.values()
+        if options.all_to_all == "auto" and _choosable(only.cluster):
+            reason = flat_reason(only.cluster, domains)
+            return replace(only, notes=(*only.notes, f"all-to-alls are flat; for hierarchical ones: {reason}"))
+        return only
     seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
     over = plans["hierarchical"]
     between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
@@ -264,6 +198,12 @@ def faster_all_to_all(
     slower = ", ".join(f"{name} {said[name]}" for name in others)
     note = f"all-to-alls are {best}: {said[best]} in the simulator, {slower}"
     return replace(plans[best], notes=(*plans[best].notes, note))
+
+
+def _choosable(cluster: Cluster) -> bool:
+    """Whether there are several servers, of which one has several GPUs."""
+    server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
+    return len(set(server_G)) not in (len(server_G), 1)
 
 
 def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
@@ -279,7 +219,7 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
 
 
 def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
-    """Returns `simulated_seconds`, of the same windows or layers for plans with up to `parts` micro-batches."""
+    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
     if first := _first_windows(plan.cluster, profiles, parts):
         return simulate_plan(plan, first).seconds
     layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
@@ -292,7 +232,7 @@ def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
 
 
 def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
-    """Returns the number of layers that `_seconds` simulates of one model, in all windows."""
+    """How many layers `_seconds` simulates of one model, in all windows."""
     if first := _first_windows(cluster, [profile], parts):
         return first[0].windows * profile.layers
     return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
@@ -310,22 +250,97 @@ def _by_time_slice(plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> list[
 
 
 def _micro_batches_of(plan: Plan) -> str:
-    """Returns the number of micro-batches in words, and with several their time slice."""
+    """How many micro-batches a plan has, and with several their time slice."""
     parts = plan.options.micro_batches
     return "1" if parts == 1 else f"{parts} (by {plan.options.time_slice})"
 
 
 def _pairs(cluster: Cluster) -> int:
-    """Returns the number of ordered pairs of GPUs, at least one."""
+    """How many ordered pairs of GPUs there are, at least one."""
     return max(1, len(cluster) * (len(cluster) - 1))
 
 
-def _candidates(options: PlanOptions, models: int) -> Iterator[PlanOptions]:
-    """The options of each candidate plan."""
-    if models == 1:
-        for place in EXCLUSIVE_PLACES if options.place == "auto" else (options.place,):
-            yield replace(options, place=place, objective=PlanOptions.objective)
-        return
-    for objective in objectives(models):
-        for colocate in COLOCATIONS if options.colocate == "auto" else (options.colocate,):
-            yield replace(options, colocate=colocate, objective=objective)
+def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Returns a plan with seconds between preemption points, if it has interactive models and its options leave them open.
+
+    They are LAYER_SHARE of the shortest layer of an interactive model that has the GPUs to itself. A note on the plan says so.
+
+    Args:
+        plan: the plan.
+        profiles: one profile per model.
+
+    Raises:
+        BadInput: if profiles are not those of the plan's models.
+    """
+    options = plan.options
+    if options.preemption_s is not None or PRIORITIES[0] not in options.priorities:
+        return plan
+    check_traffic(plan, profiles)
+    interactive = [model for model, name in enumerate(options.priorities) if name == PRIORITIES[0]]
+    layer_s, name = min((_interactive_layer_s(plan, model, profiles[model]), plan.models[model].model) for model in interactive)
+    if layer_s == 0:  # without compute curves and network times nothing is known
+        return plan
+    preemption_s = float(f"{layer_s * LAYER_SHARE:.2g}")
+    note = f"`preemption`: {preemption_s:g} s, {LAYER_SHARE:.0%} of a layer of {name}, which takes {layer_s:.3g} s alone"
+    return replace(plan, options=replace(options, preemption_s=preemption_s), notes=(*plan.notes, note))
+
+
+def _interactive_layer_s(plan: Plan, model: int, profile: Profile) -> float:
+    """Simulated seconds of one of a model's layers alone, with a window that few are smaller than: one of decoding."""
+    some = np.unique(np.linspace(0, profile.layers - 1, min(LAYERS, profile.layers)).astype(np.int64))
+    tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
+    served_T = np.flatnonzero(tokens_T)
+    if plan.models[model].deduplicated or len(served_T) == 0:
+        window = profile.first_windows(1)  # with its tokens' routing
+    else:
+        window = profile.at_windows([served_T[np.argsort(tokens_T[served_T], kind="stable")[len(served_T) // 4]]])
+    program = compile_plan(plan)
+    alone = replace(
+        program,
+        names_M=program.names_M[model : model + 1],
+        placements_M=program.placements_M[model : model + 1],
+        ops_ML=program.ops_ML[model : model + 1],
+        deduplicated_M=program.deduplicated_M[model : model + 1],
+        policies_M=(),
+        plan_model_M=(),
+    )
+    return simulate(alone.at_layers([some]), plan.cluster, [window.at_layers(some)]).seconds / len(some)
+
+
+def weights_by_need(plan: Plan, profiles: Sequence[Profile]) -> Mapping[tuple[int, ...], str]:
+    """Returns weights of time slices that follow the models' needs, and which need each follows.
+
+    A model needs as many slices as it has layers in all windows, and ports for as long as its bytes take. Weights of 1 each
+    are left out, and where weights or priorities are given there are none.
+
+    Args:
+        plan: a plan.
+        profiles: its traffic, one profile per model.
+    """
+    if not plan.colocated or plan.options.weights or plan.options.priorities:
+        return {}
+    needs = {
+        "exchanges": [profile.windows * profile.layers for profile in profiles],
+        "bytes": [int(each.tokens_TLSE.sum()) * (each.dispatch_bytes + each.combine_bytes) for each in profiles],
+    }
+    found: dict[tuple[int, ...], str] = {}
+    for name, need_M in needs.items():
+        if min(need_M) > 0 and max(weights_M := small_weights(need_M)) > 1:
+            found.setdefault(weights_M, name)
+    return found
+
+
+def small_weights(need_M: Sequence[float]) -> tuple[int, ...]:
+    """Returns small whole numbers in about the proportions of some needs, which are above zero.
+
+    Example:
+        >>> small_weights([8, 8.4, 4]), small_weights([3, 2]), small_weights([1, 1.05])
+        ((2, 2, 1), (3, 2), (1, 1))
+    """
+    share_M = np.asarray(need_M, dtype=np.float64) / min(need_M)
+    for least in range(1, max(1, min(LEAST_WEIGHTS, int(MOST_WEIGHT / share_M.max()))) + 1):
+        weight_M = np.clip(np.rint(least * share_M), 1, MOST_WEIGHT)
+        if (abs(weight_M / (least * share_M) - 1) <= CLOSE).all():
+            break
+    whole_M = weight_M.astype(np.int64).tolist()
+    return tuple(weight // gcd(*whole_M) for weight in whole_M)

@@ -9,13 +9,16 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.planner.check.plans import check_plan
-from aurora.planner.make_plan import surviving
 from aurora.planner.migration.weight_moves import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
-from aurora.planner.placement.bounds import placement_bound_s
-from aurora.planner.placement.exclusive_layers import unseen_seconds
-from aurora.planner.plan_seconds import layer_seconds, objective_between
-from aurora.planner.schedule_model import schedule_model
+from aurora.planner.plan import (
+    checked,
+    held_slots,
+    layer_seconds,
+    planned_scenario,
+    schedule_model,
+    surviving,
+)
+from aurora.planner.scenarios.scenario import Scenario
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -41,44 +44,65 @@ class Migration:
     moved_s: float
 
 
-def move(
-    new: Plan,
-    old: Plan,
-    profiles: Sequence[Profile],
-    max_bytes: int | None = None,
+def migrate(
+    plan: Plan,
+    previous: Plan,
+    profiles: Profile | Sequence[Profile],
+    *,
+    max_move_bytes: int | None = None,
     domains: Sequence[Profile] = (),
 ) -> tuple[Plan, Migration]:
-    """Makes the plan that replaces `old`, with the fewest bytes moved; see `aurora.migrate`.
+    """Adapts a new plan to the plan in force, so that few expert weights move.
 
     Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
     few replicas. Layers of colocated models that run at the same time move or stay as one.
+
+    Args:
+        plan: the new plan, made for `profiles` and `domains`.
+        previous: the plan in force, for the same cluster and models.
+        profiles: the traffic, one profile per model.
+        max_move_bytes: bytes of weights that may move at most; the layers that save the most time move. None: all layers that
+            save time.
+        domains: the further profiles that `plan` was made for.
+
+    Returns:
+        (next plan, migration): the plan to run next, one epoch after `previous`, with GPUs relabelled so that the fewest bytes
+        move; and what moves, in which order, and what it gains.
+
+    Raises:
+        BadInput: if the plans are for other clusters or models.
+        InfeasiblePlan: if `max_move_bytes` is less than `min_replicas` needs.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.3, which relabels greedily.
     """
-    _check_plans(new, old)
-    if max_bytes is not None and max_bytes < 0:
-        raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_bytes}")
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
+    _check_plans(plan, previous)
+    if max_move_bytes is not None and max_move_bytes < 0:
+        raise BadInput(f"`max_move_bytes`: expected zero or more, found {max_move_bytes}")
     joint = _JointLayers(tuple(profiles))
-    kept, planned = ([model.placement for model in plan.models] for plan in (old, new))
-    relabelled = _relabelled(kept, planned, joint, new)
+    kept, planned = ([model.placement for model in each.models] for each in (previous, plan))
+    relabelled = _relabelled(kept, planned, joint, plan)
     kept_s_L, planned_s_L, relabelled_s_L = (
-        layer_seconds(new, each, profiles, domains) for each in (kept, planned, relabelled)
+        layer_seconds(plan, each, profiles, domains) for each in (kept, planned, relabelled)
     )
-    must_L = np.array([_below_min_replicas(new, kept[0], layer) for layer in range(joint.count)], dtype=np.int64)
+    must_L = np.array([_below_min_replicas(plan, kept[0], layer) for layer in range(joint.count)], dtype=np.int64)
     relabels_L = (joint.sum(relabelled_s_L) < joint.sum(kept_s_L)) | (must_L > 0)
     saved_s_L = joint.sum(kept_s_L) - np.where(relabels_L, joint.sum(relabelled_s_L), joint.sum(planned_s_L))
     bytes_L = np.array(
         [joint.moved(kept, relabelled if relabels_L[layer] else planned, layer).sum() for layer in range(joint.count)]
     )
-    moves_L = _moving_layers(saved_s_L, bytes_L, must_L, max_bytes, new.options.min_replicas)
+    moves_L = _moving_layers(saved_s_L, bytes_L, must_L, max_move_bytes, plan.options.min_replicas)
     final = joint.stacked(
         [
             kept if not moves else relabelled if relabels else planned
             for moves, relabels in zip(moves_L, relabels_L, strict=True)
         ]
     )
-    plan, schedule, bytes_GG = _next_plan(new, old, joint, kept, final, domains)
+    next_plan, schedule, bytes_GG = _next_plan(plan, previous, joint, kept, final, domains)
     layers = tuple(np.flatnonzero(moves_L[joint.group_L]).tolist())
     kept_s, planned_s = float(kept_s_L.sum()), float(planned_s_L.sum())
-    return plan, Migration(bytes_GG, schedule, layers, kept_s, planned_s, plan.objective_s)
+    return next_plan, Migration(bytes_GG, schedule, layers, kept_s, planned_s, next_plan.objective_s)
 
 
 @dataclass(frozen=True)
@@ -218,34 +242,24 @@ def _next_plan(
         )
         for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
     )
-    moved_s = float(layer_seconds(new, final, joint.profiles, domains).sum())
-    bound_s = min(_bound_s(new, final, joint.profiles, domains), moved_s)
+    scenario = planned_scenario(new, joint.profiles, domains)
+    moved_s = float(scenario.seconds(final).sum())
     plan = replace(
         new,
         models=models,
         objective_s=moved_s,
-        bound_s=bound_s,
+        bound_s=min(_bound_s(new, final, scenario), moved_s),
         assignment_bound_s=None,
         epoch=old.epoch + 1,
-        unseen_s=_unseen_s(new, final, joint.profiles, domains),
+        survival_LK=surviving(new.cluster, new.options, final[0]),
+        unseen_s=None if new.unseen_s is None else scenario.unseen_s(final),
         slot_gain=None,
     )
-    plan = replace(plan, between_s=objective_between(plan, joint.profiles, domains))
-    if plan.options.min_replicas is not None:
-        plan = replace(plan, survival_LK=surviving(new.cluster, final[0], new.options.seed))
-    check_plan(plan)
-    return plan, schedule, bytes_GG
+    return checked(plan, joint.profiles, domains), schedule, bytes_GG
 
 
-def _unseen_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float | None:
-    """The seconds of `final` on unseen traffic, where the new plan has an estimate of its own."""
-    if new.unseen_s is None:
-        return None
-    return unseen_seconds(new.cluster, profiles[0], domains, final[0], new.options.aim)
-
-
-def _bound_s(new: Plan, final: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile]) -> float:
+def _bound_s(new: Plan, final: Sequence[Placement], scenario: Scenario) -> float:
     """A lower bound for every placement, and for `final`, whose old layers may have more slots than the new options."""
-    if len(profiles) > 1 or new.models[0].deduplicated:
+    if len(final) > 1 or new.models[0].deduplicated:
         return new.bound_s
-    return placement_bound_s(new.cluster, profiles[0], domains, new.options, final[0])
+    return sum(scenario.bound(scenario.costs(layer), held_slots(final, layer)) for layer in range(scenario.layers))

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
 from aurora.planner.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.planner.placement.exclusive_layers import place_exclusive
-from aurora.planner.placement.hierarchical_layers import GPU_LOAD, SERVER_LOAD, place_hierarchical, price_hierarchical
-from aurora.planner.placement.objective import exclusive, formula, objectives, seconds
-from aurora.planner.placement.profile_costs import layer_costs
+from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.objective import formula, objectives, seconds
+from aurora.planner.plan import make_plan
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD, Servers
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
@@ -246,9 +246,9 @@ def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, da
 def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower_than_its_start(case, spare):
     cluster, hierarchy, profile = case
     options = PlanOptions("equal-split", "exact", aim="own", slots_per_gpu=-(-profile.experts // len(cluster)) + spare)
-    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
-    placement = place_hierarchical(cluster, profile, start, options, hierarchy)
-    found = price_hierarchical(cluster, [profile], [placement], options, [hierarchy])
+    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
+    placement = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
+    found = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, found_s = (
         exclusive(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
@@ -264,9 +264,9 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
 def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     cluster, hierarchy, profile = case
     options = PlanOptions("swap-search", "exact", aim="own")
-    start = place_exclusive(cluster, profile, (), options)
-    placement = place_hierarchical(cluster, profile, start, options, hierarchy)
-    placed = price_hierarchical(cluster, [profile], [placement], options, [hierarchy])
+    start = Exclusive(cluster, [profile], options).place(np.random.default_rng(0))
+    placement = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
+    placed = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, placed_s = (exclusive(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed))
     assert placed.objective_s == pytest.approx(placed_s)
@@ -278,8 +278,8 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
 def test_experts_that_tokens_choose_together_come_to_one_server_and_load_stays_balanced(shared_nic):
     cluster, hierarchy = two_servers(shared_nic=shared_nic)
     profile = two_communities(4)
-    start = place_exclusive(cluster, profile, (), OWN)
-    placed = place_hierarchical(cluster, profile, start, OWN, hierarchy)
+    start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
+    placed = Servers(cluster, [profile], OWN).over_servers(start.placements_M, [hierarchy])[0]
     rows = [
         sum(crossing_rows(profile, layer, hierarchy.server_G[each.gpu_E(layer)], hierarchy) for layer in range(profile.layers))
         for each in (start.placements_M[0], placed)
@@ -307,8 +307,8 @@ def test_a_faster_server_takes_more_load():
     cluster, hierarchy = two_servers(speeds=[1.0, 1.0, 0.5, 0.5])
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
-    start = place_exclusive(replace(cluster, fabric=None), profile, (), options)
-    placed = place_hierarchical(cluster, profile, start, options, hierarchy)
+    start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))
+    placed = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
     for layer, load_E in enumerate(profile.load_LE):
         fast, slow = np.bincount(hierarchy.server_G[placed.gpu_E(layer)], weights=load_E)
         assert 1.5 * slow < fast < 2.6 * slow
@@ -317,9 +317,9 @@ def test_a_faster_server_takes_more_load():
 def test_a_placement_over_servers_needs_the_choices_of_each_token():
     cluster, hierarchy = two_servers()
     profile = replace(two_communities(4), routing=None)
-    start = place_exclusive(cluster, profile, (), OWN)
+    start = Exclusive(cluster, [profile], OWN).place(np.random.default_rng(0))
     with pytest.raises(BadInput, match="token-level routing"):
-        place_hierarchical(cluster, profile, start, OWN, hierarchy)
+        Servers(cluster, [profile], OWN).over_servers(start.placements_M, [hierarchy])[0]
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from aurora.planner.workload.source_ranks import deal_counts, sources_of, windows_of
+from aurora.profiler.import_routing import deal_counts, sources_of, windows_of
 
 counts = array_shapes(min_dims=3, max_dims=3, max_side=4).flatmap(lambda s: arrays(np.int64, s, elements=st.integers(0, 40)))
 

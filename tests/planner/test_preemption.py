@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from aurora import api
-from aurora.advisor.simulated_choice import LAYER_SHARE, with_preemption
 from aurora.errors import BadInput
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
-from aurora.planner.make_plan import make_plan
+from aurora.planner.plan import make_plan
+from aurora.planner.simulated_choice import LAYER_SHARE, with_preemption
 from aurora.types import PREEMPTION_INTERVAL_S
 from tests.simulator.test_interpreter import KEEP, cluster, profile
 

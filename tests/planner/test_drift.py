@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.evaluate import evaluate
-from aurora.planner.make_plan import make_plan
-from aurora.planner.workload.drift import balance_loss, drift, overlap, variation
+from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap, variation
+from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import DriftOptions, SyntheticOptions
 from tests.conftest import cluster

@@ -1,0 +1,385 @@
+"""Plans, straight down: traffic, costs, placement by the scenario, orders, check, and the choice by simulation where asked."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.errors import BadInput
+from aurora.planner.alltoall.hierarchical import carriers
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.check.fit import check_profile
+from aurora.planner.check.hierarchical import check_hierarchical, check_serving
+from aurora.planner.check.plans import check_plan
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.replication.survival_probability import held_by, survival
+from aurora.planner.resolve_options import GIVEN, resolve
+from aurora.planner.scenarios.colocated import Colocated
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario, seconds_between
+from aurora.planner.scenarios.servers import Servers
+from aurora.planner.simulated_choice import (
+    SIMULATED,
+    all_to_alls,
+    candidates,
+    faster_all_to_all,
+    soonest,
+    with_micro_batches,
+    with_preemption,
+    with_time_slice,
+)
+from aurora.planner.workload.serving_gpus import serving_gpus
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
+from aurora.types.arrays import FloatArray, IntArray
+
+
+def plan(
+    cluster: Cluster,
+    profiles: Profile | Sequence[Profile],
+    options: PlanOptions | None = None,
+    *,
+    domains: Sequence[Profile] = (),
+    profile_paths: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Plan:
+    """Decides where experts sit and in which order tokens travel, for one model or several that share the GPUs.
+
+    Args:
+        cluster: the machines; rank r is its r-th GPU.
+        profiles: one model's profile, or several models' to colocate them. Each must come from as many source ranks as the
+            cluster has GPUs.
+        options: strategies by name; "auto" follows the scenario. The objective "simulated" plans by several strategies and
+            keeps the plan that the simulator finds shortest.
+        domains: further profiles of the one model that the plan must serve as well; `options.aim` says how they count.
+        profile_paths: the profiles' files, as the plan should name them.
+        progress: called with (what is being done, layers done, layers in all).
+
+    Returns:
+        A checked Plan with its objective, a proved lower bound and the gap to it.
+
+    Raises:
+        BadInput: if profiles, cluster and options do not fit each other.
+        InfeasiblePlan: if the experts or their replicas do not fit into the GPUs' memory.
+
+    Source:
+        Aurora (arXiv:2410.17043) §4-§7; replicas: Lazarus (arXiv:2407.04656) §4.
+
+    Example:
+        >>> import aurora
+        >>> config = "mixtral-topics"
+        >>> traffic = aurora.synthetic_profile("zipf:0.8", config, aurora.SyntheticOptions(sources=8))
+        >>> plan = aurora.plan(aurora.load("paper-mixed-8"), traffic)
+        >>> plan.scenario, plan.bound_s <= plan.objective_s
+        ('exclusive, mixed GPUs', True)
+    """
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
+    options, progress = options or PlanOptions(), progress or untold
+    if options.objective == SIMULATED and domains:
+        raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
+    plans = {}  # between which the simulator chooses, where there is more than one
+    for name, way in all_to_alls(options, cluster, profiles, domains).items():
+        made = [
+            make_plan(cluster, profiles, candidate, profile_paths, domains=domains, progress=progress)
+            for candidate in candidates(way, profiles)
+        ]
+        chosen = with_preemption(soonest(made, profiles), profiles)
+        if options.time_slice == "auto" and (chosen.colocated or options.micro_batches > 1):
+            chosen = with_time_slice(chosen, profiles)
+        plans[name] = chosen
+    chosen = faster_all_to_all(plans, options, profiles, domains)
+    return with_micro_batches(chosen, profiles) if options.micro_batches == 0 else chosen
+
+
+def make_plan(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    options: PlanOptions = PlanOptions(),
+    profile_paths: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+    domains: Sequence[Profile] = (),
+    progress: Progress = untold,
+) -> Plan:
+    """Makes one plan without the simulator: what `options` leave open follows from the scenario alone.
+
+    Requests stay on their ranks; only experts move. The arguments are those of `plan`; the clock returns seconds, for searches
+    with a time limit.
+    """
+    _check_traffic(cluster, profiles, domains)
+    options = resolve(options, cluster, profiles, domains)
+    rng = np.random.default_rng(options.seed)
+    scenario = scenario_of(cluster, profiles, options, domains)
+    placed = scenario.place(rng, clock, progress)
+    models = _ordered(scenario, placed, profile_paths, rng, progress)
+    unchecked = Plan(
+        cluster,
+        models,
+        options,
+        placed.objective_s,
+        placed.bound_s,
+        placed.assignment_bound_s,
+        survival_LK=surviving(cluster, options, placed.placements_M[0]),
+        unseen_s=placed.unseen_s,
+        slot_gain=placed.slot_gain,
+    )
+    return checked(unchecked, profiles, domains)
+
+
+def price(
+    cluster: Cluster,
+    profiles: Profile | Sequence[Profile],
+    placements: Placement | Sequence[Placement],
+    options: PlanOptions | None = None,
+    *,
+    profile_paths: Sequence[str] = (),
+) -> Plan:
+    """Prices a placement of your own: the plan that it makes, comparable with those of `plan`.
+
+    Args:
+        cluster: the machines; rank r is its r-th GPU.
+        profiles: one model's profile, or several models' that share the GPUs.
+        placements: which GPU holds which experts, for each model.
+        options: the order, which may be one of `register`, and what decides no placement.
+        profile_paths: where the profiles lie, as the plan should name them.
+
+    Returns:
+        A checked Plan with its objective and a proved lower bound; it is saved, loaded, simulated and run like any other. Price
+        a changed placement anew: a plan's seconds are those of its own placement.
+
+    Raises:
+        BadInput: if placements, profiles, cluster and options do not go together.
+        BrokenPlan: if a GPU's memory does not hold its experts.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> cluster, config = aurora.load("demo-4"), shipped("models/mixtral-topics/config.json")
+        >>> traffic = aurora.synthetic_profile("zipf:1", config)
+        >>> mine = aurora.Placement((((0, 4), (1, 5), (2, 6), (3, 7)),) * traffic.layers)
+        >>> aurora.price(cluster, traffic, mine).objective_s >= aurora.plan(cluster, traffic).bound_s
+        True
+    """
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
+    placements = [placements] if isinstance(placements, Placement) else placements
+    options = options or PlanOptions()
+    _check_placements(cluster, profiles, placements, options)
+    options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
+    rng = np.random.default_rng(options.seed)
+    scenario = scenario_of(cluster, profiles, options).given(placements, rng)
+    seconds_L, bound_s = np.zeros(scenario.layers), 0.0
+    for layer in range(scenario.layers):
+        costs_M = scenario.costs(layer)
+        seconds_L[layer] = scenario.price(costs_M, scenario.splits(placements, layer))
+        bound_s += scenario.bound(costs_M, held_slots(placements, layer))
+    objective_s = float(seconds_L.sum())
+    bound_s = min(bound_s, objective_s)
+    placed = PlacedModels(
+        tuple(placements), objective_s, bound_s, None, None, None, scenario.deduplicated, scenario.hierarchy_M
+    )
+    models = _ordered(scenario, placed, profile_paths, rng)
+    unchecked = Plan(cluster, models, options, objective_s, bound_s, unseen_s=scenario.unseen_s(placements))
+    return checked(unchecked, profiles)
+
+
+def checked(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Plan:
+    """Returns a plan with the seconds between which its objective lies, checked."""
+    plan = replace(plan, between_s=objective_between(plan, profiles, domains))
+    check_plan(plan)
+    return plan
+
+
+def scenario_of(
+    cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, domains: Sequence[Profile] = ()
+) -> Scenario:
+    """Returns the scenario of resolved options: servers, models that share every GPU, or one that has them to itself."""
+    if options.all_to_all == "hierarchical":
+        return Servers(cluster, profiles, options)
+    return Colocated(cluster, profiles, options) if len(profiles) > 1 else Exclusive(cluster, profiles, options, domains)
+
+
+def planned_scenario(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
+    """Returns the scenario that prices placements as the plan's own are, on given traffic."""
+    hierarchy_M, deduplicated = tuple(model.hierarchy for model in plan.models), plan.models[0].deduplicated
+    hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
+    options = replace(plan.options, all_to_all="hierarchical" if hierarchical else "flat")
+    scenario = scenario_of(plan.cluster, profiles, options, domains)
+    return replace(scenario, deduplicated=deduplicated, hierarchy_M=hierarchy_M)
+
+
+def layer_seconds(
+    plan: Plan, placements: Sequence[Placement], profiles: Sequence[Profile], domains: Sequence[Profile] = ()
+) -> FloatArray:
+    """Returns the seconds of each layer by the plan's objective and aim under given placements.
+
+    Args:
+        plan: gives the cluster, the objective, the aim, and whether tokens are deduplicated.
+        placements: one Placement per model.
+        profiles: one profile per model.
+        domains: further profiles that the placement of a single model must serve.
+
+    Returns:
+        (L,) float64; L is the number of layers, of several models the largest one.
+
+    Raises:
+        BadInput: with deduplicated tokens, if the profile holds no token-level routing or, where all-to-alls are flat, the
+            placement has replicas.
+    """
+    first = plan.models[0]
+    if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
+        raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
+    return planned_scenario(plan, profiles, domains).seconds(placements)
+
+
+def objective_between(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> tuple[float, float] | None:
+    """Returns the seconds between which a plan's objective lies, as `seconds_between`.
+
+    Args:
+        plan: the plan.
+        profiles: the traffic, one profile per model.
+        domains: further profiles of a single model.
+    """
+    placements = [model.placement for model in plan.models]
+    return seconds_between(plan, profiles, lambda given: float(layer_seconds(plan, placements, given, domains).sum()))
+
+
+def surviving(cluster: Cluster, options: PlanOptions, placement: Placement) -> FloatArray | None:
+    """Returns (L, D-1) how likely every expert of a layer is still held after 1, 2, ... of D nodes failed.
+
+    None without `options.min_replicas`, as nobody asks.
+    """
+    if options.min_replicas is None:
+        return None
+    domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
+    rng = np.random.default_rng(options.seed)
+    return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
+
+
+def held_slots(placements: Sequence[Placement], layer: int) -> IntArray | int:
+    """Returns (G,) int64, the slots of a layer that one model uses on each GPU; zero for several models."""
+    return np.array([len(held) for held in placements[0].slots_LG[layer]]) if len(placements) == 1 else 0
+
+
+def _ordered(
+    scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = untold
+) -> tuple[ModelPlan, ...]:
+    """The placed models with their orders."""
+    paths, hierarchy_M = list(paths) or [""] * len(scenario.profiles), placed.hierarchy_M or (None,) * len(scenario.profiles)
+    each = zip(scenario.profiles, placed.placements_M, paths, hierarchy_M, strict=True)
+    cluster, domains, order = scenario.cluster, scenario.domains, scenario.options.order
+    return tuple(
+        schedule_model(cluster, (profile, *domains), placement, order, rng, path, placed.deduplicated, hierarchy, progress)
+        for profile, placement, path, hierarchy in each
+    )
+
+
+def schedule_model(
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    placement: Placement,
+    order: str,
+    rng: np.random.Generator,
+    path: str,
+    deduplicated: bool = False,
+    hierarchy: Hierarchy | None = None,
+    progress: Progress = untold,
+) -> ModelPlan:
+    """Orders the dispatch and combine of every layer of a placed model, layers in threads.
+
+    Args:
+        cluster: the GPUs and their network.
+        profiles: profiles of one model, whose traffic is summed; the plan names the first.
+        placement: the GPUs of the model's experts.
+        order: "auto" or a name of ORDER.
+        rng: for orders that draw; each layer draws from a generator that it spawns.
+        path: the first profile's file, as the plan should name it.
+        deduplicated: whether a token is sent once to a GPU that holds several of its experts.
+        hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None: they are flat.
+        progress: called with (what is being done, layers done, layers in all).
+
+    Returns:
+        The placed model with its orders, their times and bounds.
+
+    Raises:
+        BadInput: with `deduplicated` and no hierarchy, if a profile holds no token-level routing.
+    """
+    profile = profiles[0]
+    rngs = rng.spawn(profile.layers)
+
+    def schedule_layer(layer: int) -> tuple[Order, Order, Schedule]:
+        split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
+        for each in profiles:
+            own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
+            if hierarchy is not None and each.routing is not None:  # rows that are estimated are of no single token
+                experts_UK, source_U = each.routing.layer(layer)
+                rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
+                check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
+                check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy, carriers)
+            rows_SGG = rows_SGG + own_SGG
+        there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
+        return both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
+
+    made = of_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
+    dispatches, combines, schedules = zip(*made, strict=True)
+    return ModelPlan(
+        profile.model,
+        profile.fingerprint,
+        path,
+        profile.digest,
+        profile.top_k,
+        profile.dispatch_bytes,
+        profile.expert_bytes,
+        profile.other_bytes,
+        placement,
+        dispatches,
+        combines,
+        np.array([schedule.makespan_s for schedule in schedules]),
+        np.array([schedule.fluid_bound_s for schedule in schedules]),
+        np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        np.sum([each.load_LE for each in profiles], axis=0),
+        profile.dense_layers,
+        tuple(schedule.cut for schedule in schedules if schedule.cut),
+        deduplicated,
+        hierarchy,
+    )
+
+
+def _check_traffic(cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
+    """Raises BadInput unless there is a profile for each model, of the cluster's ranks, and `domains` go with the first."""
+    if not profiles:
+        raise BadInput("plan: expected a profile for each model, found none")
+    for profile in (*profiles, *domains):
+        check_profile(cluster, profile)
+    if domains and len(profiles) > 1:
+        raise BadInput(f"`domain`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
+    for domain in domains:
+        found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
+        if found != expected:
+            raise BadInput(
+                f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
+                f"back {expected}), found {domain.model!r} with {found}"
+            )
+        domain.identity.check_same(
+            profiles[0].identity, f"`domain`: expected another profile of the one model {profiles[0].model!r}"
+        )
+
+
+def _check_placements(
+    cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions
+) -> None:
+    """Raises BadInput unless placements, profiles, cluster and options go together."""
+    if len(placements) != len(profiles) or not profiles:
+        raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
+    for profile, placement in zip(profiles, placements, strict=True):
+        check_profile(cluster, profile)
+        found = (len(placement.slots_LG), placement.experts, placement.gpus)
+        if found != (expected := (profile.layers, profile.experts, len(cluster))):
+            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
+        if len(profiles) > 1 and placement.split_LG is not None:
+            raise BadInput(
+                f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"
+            )
+    for name in ("coactivation", "min_replicas"):
+        if getattr(options, name):
+            raise BadInput(f"`{name}`: decides a placement, found placements that are given")

@@ -1,0 +1,141 @@
+"""Models that share every GPU, layer by layer."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from aurora.errors import InfeasiblePlan
+from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.placement.assignment import ASSIGN
+from aurora.planner.placement.bounds import colocated_bound_s
+from aurora.planner.placement.branch_and_bound import prove_bound
+from aurora.planner.placement.colocation import COLOCATE
+from aurora.planner.placement.colocation_problem import ColocationProblem
+from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
+from aurora.planner.placement.grouping import grouped
+from aurora.planner.placement.objective import formula, seconds
+from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.types import Placement
+from aurora.types.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class GroupedLayer:
+    """One layer of one model with its experts in groups of equal size, one group per GPU.
+
+    Attributes:
+        costs: the layer's costs, expert by expert.
+        group_E: (E,) int64, the group of each expert.
+        group_costs: the layer's costs, group by group, on ports alone.
+        searched: the same as searches see them, with ports as slow as NICs make them.
+    """
+
+    costs: LayerCosts
+    group_E: IntArray
+    group_costs: GroupCosts
+    searched: GroupCosts
+
+    def gpu_E(self, held_G: IntArray) -> IntArray:
+        """(E,) the GPU of each expert, with group held_G[g] on GPU g."""
+        return np.asarray(np.argsort(held_G)[self.group_E])
+
+
+class Colocated(Scenario):
+    """Places models that share every GPU. A layer of a shorter model keeps the place of its first pairing."""
+
+    def costs(self, layer: int) -> list[LayerCosts]:
+        """Returns what a layer costs, for each model; see `Scenario.costs`."""
+        return [layer_costs(self.cluster, profile, layer % profile.layers) for profile in self.profiles]
+
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+        """Places all models; each layer gets an equal part of what is left of `options.time_limit_s`. See `Scenario.place`."""
+        self._check_equal_shares()
+        options, layers_M = self.options, [profile.layers for profile in self.profiles]
+        shortest, longest = int(np.argmin(layers_M)), self.layers
+        layers_ML = [[self._grouped(model, layer, rng) for layer in range(layers)] for model, layers in enumerate(layers_M)]
+        held_MLG: list[list[IntArray]] = [[] for _ in self.profiles]
+        objective_s = bound_s = assignment_bound_s = 0.0
+        end_s = clock() + options.time_limit_s
+        for layer in range(longest):
+            at_M = [layer % layers for layers in layers_M]
+            layer_M = [layers_L[at] for layers_L, at in zip(layers_ML, at_M, strict=True)]
+            costs_M = [each.costs for each in layer_M]
+            fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
+            problem = ColocationProblem(
+                tuple(each.searched for each in layer_M),
+                fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].searched, rng)},
+                movable=not fixed,
+                objective=options.objective,
+                clock=clock,
+                until_s=clock() + (end_s - clock()) / (longest - layer),
+            )
+            placed = COLOCATE[options.colocate](problem, rng)
+            for model in range(len(layers_M)):
+                if model not in fixed:
+                    held_MLG[model].append(placed.group_MG[model])
+            gpus = np.eye(len(self.cluster))
+            value_s = self.price(
+                costs_M, [gpus[each.gpu_E(held_G)] for each, held_G in zip(layer_M, placed.group_MG, strict=True)]
+            )
+            # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
+            known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
+            on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
+            least_s = self.bound(costs_M)
+            objective_s += value_s
+            bound_s += least_s
+            assignment_bound_s += max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
+        placements = tuple(
+            Placement.stack([unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
+            for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
+        )
+        return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)
+
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
+        """Returns seconds of a layer that no placement beats, whatever slots memory has; see `Scenario.bound`."""
+        return colocated_bound_s(formula(self.options.objective, len(self.profiles)), costs_M, self._replicas_fit)
+
+    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
+        """Returns the seconds of a layer by the objective, of which all models are part; see `Scenario.price`."""
+        times_M = [costs.phase_times(split_EG) for costs, split_EG in zip(costs_M, split_MEG, strict=True)]
+        return seconds(self.options.objective, times_M, costs_M[0].nics is not None)
+
+    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+        """Returns the scenario, in which equal shares fit; see `Scenario.given`."""
+        self._check_equal_shares()
+        return self
+
+    def _check_equal_shares(self) -> None:
+        """Raises InfeasiblePlan unless an equal share of all models' experts fits on every GPU."""
+        cluster, profiles = self.cluster, self.profiles
+        for model, profile in enumerate(profiles):
+            others = [*profiles[:model], *profiles[model + 1 :]]
+            if (slots := int(memory_slots_G(cluster, [profile, *others]).sum())) < profile.experts:
+                raise InfeasiblePlan(
+                    f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
+                    f"experts need {profile.experts}"
+                )
+        weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
+        need = sum(p.other_bytes + -(-p.experts // len(cluster)) * p.layers * p.expert_bytes for p in profiles)
+        if weakest.memory_bytes < need:
+            raise InfeasiblePlan(
+                f"gpu {weakest.name!r}: {weakest.memory_bytes} bytes of memory, but an equal share of every layer's experts "
+                f"of {len(profiles)} models needs {need}"
+            )
+
+    @cached_property
+    def _replicas_fit(self) -> bool:
+        """Whether memory holds one expert of a model twice."""
+        return replicas_fit(self.cluster, self.profiles)
+
+    def _grouped(self, model: int, layer: int, rng: np.random.Generator) -> GroupedLayer:
+        """One layer of one model with its experts grouped by `options.place`."""
+        profile = self.profiles[model]
+        costs = layer_costs(self.cluster, profile, layer)
+        own_G = even_slots(profile.experts, np.full(len(self.cluster), profile.experts))
+        group_E = grouped(self.options.place, costs.load_WE[0], own_G, rng)
+        return GroupedLayer(costs, group_E, costs.grouped(group_E), costs.nics_as_ports.grouped(group_E))

@@ -1,0 +1,411 @@
+"""One model that has the GPUs to itself, layer by layer.
+
+Recorded counts are a sample, so that the placement that is best on them is not the best on what comes. Placements are made for
+the forecast of a layer's traffic (`planner/workload/forecast`) and compared on draws of unseen windows. The search ends where
+it gains nothing there. The aim "own" takes the counts as exact instead. With `coactivation`, a token is sent once to a GPU that
+holds several of its experts, and experts that the same tokens choose come to one GPU where that pays.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from aurora.errors import InfeasiblePlan
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
+from aurora.planner.placement.bounds import deduplicated_bound, layer_bound_s
+from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, coactivation_search, distinct_tokens
+from aurora.planner.placement.cost_model import (
+    AIMS,
+    OWN,
+    SUMMED,
+    LayerCosts,
+    aimed_costs,
+    exclusive,
+    expected_costs,
+    layer_costs,
+)
+from aurora.planner.placement.grouping import PLACE, grouped
+from aurora.planner.placement.phase_sums import PhaseSums, blocks, lp_rounding
+from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
+from aurora.planner.placement.slot_search import fill, slot_search
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
+from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
+from aurora.types.arrays import FloatArray, IntArray
+
+SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
+DRAWS = 48  # unseen scenarios that placements of a layer are compared on
+ROUNDS = 4  # of a search at most
+KICKS = 16  # restarts of the search in a round
+WORTH = 0.01  # share of a layer's time that replicas in spare slots may cost at most, where counts are exact
+OFFERED_LAYERS = 8  # layers at most from which the gain of one more slot on each GPU is estimated
+
+
+@dataclass(frozen=True)
+class ExclusiveProblem:
+    """One layer of a model that has the GPUs to itself, as placement strategies see it.
+
+    Attributes:
+        recorded: the layer in every scenario that the placement must serve, as recorded.
+        whole: the layer over the whole profile, without the profiles of further domains.
+        expected: the layer in every scenario, as placements are made for.
+        judge: the layer in scenarios by which placements are compared.
+        unseen: the layer in further scenarios, by which the placement that was chosen is judged.
+        slots_G: (G,) int64, how many experts each GPU can hold.
+        domains: which GPUs fail together.
+
+    Searches know ports alone, so that they see `searched`; what they find is compared with NICs and all.
+    """
+
+    recorded: LayerCosts
+    whole: LayerCosts
+    expected: LayerCosts
+    judge: LayerCosts
+    unseen: LayerCosts
+    slots_G: IntArray
+    domains: FailureDomains
+
+    @property
+    def load_E(self) -> IntArray:
+        """(E,) int64 tokens of each expert in all scenarios, as recorded."""
+        return np.asarray(self.recorded.load_WE.sum(axis=0), dtype=np.int64)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the recorded counts are taken as exact."""
+        return self.judge is self.expected
+
+    @property
+    def searched(self) -> LayerCosts:
+        """`expected` with ports as slow as NICs make them."""
+        return self.expected.nics_as_ports
+
+    @property
+    def any_group_fits(self) -> bool:
+        """Whether every GPU has slots for any group if experts are divided into one group per GPU, as equally as possible."""
+        return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
+
+    def judged_s(self, placement: Placement) -> float:
+        """The seconds of a placement of this layer in the scenarios by which placements are compared."""
+        return self.judge.value_s(placement.split_EG(0))
+
+    def evenly_s(self, held_GP: IntArray) -> float:
+        """The seconds as `judged_s`, with even replicas; held_GP is (G, P) int64, the expert in each slot, -1 for none."""
+        gpu_X, slot_X = np.nonzero(held_GP >= 0)
+        experts, gpus = len(self.load_E), len(held_GP)
+        slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)
+        return self.judge.value_s(slots_EG / slots_EG.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """One layer's placement and its seconds: as recorded, expected on unseen traffic, and their lower bounds.
+
+    `slot_s` is what the placement takes on average in unseen scenarios, and what it would take with one more slot on each GPU;
+    None if that was not tried.
+    """
+
+    placement: Placement
+    objective_s: float
+    unseen_s: float
+    bound_s: float
+    assignment_bound_s: float | None
+    slot_s: tuple[float, float] | None
+
+
+class Exclusive(Scenario):
+    """Places one model that has the GPUs to itself. Layers are placed in parallel, each with random numbers of its own."""
+
+    def costs(self, layer: int) -> list[LayerCosts]:
+        """Returns what a layer costs in each scenario that counts; see `Scenario.costs`."""
+        if self.deduplicated:
+            return [layer_costs(self.cluster, self.profiles[0], layer, deduplicated=True)]
+        return [aimed_costs(self.cluster, self.profiles[0], self.domains, layer, self.options.aim)]
+
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+        """Places all experts by `options.place`, and with `options.coactivation` by what tokens choose together too."""
+        placed = self._place_by_load(progress)
+        if not self.options.coactivation:
+            return placed
+        return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
+
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
+        """Returns seconds that no placement of a layer beats, with replicas where slots are left; see `Scenario.bound`."""
+        return layer_bound_s(costs_M[0], np.maximum(self._most_slots_G, slots_G))
+
+    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
+        """Returns the seconds of a layer by Eq. 1, the mean over the scenarios that count; see `Scenario.price`."""
+        if self.deduplicated:
+            return exclusive(costs_M[0].phase_times(split_MEG[0]))
+        return costs_M[0].value_s(split_MEG[0])
+
+    def unseen_s(self, placements_M: Sequence[Placement]) -> float:
+        """Returns the seconds of all layers to be expected on draws of the forecast; see `Scenario.unseen_s`."""
+        unseen_L = (self._unseen_costs(self._forecast(layer), layer) for layer in range(self.layers))
+        return sum(unseen.value_s(placements_M[0].split_EG(layer)) for layer, unseen in enumerate(unseen_L))
+
+    @cached_property
+    def _most_slots_G(self) -> IntArray:
+        """(G,) int64 slots that memory and options allow."""
+        memory_G = memory_slots_G(self.cluster, self.profiles)
+        most = self.options.slots_per_gpu
+        return memory_G if most is None else np.minimum(memory_G, most)
+
+    def _place_by_load(self, progress: Progress) -> PlacedModels:
+        """Places layers by the loads of their experts, as recorded or forecast."""
+        profile, options = self.profiles[0], self.options
+        capacity_G, memory_G = slots_G(self.cluster, profile, options), memory_slots_G(self.cluster, self.profiles)
+        nodes = failure_domains(self.cluster, capacity_G)
+        offered = set(np.linspace(0, profile.layers - 1, OFFERED_LAYERS, dtype=np.int64).tolist())
+
+        def placed(layer: int) -> PlacedLayer:
+            rng = np.random.default_rng((options.seed, layer))
+            problem = self._problem(layer, capacity_G, nodes, rng)
+            if options.place in PLACE and not problem.any_group_fits:
+                raise InfeasiblePlan(
+                    f"`place` {options.place}: an equal share of {profile.model!r}'s experts does not fit on every GPU; "
+                    f"`place` {SWAP_SEARCH} gives the larger GPUs more"
+                )
+            placement = _place_layer(problem, options, rng)
+            slot_s = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
+            return self._priced(problem, placement, slot_s)
+
+        layers = of_layers(placed, profile.layers, "placing experts", progress)
+        bounds = [layer.assignment_bound_s for layer in layers]
+        tried = [layer.slot_s for layer in layers if layer.slot_s is not None]
+        now_s, then_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
+        return PlacedModels(
+            (Placement.stack([layer.placement for layer in layers]),),
+            sum(layer.objective_s for layer in layers),
+            sum(layer.bound_s for layer in layers),
+            None if None in bounds else sum(bound_s for bound_s in bounds if bound_s is not None),
+            unseen_s=sum(layer.unseen_s for layer in layers),
+            slot_gain=1 - then_s / now_s if now_s else None,
+        )
+
+    def _problem(self, layer: int, capacity_G: IntArray, nodes: FailureDomains, rng: np.random.Generator) -> ExclusiveProblem:
+        """One layer with its recorded and its forecast traffic."""
+        cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
+        (recorded,), forecast = self.costs(layer), self._forecast(layer)
+        expected = recorded
+        if aim != OWN:
+            expected_WSE = forecast.expected_WSE
+            if np.ptp(forecast.share_WE, axis=0).max() == 0:  # scenarios differ in size alone
+                expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
+            windows_W = forecast.windows_W[: len(expected_WSE)]
+            expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
+        judge = expected if aim == OWN else self._drawn_costs(forecast, rng)
+        whole = layer_costs(cluster, profile, layer) if self.domains else recorded.summed
+        return ExclusiveProblem(recorded, whole, expected, judge, self._unseen_costs(forecast, layer), capacity_G, nodes)
+
+    def _forecast(self, layer: int) -> Forecast:
+        """The forecast of a layer's traffic."""
+        return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
+
+    def _unseen_costs(self, forecast: Forecast, layer: int) -> LayerCosts:
+        """The costs of a layer in scenarios that no placement was made for."""
+        return self._drawn_costs(forecast, np.random.default_rng((layer, 1, 1, 1)))
+
+    def _drawn_costs(self, forecast: Forecast, rng: np.random.Generator) -> LayerCosts:
+        """The costs of a layer in DRAWS scenarios, or a few more, so that each of the forecast's is drawn equally often."""
+        tokens_XSE, windows_X = forecast.draws(DRAWS, rng)
+        scenarios = len(forecast.share_WE)
+        worst = AIMS[self.options.aim](scenarios) * len(windows_X) // scenarios
+        return expected_costs(self.cluster, self.profiles[0], tokens_XSE, windows_X, worst)
+
+    def _priced(self, problem: ExclusiveProblem, placement: Placement, slot_s: tuple[float, float] | None) -> PlacedLayer:
+        """A layer's placement with its seconds and bounds."""
+        split_EG = placement.split_EG(0)
+        value_s = self.price([problem.recorded], [split_EG])
+        assignment_bound_s = None
+        if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
+            assignment_bound_s = min(best_exclusive_s(problem.whole.grouped(placement.gpu_E(0))), value_s)
+        bound_s = min(self.bound([problem.recorded]), value_s)
+        return PlacedLayer(placement, value_s, problem.unseen.value_s(split_EG), bound_s, assignment_bound_s, slot_s)
+
+    def place_deduplicated(self, start: Placement, rng: np.random.Generator) -> PlacedModels:
+        """Places experts by co-activation local search, which moves and swaps single experts.
+
+        It starts from `start`, an unreplicated placement, and from groups of experts that the same tokens choose. With
+        deduplicated tokens the result never takes longer than `start`.
+        """
+        scenario, profile = replace(self, deduplicated=True), self.profiles[0]
+        capacity_G = slots_G(self.cluster, profile, self.options)
+        placements: list[Placement] = []
+        objective_s = bound_s = assignment_bound_s = 0.0
+        for layer in range(profile.layers):
+            (costs,), rows = scenario.costs(layer), layer_costs(self.cluster, profile, layer)
+            gpu_E, least_s = _deduplicated_layer(costs, profile.top_k, start.gpu_E(layer), capacity_G, rng)
+            value_s = _deduplicated_s(costs, gpu_E)
+            objective_s += value_s
+            bound_s += min(least_s, self.bound([rows]), value_s)  # replicas cost deduplication, so that rows bound them
+            assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
+            placements.append(unreplicated(gpu_E, len(self.cluster)))
+        return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
+
+
+def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+    """One layer placed by the strategy `options.place`."""
+    if options.place in SURVIVE:
+        return _failure_resilient(problem, options, rng)
+    if options.place in REPLICAS:
+        return _replicated(problem, options, rng)
+    return _unreplicated(problem, options.place, options.assign, rng)
+
+
+def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.random.Generator) -> Placement:
+    """Each expert on one GPU: groups of equal size assigned to GPUs; then the local search if `place` is SWAP_SEARCH."""
+    own_G = even_slots(len(problem.load_E), problem.slots_G)
+    gpu_E = grouped("balanced" if place == SWAP_SEARCH else place, problem.load_E, own_G, rng)
+    if problem.any_group_fits:
+        held_G = ASSIGN[assign](problem.whole.nics_as_ports.grouped(gpu_E), rng)
+        gpu_E = np.argsort(held_G)[gpu_E]
+    start = unreplicated(gpu_E, len(problem.slots_G))
+    if place != SWAP_SEARCH:
+        return start
+    starts = [start, *_relaxed(problem)]
+    return min((_searched(problem, [each], rng, replicas=False) for each in starts), key=problem.judged_s)
+
+
+def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
+    """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
+    gpus = len(problem.slots_G)
+    alike = blocks(problem.expected, gpus).max() == 0
+    return [] if alike else [unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
+
+
+def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+    """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
+    cost_G = problem.searched.token_s_G
+    slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
+    load_1E = problem.expected.load_WE.mean(axis=0)[None]
+    packed = place_unbounded(load_1E, slots, options.place, options.seed)
+    if options.place == "eplb":
+        return packed
+    starts = [packed if REPLICAS[options.place].divided_evenly else place_unbounded(load_1E, slots, seed=options.seed)]
+    if slots.alike:
+        starts.append(place_unbounded(load_1E, slots, "eplb"))
+    else:
+        starts.append(_unreplicated(problem, "balanced", options.assign, rng))
+    found = [_searched(problem, each, rng, replicas=True) for each in (starts, _relaxed(problem)) if each]
+    if not REPLICAS[options.place].divided_evenly:
+        found += [packed, _swapped(problem, packed, rng)]
+    best = min(found, key=problem.judged_s)
+    if problem.exact:  # replicas that cost time are no insurance
+        alone = _unreplicated(problem, SWAP_SEARCH, options.assign, rng)
+        if problem.judged_s(alone) < problem.judged_s(best) * (1 - WORTH):
+            return alone
+    return best
+
+
+def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.random.Generator, replicas: bool) -> Placement:
+    """The best of several starts and of what the local search makes of them, on the scenarios that compare placements.
+
+    The search goes on in rounds from the best of its results, and ends after a round that gains nothing there.
+
+    Args:
+        problem: the layer.
+        starts: placements, which are filled with replicas if these are allowed.
+        rng: for the search.
+        replicas: whether experts may have several, which then share their tokens evenly and fill all slots, unless that costs
+            more than WORTH: a hot expert that has a GPU to itself may have no neighbour that it can bear.
+    """
+    layer = PhaseSums.of(problem.searched, problem.slots_G)
+
+    def full(held_GP: IntArray) -> IntArray:
+        if not replicas:
+            return held_GP
+        filled_GP = fill(layer, held_GP)[0]
+        worth = problem.evenly_s(held_GP) >= problem.evenly_s(filled_GP) * (1 - WORTH)
+        return filled_GP if worth else held_GP
+
+    def searched(held_GP: IntArray, kicks: int) -> IntArray:
+        return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
+
+    begun = [full(start.held_LGP(int(problem.slots_G.max()))[0]) for start in starts]
+    found = [searched(held_GP, 0) for held_GP in begun]
+    candidates = [*found, *begun]
+    judged_s = [problem.evenly_s(candidate) for candidate in candidates]
+    best_GP, best_s = candidates[int(np.argmin(judged_s))], min(judged_s)
+    held_GP = found[int(np.argmin(judged_s[: len(found)]))]
+    for _ in range(ROUNDS):
+        held_GP = searched(held_GP, KICKS)
+        if (value_s := problem.evenly_s(held_GP)) < best_s * (1 - 1e-12):
+            best_GP, best_s = held_GP, value_s
+        elif not problem.exact:
+            break
+    return Placement.of_slots(best_GP[None])
+
+
+def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Generator) -> Placement:
+    """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
+    held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
+    share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
+    found_GP, _ = slot_search(PhaseSums.of(problem.searched, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    return Placement.of_slots(found_GP[None], share_GP[None])
+
+
+def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> tuple[float, float] | None:
+    """The seconds of a placement and of one with a further replica on each GPU whose memory holds it; None if none's does.
+
+    memory_G is (G,) int64, the slots that each GPU's memory holds.
+    """
+    held_G = np.array([len(held) for held in placement.slots_LG[0]])
+    more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
+    if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
+        return None
+    larger = GpuSlots(np.maximum(more_G, held_G), problem.searched.token_s_G)
+    load_1E = problem.expected.load_WE.mean(axis=0)[None]
+    start = place_unbounded(load_1E, larger) if larger.alike else placement
+    layer = PhaseSums.of(problem.searched, larger.slots_G)
+    held_GP, _ = fill(layer, start.held_LGP()[0])
+    held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
+    return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(Placement.of_slots(held_GP[None]).split_EG(0))
+
+
+def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
+    """Replicas that survive failures of nodes, no two of an expert on one GPU, with the best token split."""
+    assert options.min_replicas is not None, "resolving the options sees to it"
+    domains, load_E = problem.domains, problem.load_E
+    count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
+    held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
+    return best_divided(held_EG.T, load_E.astype(np.float64), problem.searched.token_s_G)
+
+
+def _deduplicated_s(costs: LayerCosts, gpu_E: IntArray) -> float:
+    """The seconds of Eq. 1 with expert e on GPU gpu_E[e]."""
+    return exclusive(costs.phase_times(np.eye(len(costs.out_Bps))[gpu_E]))
+
+
+def _deduplicated_layer(
+    layer: LayerCosts, top_k: int, start_E: IntArray, slots_G: IntArray, rng: np.random.Generator
+) -> tuple[IntArray, float]:
+    """(E,) int64, the best placement found, never longer than start_E; and a bound in seconds. Ends when the bound is met."""
+    assert layer.routing is not None, "layer_costs counts deduplicated tokens"
+    tokens = distinct_tokens(*layer.routing)
+    counts_SEE = coactivation_counts(*tokens, len(start_E), len(slots_G))
+    costs = layer.expert_s_WGE[0], layer.gate_s_WG[0]
+    least_s = deduplicated_bound(counts_SEE, top_k, slots_G, *costs, layer.port_s_XG) + float(layer.aggregate_s_WG.max())
+    groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
+    best_E, best_s = start_E, _deduplicated_s(layer, start_E)
+    for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
+        if best_s <= least_s * (1 + 1e-9):
+            break
+        searched_E = coactivation_search(*tokens, begun_E, slots_G, *costs, layer.nics_as_ports.port_s_XG, rng)
+        for found_E in (searched_E, _reassigned(layer, searched_E, slots_G)):
+            if (found_s := _deduplicated_s(layer, found_E)) < best_s:
+                best_E, best_s = found_E, found_s
+    return best_E, least_s
+
+
+def _reassigned(layer: LayerCosts, gpu_E: IntArray, slots_G: IntArray) -> IntArray:
+    """The best assignment of the same groups of experts to GPUs; unchanged unless every GPU has slots for the largest group."""
+    if np.bincount(gpu_E, minlength=len(slots_G)).max() > slots_G.min():
+        return gpu_E
+    return np.argsort(ASSIGN["exact"](layer.nics_as_ports.grouped(gpu_E), np.random.default_rng(0)))[gpu_E]

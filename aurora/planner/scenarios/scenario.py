@@ -1,0 +1,154 @@
+"""A scenario of planning, and what it returns: placements, the time that they take, and bounds on that time."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.placement.cost_model import LayerCosts
+from aurora.types import Cluster, Hierarchy, Placement, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+Clock = Callable[[], float]  # returns seconds
+
+
+@dataclass(frozen=True)
+class PlacedModels:
+    """A placement of each model, all layers.
+
+    Attributes:
+        placements_M: one Placement per model.
+        objective_s: seconds of all layers in the planning model.
+        bound_s: lower bound on `objective_s` for all placements within the slots, with replicas where slots are left for any.
+        assignment_bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs; None where
+            experts have replicas, or several scenarios count.
+        unseen_s: seconds to be expected on traffic that the profiles hold no record of; None if not estimated.
+        slot_gain: by what share these would fall with one more slot on each GPU; None if memory has none, or not estimated.
+        deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
+        hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
+    """
+
+    placements_M: tuple[Placement, ...]
+    objective_s: float
+    bound_s: float
+    assignment_bound_s: float | None
+    unseen_s: float | None = None
+    slot_gain: float | None = None
+    deduplicated: bool = False
+    hierarchy_M: tuple[Hierarchy | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scenario(ABC):
+    """One case of planning: what a layer costs, where experts go, what no placement beats, and what a placement takes.
+
+    Layer l of the model with most layers runs beside layer l modulo each other model's length.
+
+    Attributes:
+        cluster: the GPUs; rank r is its r-th GPU.
+        profiles: the traffic, one profile per model.
+        options: resolved, so that every strategy has its name.
+        domains: further profiles of a single model.
+        deduplicated: whether a token is sent once to a GPU that holds several of its experts.
+        hierarchy_M: of each model, the servers and the chunks of an all-to-all, where these are known and hierarchical.
+    """
+
+    cluster: Cluster
+    profiles: Sequence[Profile]
+    options: PlanOptions
+    domains: Sequence[Profile] = ()
+    deduplicated: bool = False
+    hierarchy_M: tuple[Hierarchy | None, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """The number of layers of the model that has most."""
+        return max(profile.layers for profile in self.profiles)
+
+    @abstractmethod
+    def costs(self, layer: int) -> list[LayerCosts]:
+        """Returns what a layer costs, for each model."""
+
+    @abstractmethod
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+        """Places all experts of all models.
+
+        Args:
+            rng: for strategies that draw.
+            clock: returns seconds; for searches with a time limit.
+            progress: called with (what is being done, layers done, layers in all).
+
+        Raises:
+            InfeasiblePlan: if the experts do not fit.
+        """
+
+    @abstractmethod
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
+        """Returns seconds of a layer that no placement beats.
+
+        Args:
+            costs_M: the layer's costs, as `costs` returns them.
+            slots_G: (G,) int64, slots that GPUs of one model have at least.
+        """
+
+    @abstractmethod
+    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
+        """Returns the seconds of a layer.
+
+        Args:
+            costs_M: the layer's costs, as `costs` returns them.
+            split_MEG: for each model (E, G) float64, the share of each expert's tokens that each GPU takes.
+        """
+
+    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+        """Returns the scenario of placements that somebody else made; `rng` is for orders that draw.
+
+        Raises:
+            InfeasiblePlan: if no placement of the scenario fits.
+        """
+        return self
+
+    def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
+        """Returns the seconds of all layers to be expected on traffic that the profiles hold no record of, where estimated."""
+        return None
+
+    def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
+        """Returns each model's (E, G) split of a layer."""
+        return [each.split_EG(layer % p.layers) for each, p in zip(placements_M, self.profiles, strict=True)]
+
+    def seconds(self, placements_M: Sequence[Placement]) -> FloatArray:
+        """Returns (L,) the seconds of every layer under given placements, one per model."""
+        return np.array([self.price(self.costs(layer), self.splits(placements_M, layer)) for layer in range(self.layers)])
+
+
+def unreplicated(gpu_E: IntArray, gpus: int) -> Placement:
+    """Returns the Placement of one layer whose expert e is on GPU gpu_E[e] alone."""
+    return Placement((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))
+
+
+def seconds_between(
+    plan: Plan, profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
+) -> tuple[float, float] | None:
+    """Returns the seconds between which an estimate lies: at the fewest rows that counts allow, and at the most.
+
+    Args:
+        plan: gives the models whose all-to-alls are hierarchical.
+        profiles: the traffic, one profile per model.
+        seconds_of: returns the seconds of given profiles.
+
+    Returns:
+        (lower, higher) seconds; None if nothing is estimated, since tokens are known or all-to-alls are flat.
+    """
+    pairs = list(zip(plan.models, profiles, strict=True))
+    if not any(model.hierarchy is not None and profile.routing is None for model, profile in pairs):
+        return None
+
+    def at(spread: str) -> float:
+        return seconds_of([each if each.routing is not None else replace(each, token_spread=spread) for each in profiles])
+
+    low_s, high_s = sorted((at("least"), at("most")))
+    return low_s, high_s

@@ -1,0 +1,373 @@
+"""Models on servers, for hierarchical all-to-alls: a token crosses once to each server that it needs.
+
+Placements start from those that balance load alone (`Exclusive`, `Colocated`). Then experts that the same tokens choose come to
+one server, as long as no GPU takes more than GPU_LOAD times the fullest one's seconds at the start, and no server more than
+SERVER_LOAD times the mean. A layer keeps its start where that is as fast.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from aurora.planner.alltoall.hierarchical import level_from
+from aurora.planner.alltoall.schedule import hierarchical_order_s
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.network.bounds import spread_split
+from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
+from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive, expected_costs, layer_costs
+from aurora.planner.placement.objective import seconds
+from aurora.planner.placement.server_search import NONE, Homes, Limits, levelled, server_replicas, server_search, some_tokens
+from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit, slots_G
+from aurora.planner.replication.failure_resilient import DEFAULT
+from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
+from aurora.planner.scenarios.colocated import Colocated
+from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.planner.workload.forecast import Forecast, layer_forecast
+from aurora.planner.workload.serving_gpus import from_servers, served_split
+from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, exchange_rows
+from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
+LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
+MOST_COUNTS = 1 << 18  # numbers that ranks tell each other before a dispatch, at most, where NICs are levelled
+PRICED = 8192  # pairs of ranks of all exchanges that each number of chunks is priced by
+GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
+SERVER_LOAD = 1.05  # of the mean server
+LEVEL = 0.995  # of the fullest GPU's limit that a server takes with replicas, so that its GPUs can be levelled below it
+SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for replicas of experts from other servers
+
+
+class Servers(Scenario):
+    """Places one model or several whose all-to-alls are hierarchical, by server search."""
+
+    def costs(self, layer: int) -> list[LayerCosts]:
+        """Returns what a layer costs with deduplicated tokens, for each model; see `Scenario.costs`."""
+        return [layer_costs(self.cluster, profile, layer % profile.layers, deduplicated=True) for profile in self.profiles]
+
+    def place(self, rng: np.random.Generator, clock: Clock = time.monotonic, progress: Progress = untold) -> PlacedModels:
+        """Places all models over servers, and returns their servers and chunks with them; see `Scenario.place`.
+
+        Where token-level routing is missing, another placement is asked for, or nodes that fail are no servers, experts stay
+        where their load puts them.
+        """
+        by_load = (Colocated if self._colocated else Exclusive)(
+            replace(self.cluster, fabric=None), self.profiles, replace(self.options, coactivation=False)
+        )
+        placements_M = by_load.place(rng, clock, progress).placements_M
+        hierarchy_M = self.hierarchies(placements_M, rng)
+        if self._searches_servers:
+            over = self.colocated_over_servers if self._colocated else self.over_servers
+            placements_M = tuple(over(placements_M, hierarchy_M, progress))
+            hierarchy_M = self.hierarchies(placements_M, rng)
+        return replace(self, hierarchy_M=hierarchy_M).priced(placements_M, progress)
+
+    def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
+        """Returns the scenario with the servers and chunks that are fastest for given placements; see `Scenario.given`."""
+        return replace(self, deduplicated=True, hierarchy_M=self.hierarchies(placements_M, rng))
+
+    def hierarchies(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> tuple[Hierarchy, ...]:
+        """Returns the servers and chunks that are fastest for each model; see `fastest_hierarchy`."""
+        pairs = zip(self.profiles, placements_M, strict=True)
+        return tuple(
+            fastest_hierarchy(self.cluster, profile, placement, self.options.order, rng) for profile, placement in pairs
+        )
+
+    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
+        """Returns given placements with their seconds, and bounds of all placements, and of all that hold every expert once."""
+
+        def priced(layer: int) -> tuple[float, float, float]:
+            costs_M = self.costs(layer)
+            value_s = self.price(costs_M, self.splits(placements_M, layer))
+            bound_s, unreplicated_s = (min(each_s, value_s) for each_s in self._bounds(costs_M, (self._replicas_fit, False)))
+            return value_s, bound_s, unreplicated_s
+
+        layers = of_layers(priced, self.layers, "bounding layers over servers", progress)
+        objective_s, bound_s, unreplicated_s = (sum(column) for column in zip(*layers, strict=True))
+        once = all(placement.split_LG is None for placement in placements_M)
+        return PlacedModels(
+            tuple(placements_M),
+            objective_s,
+            bound_s,
+            unreplicated_s if once else None,
+            deduplicated=True,
+            hierarchy_M=self.hierarchy_M,
+        )
+
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
+        """Returns seconds of a layer that no placement within the slots beats; see `Scenario.bound`."""
+        return self._bounds(costs_M, (self._replicas_fit,))[0]
+
+    def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
+        """Returns the seconds of a layer by the objective, in all steps of all-to-alls; see `Scenario.price`."""
+        times_M = [
+            costs.phase_times(split_EG, hierarchy)
+            for costs, split_EG, hierarchy in zip(costs_M, split_MEG, self.hierarchy_M, strict=True)
+        ]
+        return seconds(self.options.objective, times_M, nics=True)
+
+    def over_servers(
+        self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
+    ) -> list[Placement]:
+        """Places one model by server search, on the loads of the forecast, or as recorded if `options.aim` is "own".
+
+        If `options.place` puts replicas into spare slots, some of them are of experts that a server's own tokens choose
+        (`server_replicas`), and the rest level its GPUs; it is tried how many. With `options.min_replicas` the replicas of an
+        expert come to different servers first.
+
+        Args:
+            start_M: a placement of the model; unreplicated unless `options` ask for replicas.
+            hierarchy_M: the servers, and the chunks of an all-to-all.
+            progress: told of every layer that is placed.
+
+        Raises:
+            BadInput: if the profile holds no token-level routing.
+            InfeasiblePlan: if the experts do not fit.
+        """
+        cluster, (profile,), options, (hierarchy,) = self.cluster, self.profiles, self.options, hierarchy_M
+        profile.required_routing  # noqa: B018
+        capacity_G = slots_G(cluster, profile, options)
+        replicated = "equal-split" if options.min_replicas is not None else options.place
+        make = REPLICAS[replicated].make if replicated in REPLICAS else None
+
+        def placed(layer: int) -> Placement:
+            costs = layer_costs(cluster, profile, layer, deduplicated=True)
+            forecast = layer_forecast([profile], layer, summed=True)
+            expected = costs
+            if options.aim != OWN:
+                expected = expected_costs(cluster, profile, forecast.expected_WSE, forecast.windows_W, 1)
+            begun, rng = start_M[0].layer(layer), np.random.default_rng((options.seed, layer))
+            start_E = begun.split_EG(0).argmax(axis=1)
+            limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
+            if make is None:
+                return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), len(cluster))
+            tokens = _tokens(costs, forecast, hierarchy)
+            candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
+            return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
+
+        return [Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))]
+
+    def colocated_over_servers(
+        self, start_M: Sequence[Placement], hierarchy_M: Sequence[Hierarchy], progress: Progress = untold
+    ) -> list[Placement]:
+        """Places models that share every GPU, one after the other, by server search.
+
+        A GPU holds as many experts of each model as at the start. The limits are on the seconds of all models together.
+
+        Args:
+            start_M: the models' placements.
+            hierarchy_M: of each model, the servers and the chunks of an all-to-all.
+            progress: told of every layer that is placed.
+        """
+        placements, gpus, profiles = list(start_M), len(self.cluster), self.profiles
+        costs_ML = [[layer_costs(self.cluster, p, layer, deduplicated=True) for layer in range(p.layers)] for p in profiles]
+        for model, (profile, hierarchy) in enumerate(zip(profiles, hierarchy_M, strict=True)):
+
+            def placed(
+                layer: int, model: int = model, profile: Profile = profile, hierarchy: Hierarchy = hierarchy
+            ) -> Placement:
+                others = [other for other in range(len(profiles)) if other != model]
+                at_M = [layer % each.layers for each in profiles]
+                beside_s_G = sum(
+                    (_gpu_seconds(costs_ML[other][at_M[other]], placements[other].gpu_E(at_M[other])) for other in others),
+                    start=np.zeros(gpus),
+                )
+                costs, start_E = costs_ML[model][layer], placements[model].gpu_E(layer)
+                forecast = layer_forecast([profile], layer, summed=True)
+                limits = _limits(costs, start_E, np.bincount(start_E, minlength=gpus), hierarchy, beside_s_G)
+                rng = np.random.default_rng((self.options.seed, model, layer))
+                return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), gpus)
+
+            placements[model] = Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
+        return placements
+
+    @property
+    def _colocated(self) -> bool:
+        """Whether several models share the GPUs."""
+        return len(self.profiles) > 1
+
+    @property
+    def _searches_servers(self) -> bool:
+        """Whether experts are placed over servers."""
+        options = self.options
+        if any(profile.routing is None for profile in self.profiles):  # counts alone tell loads, and nothing else
+            return False
+        if options.min_replicas is None:
+            return options.place in (("balanced",) if self._colocated else (SWAP_SEARCH, "equal-split", "free-split"))
+        assert self.cluster.fabric is not None, "resolve_options refuses others"
+        node_G, server_G = np.array([gpu.node for gpu in self.cluster.gpus]), np.array(self.cluster.fabric.server_G)
+        return options.place == DEFAULT and np.array_equal(node_G[:, None] == node_G, server_G[:, None] == server_G)
+
+    @cached_property
+    def _slots_MG(self) -> list[IntArray]:
+        """Of each model, (G,) int64 slots of other placements."""
+        profiles = self.profiles
+        if not self._colocated:
+            return [slots_G(self.cluster, profiles[0], self.options)]
+        return [memory_slots_G(self.cluster, [each, *profiles[:m], *profiles[m + 1 :]]) for m, each in enumerate(profiles)]
+
+    @cached_property
+    def _replicas_fit(self) -> bool:
+        """Whether bounds are of placements with replicas."""
+        return not self._colocated or replicas_fit(self.cluster, self.profiles)
+
+    def _bounds(self, costs_M: Sequence[LayerCosts], replicas: Sequence[bool]) -> list[float]:
+        """Seconds of a layer that no placement beats, with replicas or without."""
+        counts_M, top_k_M = [server_counts(costs) for costs in costs_M], [each.top_k for each in self.profiles]
+        given = self.options.objective, costs_M, counts_M, top_k_M, self._slots_MG
+        return [hierarchical_bound_s(*given, allowed) for allowed in replicas]
+
+
+def fastest_hierarchy(
+    cluster: Cluster, profile: Profile, placement: Placement, order: str, rng: np.random.Generator
+) -> Hierarchy:
+    """Returns the servers of the cluster's fabric with the number of chunks whose exchanges are predicted to be fastest.
+
+    NICs are levelled if exchanges then take less by more than LEVEL_GAIN. Dispatches and combines of some windows and layers
+    are priced, evenly spread, in the order that "auto" or `order` names.
+
+    Args:
+        cluster: a cluster with a fabric of servers.
+        profile: the model's traffic.
+        placement: the GPUs of the model's experts.
+        order: "auto" or a name of ORDER.
+        rng: for orders that draw.
+    """
+    assert cluster.fabric is not None, "resolve_options refuses others"
+    cases = profile.windows * profile.layers
+    some = np.unique(np.linspace(0, cases - 1, min(cases, max(1, PRICED // len(cluster) ** 2))).astype(int)).tolist()
+
+    def rows_SGG(case: int, hierarchy: Hierarchy) -> IntArray:
+        window, layer = divmod(case, profile.layers)
+        placed = profile, layer, placement.split_EG(layer)
+        return exchange_rows(*placed, deduplicated=True, hierarchy=hierarchy, window=window)
+
+    def seconds(hierarchy: Hierarchy) -> float:
+        total_s = 0.0
+        for case in some:
+            steps_SGG = rows_SGG(case, hierarchy)
+            there_SGG, back_SGG = (exchange_bytes(steps_SGG, profile, phase, True) for phase in ("dispatch", "combine"))
+            made, there_s = hierarchical_order_s(there_SGG, hierarchy, cluster.network, order, rng=rng)
+            total_s += there_s + steps_seconds(made.reversed, back_SGG, cluster.network)
+        return total_s
+
+    plain = [Hierarchy(np.array(cluster.fabric.server_G), chunks) for chunks in CHUNKS]
+    seconds_of = {each: seconds(each) for each in plain}
+    best = min(plain, key=lambda each: seconds_of[each])
+    if _most_levelled([rows_SGG(case, plain[0]) for case in some], cluster.fabric) <= LEVEL_GAIN:
+        return best
+    row_bytes = profile.row_bytes(deduplicated=True)
+    levelled = [replace(each, level_from=level_from(each.chunks, row_bytes, cluster.network)) for each in plain]
+    told = [each for each in levelled if each.parts > 1 and each.pieces * len(cluster) ** 2 <= MOST_COUNTS]
+    seconds_of.update((each, seconds(each) / (1 - LEVEL_GAIN)) for each in told)
+    return min(seconds_of, key=lambda each: seconds_of[each])
+
+
+def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
+    """What part of the busiest NICs' rows levelling can save at most, of some all-to-alls."""
+    if fabric.shared_nic:
+        return 0.0
+    server_G, busiest, even = np.array(fabric.server_G), 0.0, 0.0
+    for rows_SGG in rows_CSGG:
+        between_GG = np.where(server_G[:, None] == server_G, 0, rows_SGG.sum(axis=0))
+        nics_2G = np.stack([between_GG.sum(axis=1), between_GG.sum(axis=0)])
+        busiest += float(nics_2G.max())
+        even += max(float((np.bincount(server_G, nic_G) / np.bincount(server_G)).max()) for nic_G in nics_2G)
+    return 1 - even / busiest if busiest else 0.0
+
+
+def _searched(
+    costs: LayerCosts,
+    forecast: Forecast,
+    limits: Limits,
+    start_E: IntArray,
+    hierarchy: Hierarchy,
+    rng: np.random.Generator,
+) -> IntArray:
+    """(E,) the GPU of each expert after a server search; the start where that is as fast."""
+    found_E = server_search(*_tokens(costs, forecast, hierarchy), limits, start_E, rng)
+    each_GG = np.eye(len(limits.slots_G))
+    start_s, found_s = (exclusive(costs.phase_times(each_GG[gpu_E], hierarchy)) for gpu_E in (start_E, found_E))
+    return found_E if found_s < start_s else start_E
+
+
+def _replicated(
+    expected: LayerCosts,
+    tokens: tuple[IntArray, IntArray],
+    limits: Limits,
+    begun: Placement,
+    hierarchy: Hierarchy,
+    least: int,
+    make: ReplicaStrategy,
+    rng: np.random.Generator,
+) -> list[Placement]:
+    """Placements of a layer with replicas: the start, and those within its limits that spend slots on rows or on load.
+
+    The server search leaves equally many slots on every GPU. Replicas are chosen after it, so only servers limit it, not GPUs
+    with an expert of much load.
+    """
+    full_s = GPU_LOAD * float(np.einsum("wge,eg->g", expected.expert_s_WGE, begun.split_EG(0)).max())
+    servers_only = limits._replace(most_gpu_s=np.inf, most_server_s=min(limits.most_server_s, LEVEL * full_s))
+    even_G = even_slots(begun.experts, limits.slots_G)
+    start_E = np.repeat(np.arange(hierarchy.ranks), even_G)
+    gpu_E = server_search(*tokens, servers_only._replace(slots_G=even_G), start_E, rng)
+    from_NE = from_servers(expected.own_WGE.sum(axis=0), hierarchy.server_G)
+    layer, found = Homes(*some_tokens(*tokens, rng), servers_only, hierarchy.server_G[gpu_E], from_NE), [begun]
+    for part in SPARE:
+        share_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
+        if share_NE is not None:
+            placement = levelled(layer, share_NE, make, rng)
+            if _served_seconds(expected, placement.split_EG(0), hierarchy).max() <= full_s:
+                found.append(placement)
+    return found
+
+
+def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
+    """What the search is held to, by the seconds of the start and of an even division over servers."""
+    gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
+    server_s_NE = _divided(gpu_s_GE, hierarchy)
+    beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)
+    return Limits(
+        hierarchy.server_G.copy(),  # locked arrays would compile a second version of the search
+        slots_G.copy(),
+        gpu_s_GE,
+        server_s_NE,
+        GPU_LOAD * float((beside_s_G + _gpu_seconds(costs, start_E)).max()),
+        SERVER_LOAD * (spread_split(server_s_NE) + float(beside_s_G.mean())),
+        beside_s_G,
+        beside_s_N,
+    )
+
+
+def _gpu_seconds(costs: LayerCosts, gpu_E: IntArray) -> FloatArray:
+    """(G,) seconds of the experts on each GPU, in all scenarios."""
+    gpu_s_GE = costs.expert_s_WGE.sum(axis=0)
+    return np.asarray(np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)), dtype=np.float64)
+
+
+def _served_seconds(costs: LayerCosts, split_EG: FloatArray, hierarchy: Hierarchy) -> FloatArray:
+    """(G,) seconds of what each GPU serves in hierarchical all-to-alls, in all scenarios."""
+    served_EG = served_split(costs.own_WGE.sum(axis=0), split_EG, hierarchy.server_G)
+    return np.asarray(np.einsum("wge,eg->g", costs.expert_s_WGE, served_EG))
+
+
+def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:
+    """(N, E) seconds of each expert on each server, if it is divided over the server's GPUs so that all take equally long."""
+    with np.errstate(divide="ignore", over="ignore"):
+        speed_GE = 1 / gpu_s_GE
+        return np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
+
+
+def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> tuple[IntArray, IntArray]:
+    """(U, K) the experts of tokens and (U,) the server that each starts on, which counts if sources' preferences come again."""
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    assert not isinstance(costs.routing, CountedTokens), "counts alone do not tell which experts tokens chose together"
+    experts_UK, source_U = costs.routing
+    lasting = bool((forecast.affinity_SE != 1).any())
+    return experts_UK, hierarchy.server_G[source_U] if lasting else np.full(len(source_U), NONE)

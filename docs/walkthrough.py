@@ -1,0 +1,189 @@
+"""Writes docs/walkthrough.md, one plan of one layer with the arrays of every step; `python docs/walkthrough.py` renews it."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aurora
+from aurora.planner.alltoall.schedule import both_ways
+from aurora.planner.check.plans import check_plan
+from aurora.planner.compile import compile_plan
+from aurora.planner.plan import plan
+from aurora.planner.resolve_options import resolve
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.workload.forecast import layer_forecast
+from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types.trace import TRACE_PHASES
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "walkthrough.md"
+CLUSTER = aurora.Cluster("four", tuple(aurora.Gpu(f"gpu-{rank}", "any", 0, 1e9, 1e9, 10**9) for rank in range(4)))
+
+
+def traffic() -> aurora.Profile:
+    """Returns drawn traffic of one layer with 8 experts: two windows of 12 tokens on each of 4 ranks, 2 experts a token."""
+    options = aurora.SyntheticOptions(sources=4, windows=2, window_tokens=12, seed=3)
+    return aurora.synthetic_profile("zipf:1", "mixtral-topics", options).at_layers([0])
+
+
+def page() -> str:
+    """Returns the page."""
+    profile = traffic()
+    made = plan(CLUSTER, profile)
+    options = resolve(aurora.PlanOptions(), CLUSTER, [profile])
+    scenario = Exclusive(CLUSTER, [profile], options)
+    placed = scenario.place(np.random.default_rng(options.seed))
+    placement = placed.placements_M[0]
+    costs_M, splits_M = scenario.costs(0), scenario.splits([placement], 0)
+    costs, split_EG = costs_M[0], splits_M[0]
+    times = costs.summed.phase_times(split_EG)
+    rows_SGG = exchange_rows(profile, 0, split_EG)
+    there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated=False) for phase in ("dispatch", "combine"))
+    dispatch, _, schedule = both_ways(
+        there_SGG, back_SGG, None, CLUSTER.network, options.order, rng=np.random.default_rng(options.seed)
+    )
+    trace = simulate_plan(made, [profile])
+    assert made.models[0].placement == placement
+    assert made.models[0].dispatch_L[0] == dispatch
+    check_plan(made)
+    parts = [
+        "# A walk through one plan",
+        "Four GPUs, eight experts, one layer: every array on the way from `tokens_TLSE` to the trace. Each step is one "
+        "function, named with its file; `plan` in `aurora/planner/plan.py` calls them in this sequence. "
+        "`python docs/walkthrough.py` writes this page, and a test compares it with what the code returns.",
+        "Array names end in their axes: T windows, L layers, S source ranks, E experts, G GPUs, W scenarios; the "
+        "[glossary](glossary.md) lists all letters.",
+        *step(
+            "Traffic",
+            type(profile),
+            "(token, expert) pairs by window, layer, source rank and expert. Source rank g sits on GPU g; "
+            "a token chooses two experts.",
+            **{"tokens_TLSE[:, 0]": profile.tokens_TLSE[:, 0]},
+        ),
+        *step(
+            "Options",
+            resolve,
+            'every "auto" becomes the name of a strategy, by the scenario: one model, equal GPUs.',
+            place=options.place,
+            assign=options.assign,
+            aim=options.aim,
+            order=options.order,
+        ),
+        *step(
+            "Forecast",
+            layer_forecast,
+            "two windows are a sample: shares of experts are shrunk as far as chance alone would spread "
+            "them. The placement is made for the forecast, and compared with others on draws from it.",
+            recorded_E=profile.load_LE[0] / profile.windows,
+            forecast_E=layer_forecast([profile], 0, False).expected_WSE.sum(axis=(0, 1)) / profile.windows,
+        ),
+        *step(
+            "Costs",
+            Exclusive.costs,
+            "what each rank sends to each expert in each scenario that counts, here each window, and what "
+            "an expert's tokens take on a GPU.",
+            own_WGE=costs.own_WGE,
+            **{"expert_s_WGE[0, 0] in us": costs.expert_s_WGE[0, 0] * 1e6},
+        ),
+        *step(
+            "Placement",
+            Exclusive.place,
+            "balanced groups of two experts, then a search that swaps experts while the slowest GPU of a phase gets faster.",
+            **{"slots_LG[0]": placement.slots_LG[0]},
+        ),
+        *step(
+            "Price",
+            Exclusive.price,
+            "Eq. 1 of Aurora: the slowest gate and dispatch, then the slowest experts and combine, then the "
+            "slowest aggregation. The price is the mean over the windows; the phases are of both windows together.",
+            **{
+                "gate_G in us": times.gate_G * 1e6,
+                "dispatch_G in us": times.dispatch_G * 1e6,
+                "expert_G in us": times.expert_G * 1e6,
+                "combine_G in us": times.combine_G * 1e6,
+                "aggregate_G in us": times.aggregate_G * 1e6,
+                "price in us": scenario.price(costs_M, splits_M) * 1e6,
+            },
+        ),
+        *step(
+            "Bound",
+            Exclusive.bound,
+            "a linear program over all placements, with replicas where slots are left: no placement takes "
+            "less. The gap is price / bound - 1.",
+            **{"bound in us": made.bound_s * 1e6, "gap": made.gap},
+        ),
+        *step(
+            "Rows",
+            exchange_rows,
+            "rows that each GPU (row) sends to each other (column) in the dispatch, both windows as one; what "
+            "stays on its GPU is not sent.",
+            **{"rows_SGG[0]": rows_SGG[0]},
+        ),
+        *step(
+            "Order",
+            both_ways,
+            "in which sequence pairs of GPUs send, so that ports never idle: sender, receiver. The combine goes "
+            "the reversed way.",
+            **{
+                "pairs_X2": dispatch.pairs_X2,
+                "makespan in us": schedule.makespan_s * 1e6,
+                "bound in us": schedule.fluid_bound_s * 1e6,
+            },
+        ),
+        *step(
+            "Check",
+            check_plan,
+            "replays the orders and adds up the memory, by code that calls nothing of the above. It returns "
+            "nothing, or raises `BrokenPlan`.",
+        ),
+        *step(
+            "Program",
+            compile_plan,
+            "the operations of each rank, in order. An order holds no sizes, so that it serves any batch.",
+            operations=[
+                type(op).__name__ + f"({getattr(op, 'phase', None) or op.name!r})" for op in compile_plan(made).ops_ML[0][0]
+            ],
+        ),
+        *step(
+            "Trace",
+            simulate_plan,
+            "the program in the simulator, one window after the other. The first window on GPU 0:",
+            **{"phase, peer, start and end in us": rows_of(trace, 0)},
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def step(title: str, function: Callable[..., Any], text: str, **arrays: Any) -> list[str]:
+    """Returns the paragraphs of a step: what the function does, and its arrays."""
+    file = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
+    parts = [f"## {title}", f"`{function.__qualname__}` in `{file}`: {text}"]
+    if arrays:
+        with np.printoptions(precision=3, suppress=True, linewidth=110):
+            shown = [
+                f"{name} =\n{value}" if np.ndim(value) > 1 else f"{name} = {_plain(value)}" for name, value in arrays.items()
+            ]
+        parts.append("```text\n" + "\n".join(shown) + "\n```")
+    return parts
+
+
+def rows_of(trace: aurora.Trace, rank: int) -> str:
+    """Returns the events of a rank in the first step, a line each."""
+    lines = [""]
+    for x in np.flatnonzero((trace.rank_X == rank) & (trace.step_X == 0)).tolist():
+        peer = "" if trace.peer_X[x] < 0 else f"{'to' if trace.sent_X[x] else 'from'} {trace.peer_X[x]}"
+        phase = TRACE_PHASES[trace.phase_X[x]]
+        lines.append(f"  {phase:10} {peer:7} {trace.start_s_X[x] * 1e6:9.3f} {trace.end_s_X[x] * 1e6:9.3f}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
