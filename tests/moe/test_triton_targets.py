@@ -1,5 +1,7 @@
 """Compiles the Triton kernels for each GPU that Triton's assembler knows, on a machine without one: what the wrappers would launch."""
 
+import importlib
+import sys
 from functools import partial
 
 import pytest
@@ -10,6 +12,7 @@ from aurora.moe.expert_map import LocalFirst
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")
 
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)  # A100, RTX 30, L4, H100, B200, B300, RTX 50
+KERNELS = "aurora.moe.permutation_triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -36,10 +39,11 @@ def test_every_kernel_compiles(capability, monkeypatch, tmp_path):
     """Through the wrappers, with strides that are and are not multiples of 16; every result is machine code."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else a warning
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     from triton.runtime import driver, jit
 
-    from aurora.moe import permutation_triton
-
+    sys.modules.pop(KERNELS, None)  # of tests before, whose kernels may be the interpreter's
+    permutation_triton = importlib.import_module(KERNELS)
     compiled, run = [], jit.JITFunction.run
 
     def compile_only(self, *args, warmup, **named):
