@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from aurora.simulator.interpreter import OrderBatch
     from aurora.simulator.requests import RequestSimulation
     from aurora.training.result import TrainResult
+    from aurora.simulator.request_simulation import RequestSimulation
+    from aurora.training.training_run import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
     Progress = Callable[[str, int, int], None]  # told of what is done, how much of it, and how much there is in all
@@ -710,7 +712,7 @@ def run(
 
     options = options or RunOptions()
     if options.join is not None:
-        from aurora.runtime.hosts import join_run
+        from aurora.runtime.run import join_run
 
         if any(prompts) or journal is not None:
             raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")

@@ -31,14 +31,14 @@ from aurora.planner.compile import compile_plan  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
 from aurora.runtime.distributed.launcher import RankInfo, launch  # noqa: E402
-from aurora.runtime.distributed.process_groups import default_process_group, new_process_group  # noqa: E402
-from aurora.runtime.distributed.shaped import tcp_transports  # noqa: E402
 from aurora.runtime.layer_context import LayerContext  # noqa: E402
 from aurora.runtime.model_worker import ModelWorker, Request  # noqa: E402
 from aurora.runtime.phase_recorder import PhaseRecorder  # noqa: E402
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters  # noqa: E402
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter  # noqa: E402
 from aurora.runtime.serving_rank import load_models  # noqa: E402
+from aurora.runtime.transports.gloo import tcp_transports  # noqa: E402
+from aurora.runtime.transports.process_groups import default_process_group, new_process_group  # noqa: E402
 from aurora.types import Plan, ProfileOptions, RunOptions, TraceRecorder  # noqa: E402
 
 CALLS, PROMPTS, NEW_TOKENS = 3000, 4, 8

@@ -23,7 +23,7 @@ from tables import Table
 from aurora.runtime.distributed.commit_rule import Settlement
 from aurora.runtime.distributed.elastic_steps import StateLost
 from aurora.runtime.distributed.member import Epoch
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.checkpoint import CheckpointWriter
 from aurora.training.elastic import ElasticTraining
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer

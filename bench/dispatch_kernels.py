@@ -26,16 +26,15 @@ from aurora.models.loading import load_model
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import RowPerExpert, RowPerRank
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.distributed.ordered import Message, OrderedTransport
-from aurora.runtime.distributed.process_groups import default_process_group
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.phase_recorder import HostTimer, PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.timers import HostTimer
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import NcclTransport
+from aurora.runtime.transports.ordered import Message, OrderedTransport
+from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Barrier, Compute, Exchange, Network, Order, Placement, TraceRecorder
 
 TOKENS, TOP_K, EXPERTS, WIDTH = 8, 2, 8, 1024

@@ -31,7 +31,7 @@ from aurora.io import shipped
 from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.survival_probability import model_survival
-from aurora.runtime.distributed.pauses import Pause
+from aurora.runtime.distributed.elastic_steps import Pause
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
 from aurora.training.run import train

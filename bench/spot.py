@@ -13,12 +13,11 @@ from typing import Any
 
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.commit_rule import NOTHING, Version
-from aurora.runtime.distributed.elastic_steps import run_elastic
+from aurora.runtime.distributed.elastic_steps import Pause, run_elastic
 from aurora.runtime.distributed.epoch_transport import EpochTransport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, start_process
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
-from aurora.runtime.distributed.pauses import Pause
 from aurora.runtime.distributed.secret import new_secret
 from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_launcher import MemberFinished

@@ -27,9 +27,9 @@ from tables import Table, write
 
 from aurora.io import shipped
 from aurora.planner.gradient_codes import load_of
-from aurora.training.coded_run import train_coded
+from aurora.training.coded_gradients import train_coded
 from aurora.training.data import read_samples
-from aurora.training.result import TrainResult
+from aurora.training.training_run import TrainResult
 from aurora.types import TrainOptions
 from bench.papers.bcc.delays import recorded_steps
 from bench.papers.bcc.studies import Injected

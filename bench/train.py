@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from aurora.io import shipped
 from aurora.models.own_weights import load_without_experts
 from aurora.runtime.distributed.launcher import RankInfo, launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches, read_samples
-from aurora.training.precision import Float64Throughout
+from aurora.training.loss import Float64Throughout
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Placement, TrainOptions
 from aurora.types.arrays import FloatArray

@@ -18,7 +18,7 @@ from aurora.types.train_options import OF_EACH_HOST
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aurora.training.result import TrainResult
+    from aurora.training.training_run import TrainResult
 
 DEFAULTS = TrainOptions()
 SHOWN = 10  # steps in the table

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from aurora.models.loading import MoeModel, hold_experts, load_model
 from aurora.planner.workload.curve_fit import fit_curve
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.process_groups import default_process_group, device_of
+from aurora.runtime.transports.process_groups import default_process_group, device_of
 from aurora.types import PHASES, ComputeCurves
 
 WARM_UP, REPEATS = 2, 7

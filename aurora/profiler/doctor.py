@@ -169,8 +169,8 @@ def rendezvous(rank_info: "RankInfo") -> float:
     """Checks this rank's connection to the others; a collective call. Returns the median seconds of a gather."""
     import torch
 
-    from aurora.runtime.distributed.gloo import GlooTransport
-    from aurora.runtime.distributed.process_groups import default_process_group
+    from aurora.runtime.transports.gloo import GlooTransport
+    from aurora.runtime.transports.process_groups import default_process_group
 
     with default_process_group(rank_info):
         transport = GlooTransport()

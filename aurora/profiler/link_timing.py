@@ -19,10 +19,10 @@ from aurora.io import load_gpus
 from aurora.moe.transport import Transport
 from aurora.planner.network.measured_links import find_servers, fit_link
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch
-from aurora.runtime.distributed.nccl import nccl_transport
-from aurora.runtime.distributed.process_groups import (
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import nccl_transport
+from aurora.runtime.transports.process_groups import (
     default_process_group,
     device_of,
     rank_info_from_environment,

@@ -14,8 +14,8 @@ from aurora.errors import BadInput
 from aurora.moe.transport import StreamWork, ThreadWork, Transport, lost_others
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
-from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.types import Network, Order
 
 

@@ -24,20 +24,18 @@ from aurora.runtime.distributed.control_channel import ControlChannel, EpochStar
 from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
 from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
 from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.expert_moves import WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
 from aurora.runtime.order_choice import OrdersUsed, OrderWatch
-from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models, submitted_work
-from aurora.runtime.timers import StreamTimer
+from aurora.runtime.transports.gloo import GlooTransport, tcp_transports
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 from aurora.types.arrays import FloatArray
 

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aurora.io.journals import JournalledAnswers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
-from aurora.runtime.token_times import TokenTimes
+from aurora.runtime.phase_recorder import Routing
 from aurora.types import Cluster, ControlReport, Profile, TokenRouting, Trace, TraceRecorder
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray
 from aurora.types.trace import Row
 
 MOST_EVENTS = 200_000  # that a rank keeps for the trace, the latest ones, so that its memory does not grow for ever
-Routing = tuple[NDArray[Any], IntArray]  # experts_ULK of a rank's U tokens, and in which step each was routed
+MOST_TIMES = 100_000  # between tokens of a model on a rank
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,30 @@ class Token:
     token: int
     last: bool
     logits: FloatArray | None = None
+
+
+@dataclass
+class TokenTimes:
+    """Times of one model's answers on one rank.
+
+    Args:
+        ttft_s: by number of the request, seconds from its arrival to its first token.
+        tpot_s: seconds between two tokens of an answer, of each answer and token, at least the latest MOST_TIMES.
+    """
+
+    ttft_s: dict[int, float] = field(default_factory=dict)
+    tpot_s: list[float] = field(default_factory=list)
+
+    def add_between(self, seconds: float) -> None:
+        """Adds the seconds between two tokens of an answer, in bounded memory."""
+        self.tpot_s.append(seconds)
+        if len(self.tpot_s) == 2 * MOST_TIMES:
+            del self.tpot_s[:MOST_TIMES]
+
+    def merge(self, other: "TokenTimes") -> None:
+        """Adds the times of another part of the rank's answers."""
+        self.ttft_s |= other.ttft_s
+        self.tpot_s += other.tpot_s
 
 
 @dataclass

@@ -22,10 +22,6 @@ from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.distributed.nccl import nccl_transport
-from aurora.runtime.distributed.process_groups import default_process_group, device_of, new_process_group
-from aurora.runtime.distributed.shaped import tcp_transports
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import (
@@ -39,13 +35,15 @@ from aurora.runtime.order_calibration import (
     with_servers,
 )
 from aurora.runtime.order_choice import OrderWatch
-from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
-from aurora.runtime.request_streams import deal_to_streams, stream_batches
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
-from aurora.runtime.timers import StreamTimer
+from aurora.runtime.transports.gloo import tcp_transports
+from aurora.runtime.transports.nccl import nccl_transport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.runtime.transports.process_groups import default_process_group, device_of, new_process_group
 from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 
@@ -264,3 +262,34 @@ def _arbiters(
         arbiters.append(first or ProcessPortArbiter(folder, rank, slot, finish, policy=policy))
     transports[0].gather(torch.zeros(1))
     return arbiters
+
+
+def stream_batches(batch: int, streams: int) -> list[int]:
+    """Returns how many requests each stream decodes together, where all of them decode `batch`."""
+    return [batch // streams + (stream < batch % streams) for stream in range(streams)]
+
+
+def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[list[int]]:
+    """Deals requests to streams that are served side by side, so that what is served together is alike in tokens.
+
+    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has a place
+    (see `stream_batches`). So every stream's batches are its parts of the rank's batches.
+
+    Args:
+        tokens: tokens of each request, those of its prompt and those of its answer.
+        batch: requests that the rank decodes together.
+        streams: how many streams there are, at most `batch`.
+
+    Returns:
+        For each stream, indices into `tokens`, in the sequence in which they are served.
+    """
+    dealt: list[list[int]] = [[] for _ in range(streams)]
+    for first in range(0, len(tokens), batch):
+        free, sums = stream_batches(batch, streams), [0] * streams
+        together = range(first, min(first + batch, len(tokens)))
+        for request in sorted(together, key=lambda each: -tokens[each]):
+            stream = min((each for each in range(streams) if free[each]), key=sums.__getitem__)
+            dealt[stream].append(request)
+            free[stream] -= 1
+            sums[stream] += tokens[request]
+    return dealt

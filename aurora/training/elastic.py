@@ -11,14 +11,19 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport
 from aurora.runtime.distributed.commit_rule import Settlement, Version
-from aurora.runtime.distributed.elastic_steps import StateLost
+from aurora.runtime.distributed.elastic_steps import Pause, StateLost
 from aurora.runtime.distributed.member import Epoch
-from aurora.runtime.distributed.pauses import Pause
-from aurora.training.checkpoint import CheckpointWriter, check_same_training, newest_checkpoint, read_experts, restore
-from aurora.training.export import export_model
+from aurora.training.checkpoint import (
+    CheckpointWriter,
+    check_same_training,
+    export_model,
+    newest_checkpoint,
+    read_experts,
+    restore,
+)
 from aurora.training.migration import held_by_all, send_dense
-from aurora.training.result import CHECKPOINTS, MODEL, CommittedStep, committed_step
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks_on
+from aurora.training.training_run import CHECKPOINTS, MODEL, CommittedStep, committed_step
 from aurora.types import Placement, TrainOptions
 
 

@@ -10,7 +10,7 @@ from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.lighthouse import HANG_S, HEARTBEAT_S
 from aurora.runtime.distributed.rank_processes import RankProcess, RankProcesses
 from aurora.training.host_messages import FinalStep
-from aurora.training.result import LOG, MODEL, TrainResult, log_step
+from aurora.training.training_run import LOG, MODEL, TrainResult, log_step
 from aurora.types import TrainOptions
 
 Watch = Callable[[int, dict[int, int]], None]

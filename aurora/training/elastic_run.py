@@ -20,9 +20,9 @@ from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_launcher import Launcher, MemberFinished, Watch
 from aurora.training.host_launchers import HostQueue, JoinedRun, JoiningLauncher, LeadingLauncher
 from aurora.training.host_messages import FinalStep, Welcome
-from aurora.training.result import CHECKPOINTS, TrainResult
 from aurora.training.shared_run import leaders_options, samples_digest, shared_by_hosts, sole_run
 from aurora.training.trainer import load_trainer
+from aurora.training.training_run import CHECKPOINTS, TrainResult
 from aurora.types import TrainOptions
 from aurora.types.addresses import parse_address
 from aurora.types.arrays import IntArray

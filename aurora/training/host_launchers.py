@@ -23,8 +23,8 @@ from aurora.training.host_messages import (
     pack,
     unpack,
 )
-from aurora.training.result import LOG, TrainResult, logged_steps
 from aurora.training.shared_run import has_mark
+from aurora.training.training_run import LOG, TrainResult, logged_steps
 from aurora.types import TrainOptions
 from aurora.types.addresses import address_text
 

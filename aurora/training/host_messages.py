@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aurora.runtime.distributed.commit_rule import Version
-from aurora.runtime.distributed.pauses import Pause
-from aurora.training.result import CommittedStep
+from aurora.runtime.distributed.elastic_steps import Pause
+from aurora.training.training_run import CommittedStep
 
 
 @dataclass(frozen=True)

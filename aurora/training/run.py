@@ -9,25 +9,23 @@ import torch
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.moe.transport import Transport
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo, launch, launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.distributed.nccl import nccl_transport
-from aurora.runtime.distributed.process_groups import (
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import nccl_transport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.runtime.transports.process_groups import (
     default_process_group,
     device_of,
     new_process_group,
     rank_info_from_environment,
 )
 from aurora.training.checkpoint import begun_checkpoints
-from aurora.training.coded_gradients import code_of
-from aurora.training.coded_run import train_coded
+from aurora.training.coded_gradients import code_of, train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import join_training, train_elastic
-from aurora.training.result import CHECKPOINTS, TrainResult
 from aurora.training.shared_run import sole_run
 from aurora.training.trainer import alike_ranks, load_trainer
-from aurora.training.training_run import TrainingRun
+from aurora.training.training_run import CHECKPOINTS, TrainingRun, TrainResult
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 

@@ -9,7 +9,7 @@ from torch import nn
 from aurora.models.loading import MoeModel, expert_parameters
 from aurora.moe.transport import Transport
 from aurora.training.expert_parallel import ExpertParallel
-from aurora.training.gradients import Holders, sum_over_holders
+from aurora.training.tensor_exchange import Holders, sum_over_holders
 from aurora.types import Order, Placement, TrainOptions
 
 ExpertState = Mapping[str, torch.Tensor]  # of one expert: by parameter name its state, see TrainedParameter

@@ -17,10 +17,9 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.training.data import GlobalBatches
+from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.migration import HeldL, held_by_all, move_experts, next_placement, tell_placement
-from aurora.training.part_loss import PartLoss, set_exact_kernels
 from aurora.training.rebalancing import Rebalancer
-from aurora.training.router_loss import router_loss_weight
 from aurora.training.state import TrainState, optimizer_dtype
 from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray

@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
-from aurora.runtime.distributed.process_groups import (
+from aurora.runtime.phase_recorder import HostTimer
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
+from aurora.runtime.transports.process_groups import (
     default_process_group,
     device_of,
     new_process_group,
     rank_info_from_environment,
 )
-from aurora.runtime.timers import HostTimer
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 

@@ -15,10 +15,11 @@ from net import enter, retransmitted
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.profiler.link_timing import LinkMeasurements, time_links
-from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.profiler.link_timing import time_links
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network
 from aurora.runtime.order_choice import OrdersUsed, OrderWatch
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Cluster, Gpu, Order
 
 TORCH, AUTO = "all_to_all_single", "auto"

@@ -17,9 +17,9 @@ from aurora.planner.alltoall.hierarchical import hierarchical_order, hierarchica
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.planner.network.schedule_time import timed_steps
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import measured_network
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Cluster, Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 

@@ -18,8 +18,8 @@ from aurora.io.engine_records import EngineRecord
 from aurora.moe.transport import Transport
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method, with_servers
 from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
+from aurora.runtime.phase_recorder import HostTimer, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.timers import HostTimer, StreamTimer
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora_vllm.choice_counter import ChoiceCounter

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.profiler import link_timing
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Network
 
 NETWORK = str(Path(__file__).parents[2] / "bench" / "network")

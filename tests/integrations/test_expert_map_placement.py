@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Controller
 from aurora.runtime.control_loop import ControlLoop
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Network, Placement
 from tests.runtime.test_live_placement import patient
 

@@ -25,9 +25,9 @@ from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.runtime import order_calibration as measuring
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers, with_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
 from tests.runtime.test_order_calibration import plan_of_four_ranks
 

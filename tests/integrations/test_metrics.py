@@ -31,7 +31,7 @@ from aurora.io import load_plan, save
 from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
 from aurora.types.network import servers
 

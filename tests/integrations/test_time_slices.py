@@ -14,7 +14,7 @@ from aurora_vllm.worker_integration import WorkerIntegration
 
 from aurora.errors import BadInput
 from aurora.runtime import colocation_table as colocated
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 
 SLOTS_G = ((0, 1), (2, 3))
 

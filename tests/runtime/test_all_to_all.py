@@ -10,9 +10,9 @@ import aurora
 import aurora.runtime.all_to_all as runtime
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.process_groups import default_process_group
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Network
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool,

@@ -9,12 +9,12 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.model_worker import ModelWorker, Request
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import (
     TRACE_PHASES,
     Barrier,

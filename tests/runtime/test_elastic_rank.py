@@ -25,10 +25,10 @@ from aurora.planner.migration.recovery import program_among
 from aurora.runtime import change_preparation
 from aurora.runtime import run as running
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.elastic_rank import EpochOrders, EpochWork
 from aurora.runtime.request_journal import RequestJournal, fewest_first
 from aurora.runtime.run import run_elastic, verify
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import ControlOptions, PlanOptions, RunOptions
 from tests.conftest import cluster
 from tests.runtime.test_run import plan_for, prompts_for

@@ -24,11 +24,10 @@ from aurora.runtime.distributed.control_channel import EpochStart, MemberResult,
 from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.host_connection import ToRank
 from aurora.runtime.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
-from aurora.runtime.hosts import WIRE, about_run, join_run, lead_of
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
-from aurora.runtime.result import Answers, RankResult, Token
-from aurora.runtime.token_times import TokenTimes
+from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
+from aurora.runtime.run import WIRE, about_run, join_run, lead_of
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
 from aurora.types.control import ControlWindow, PlacementChange
 from tests.runtime.test_run import plan_for

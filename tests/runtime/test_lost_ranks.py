@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from aurora.errors import AuroraError, RankFailed
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.serving_rank import serve_rank
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Hierarchy, RunOptions
 from tests.runtime.test_run import hierarchical, plan_for, prompts_for
 

@@ -14,7 +14,6 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.order_calibration import (
     FLAT,
     MAX_NOISE,
@@ -25,6 +24,7 @@ from aurora.runtime.order_calibration import (
     planned_method,
     with_servers,
 )
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, servers
 from tests.conftest import cluster
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Exchange, Gpu, Network, TraceRecorder
 
 pytestmark = pytest.mark.full

@@ -12,9 +12,8 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime import phase_recorder
 from aurora.runtime.distributed_experts import MIN_CHUNK_ROWS, DistributedExperts
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
-from aurora.runtime.timers import StreamTimer
 from aurora.types import (
     PREEMPTION_INTERVAL_S,
     TRACE_PHASES,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.runtime.request_streams import deal_to_streams, stream_batches
+from aurora.runtime.serving_rank import deal_to_streams, stream_batches
 
 
 def test_longest_first_to_the_lightest_stream_with_a_place():

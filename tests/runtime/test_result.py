@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aurora.runtime.result import Answers, RankResult, RunConditions, Token, measured_trace, merge_answers
-from aurora.runtime.token_times import TokenTimes
+from aurora.runtime.result import Answers, RankResult, RunConditions, Token, TokenTimes, measured_trace, merge_answers
 from aurora.types import Curve, Profile, TokenRouting
 from aurora.types.token_routing import CoActivation
 from tests.conftest import cluster
@@ -79,7 +78,7 @@ def test_times_of_tokens_are_kept_by_rank():
 
 
 def test_times_between_tokens_stay_bounded(monkeypatch):
-    monkeypatch.setattr("aurora.runtime.token_times.MOST_TIMES", 3)
+    monkeypatch.setattr("aurora.runtime.result.MOST_TIMES", 3)
     times = TokenTimes()
     for second in range(11):
         times.add_between(float(second))

@@ -24,15 +24,15 @@ from aurora.planner.resolve_options import with_priorities
 from aurora.profiler.profile_model import profile_model
 from aurora.runtime import serving_rank
 from aurora.runtime.colocation_table import DRAWN, colocation_folder
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
-from aurora.runtime.distributed.process_groups import new_process_group
 from aurora.runtime.layer_context import LayerContext
+from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
-from aurora.runtime.timers import HostTimer
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
+from aurora.runtime.transports.process_groups import new_process_group
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     TRACE_PHASES,

@@ -16,11 +16,9 @@ from aurora.models.own_weights import load_without_experts
 from aurora.planner.gradient_codes import load_of, make_code
 from aurora.runtime.distributed.aggregation_round import AggregationRound
 from aurora.runtime.distributed.aggregation_worker import weighted_sum
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.training.coded_gradients import CodedGradients
-from aurora.training.coded_run import train_coded
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, WholeModel, train_coded
 from aurora.training.data import GlobalBatches, read_samples
-from aurora.training.part_gradients import STEP, WEIGHTS, PartGradients, WholeModel
 from aurora.training.run import train
 from aurora.training.trainer import Trainer, alike_ranks
 from aurora.types import TrainOptions

@@ -12,7 +12,7 @@ from aurora.runtime.distributed.commit_rule import NOTHING, Settlement, Version
 from aurora.runtime.distributed.elastic_steps import StateLost
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.distributed.member import Epoch
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import read_samples
 from aurora.training.elastic import ElasticTraining
 from aurora.training.elastic_run import train_elastic

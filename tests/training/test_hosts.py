@@ -17,17 +17,17 @@ import pytest
 
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.commit_rule import Version
+from aurora.runtime.distributed.elastic_steps import Pause
 from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.lighthouse import Lighthouse
-from aurora.runtime.distributed.pauses import Pause
 from aurora.training.data import read_samples
 from aurora.training.elastic import nodes_of
 from aurora.training.elastic_run import join_training, train_elastic
 from aurora.training.host_launchers import JoinedRun, JoiningLauncher
 from aurora.training.host_messages import FinalStep, HostDone, JoinTraining, RankLost, RunOver, Welcome, pack, unpack
-from aurora.training.result import LOG, CommittedStep, log_step
 from aurora.training.run import train
 from aurora.training.shared_run import has_mark, leaders_options, shared_by_hosts, sole_run
+from aurora.training.training_run import LOG, CommittedStep, log_step
 from aurora.types import TrainOptions
 from tests.models.architectures import build
 

@@ -15,12 +15,12 @@ from aurora.models.own_weights import load_without_experts
 from aurora.moe.expert_map import ExpertMap
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches
 from aurora.training.expert_parallel import ExpertParallel
-from aurora.training.gradients import sum_over_holders
-from aurora.training.precision import Float64Throughout
+from aurora.training.loss import Float64Throughout
 from aurora.training.state import TrainedParameter, optimizer_dtype, untrained
+from aurora.training.tensor_exchange import sum_over_holders
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Network, Placement, TrainOptions
 from tests.models.architectures import build, load_plain

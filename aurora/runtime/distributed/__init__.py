@@ -1,13 +1,12 @@
-"""Ranks as processes: starting and watching them, their process groups, and transports that carry tensors between them.
+"""Ranks as processes: starting and watching them, and work whose processes come and go.
 
-- `launcher`: starts local ranks and collects what they return; `process_groups`: their torch.distributed groups
+- `launcher`: starts local ranks and collects what they return
 - `supervisor`: watches ranks that may be lost, and forms epochs of the ranks that are left; `membership`: which ranks are in an
   epoch; `rank_processes`: their processes; `control_channel`: the messages between them; `epoch_groups`: an epoch's process
   groups
 - `lighthouse`: where members of an elastic run meet, on one machine or several; `quorum`: what it decides; `member`: a
   member's end; `connections`, `signed_messages`, `secret`: how they talk, and prove who they are; `elastic_steps`,
   `commit_rule`: steps that all members commit or none
-- `transport`: the interface; `ordered`: an order held by messages; `gloo`, `nccl`, `memory`, `shaped`: back ends
 - `coded_aggregation`: a sum from redundant workers; `aggregation_round`: what has arrived of it; `aggregation_worker`: a
   worker's end; `aggregation_messages`: their messages
 - `secret`: the secret that members prove to know

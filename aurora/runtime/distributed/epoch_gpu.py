@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
-from aurora.runtime.distributed.process_groups import keep_watchdogs_from_ending_the_process
-from aurora.runtime.timers import StreamTimer, Timer
+from aurora.runtime.phase_recorder import StreamTimer, Timer
+from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process
 
 
 class RankGpu(Protocol):

@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from aurora.errors import RankFailed
 from aurora.moe.transport import peer_lost
 from aurora.runtime.distributed.epoch_gpu import RankGpu
-from aurora.runtime.distributed.gloo import GlooTransport
-from aurora.runtime.distributed.nccl import End, NcclTransport, first_call
-from aurora.runtime.timers import Timer
+from aurora.runtime.phase_recorder import Timer
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 
 POLL_S = 2e-5  # between two looks at a mark on a stream
 LOOK_S = 0.02  # between two looks at a communicator that is being made

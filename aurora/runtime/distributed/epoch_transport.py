@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 
 

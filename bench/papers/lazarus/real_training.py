@@ -17,8 +17,8 @@ from aurora.training.data import read_samples
 from aurora.training.elastic_launcher import Watch
 from aurora.training.elastic_run import train_elastic
 from aurora.training.migration import next_placement
-from aurora.training.result import TrainResult
 from aurora.training.trainer import alike_ranks
+from aurora.training.training_run import TrainResult
 from aurora.types import TrainOptions
 from bench.papers.lazarus.evaluation import LazarusFigure, figure_of
 from bench.papers.lazarus.membership_traces import MembershipEvent

@@ -67,7 +67,7 @@ class PatchedWorker:
 
         With EPLB these are physical experts, as the router's choices are.
         """
-        from aurora.runtime.distributed.gloo import GlooTransport
+        from aurora.runtime.transports.gloo import GlooTransport
 
         experts = next(each for each in self.layers if each.aurora_layer == layer)
         local_E = experts.expert_map.to("cpu", torch.int64)

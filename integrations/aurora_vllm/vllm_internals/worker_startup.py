@@ -301,8 +301,8 @@ def _effective_order(settings: Settings, config: Any) -> str:
 
 def _transport(group: Any, cluster: Cluster | None) -> Transport:
     """The transport between the ranks of vLLM's expert-parallel group: NCCL on GPUs, gloo on CPUs."""
-    from aurora.runtime.distributed.gloo import GlooTransport
-    from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
+    from aurora.runtime.transports.gloo import GlooTransport
+    from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 
     if torch.cuda.is_available():
         return NcclTransport(

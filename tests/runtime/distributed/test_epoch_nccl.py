@@ -12,13 +12,14 @@ from torch.distributed import HashStore
 
 from aurora.errors import RankFailed
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed import epoch_nccl, nccl
+from aurora.runtime.distributed import epoch_nccl
 from aurora.runtime.distributed.elastic_steps import run_elastic
 from aurora.runtime.distributed.epoch_gpu import NcclGpu
 from aurora.runtime.distributed.epoch_groups import _group
 from aurora.runtime.distributed.epoch_nccl import EpochCommunicators, EpochNcclTransport
 from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.runtime.distributed.member import Member
+from aurora.runtime.transports import nccl
 from aurora.types import Network
 from tests.runtime.distributed.emulated_gpu import EmulatedGpu, Killed, die
 from tests.runtime.distributed.summed_steps import SummedSteps

@@ -12,7 +12,7 @@ import pytest
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import URGENT_TOS, connected, open_sockets
 from aurora.runtime.distributed.launcher import launch, launch_threads
-from aurora.runtime.distributed.process_groups import default_process_group, new_process_group, rank_info_from_environment
+from aurora.runtime.transports.process_groups import default_process_group, new_process_group, rank_info_from_environment
 
 
 def identity(rank_info, *args):
@@ -89,7 +89,7 @@ def hang(rank_info):
     import torch
     import torch.distributed as dist
 
-    from aurora.runtime.distributed.gloo import GlooTransport
+    from aurora.runtime.transports.gloo import GlooTransport
 
     with default_process_group(rank_info):
         transport = GlooTransport(new_process_group("gloo", 2.0))

@@ -15,9 +15,9 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed import control_channel
 from aurora.runtime.distributed.control_channel import EpochStart
 from aurora.runtime.distributed.epoch_groups import unless_stopped
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.rank_processes import Outbox, OwnTime, RankProcess
 from aurora.runtime.distributed.supervisor import Supervisor
+from aurora.runtime.transports.gloo import GlooTransport
 
 pytestmark = pytest.mark.full
 

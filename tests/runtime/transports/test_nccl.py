@@ -17,13 +17,14 @@ from aurora.errors import RankFailed
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
-from aurora.runtime.distributed import launcher, nccl, process_groups
-from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.nccl import End, NcclTransport
-from aurora.runtime.distributed.process_groups import default_process_group
+from aurora.runtime.transports import nccl, process_groups
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import End, NcclTransport
+from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Hierarchy, Network, Order, SubChannels
-from tests.runtime.distributed.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
+from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
 
 
 def ignore(*_event):

@@ -13,12 +13,11 @@ import aurora
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import launcher
-from aurora.runtime.distributed.gloo import GlooTransport
 from aurora.runtime.distributed.launcher import launch
-from aurora.runtime.distributed.nccl import NcclCalls, NcclTransport
-from aurora.runtime.distributed.process_groups import default_process_group
-from aurora.runtime.distributed.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
-from aurora.runtime.timers import HostTimer
+from aurora.runtime.phase_recorder import HostTimer
+from aurora.runtime.transports.gloo import CHUNK_S, LATE_S, GlooTransport, Port, ShapedTransport
+from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
+from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Network
 from tests.conftest import cluster
 

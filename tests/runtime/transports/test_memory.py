@@ -17,11 +17,11 @@ from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import row_slices
 from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed import ordered
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
-from aurora.runtime.distributed.nccl import NcclTransport
-from aurora.runtime.timers import HostTimer
+from aurora.runtime.phase_recorder import HostTimer
+from aurora.runtime.transports import ordered
+from aurora.runtime.transports.nccl import NcclTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Hierarchy, Network, Order
 from tests.conftest import cluster
 

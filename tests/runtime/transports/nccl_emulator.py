@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from aurora.runtime.distributed.nccl import End
+from aurora.runtime.transports.nccl import End
 
 
 class Deadlock(RuntimeError):

@@ -9,7 +9,7 @@ import torch
 
 from aurora.planner.alltoall.hierarchical import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.ordered import OrderedTransport
+from aurora.runtime.transports.ordered import OrderedTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, servers
 
 
