@@ -77,8 +77,6 @@ if TYPE_CHECKING:
     from aurora.simulator.changing_traffic import FollowedTraffic
     from aurora.simulator.interpreter import OrderBatch
     from aurora.simulator.requests import RequestSimulation
-    from aurora.training.result import TrainResult
-    from aurora.simulator.request_simulation import RequestSimulation
     from aurora.training.training_run import TrainResult
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)

@@ -15,7 +15,6 @@ from net import enter, retransmitted
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.profiler.link_timing import LinkMeasurements, time_links
-from aurora.profiler.link_timing import time_links
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, measured_network
 from aurora.runtime.order_choice import OrdersUsed, OrderWatch
