@@ -11,8 +11,8 @@ from aurora_vllm.served_plan import read_model
 import aurora
 from aurora.errors import BadInput
 from aurora.models.decoding import NOT_PADDED
-from aurora.planner.plan import make_plan
 from aurora.models.loading import NOT_PLACED, load_model
+from aurora.planner.plan import make_plan
 from aurora.profiler import profile_model as profiling
 from aurora.runtime.run import verify
 from aurora.types import PHASES, ComputeCurves, Curve, PlanOptions, ProfileOptions, RunOptions
