@@ -33,8 +33,11 @@ from aurora.io import shipped  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.planner.simulated_choice import with_time_slice  # noqa: E402
 from aurora.profiler.profile_model import profile_model  # noqa: E402
-from aurora.reports.compare import Comparison, compare  # noqa: E402
-from aurora.reports.trace_times import summarise  # noqa: E402
+from aurora.reports.trace_times import (  # noqa: E402
+    Comparison,
+    compare,
+    summarise,
+)
 from aurora.runtime.colocation_table import colocation_folder  # noqa: E402
 from aurora.runtime.distributed.launcher import launch  # noqa: E402
 from aurora.runtime.result import RunResult, merge_results  # noqa: E402

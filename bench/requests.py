@@ -13,7 +13,7 @@ from aurora.api import plan as planned
 from aurora.io import load_cluster, shipped
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.formatting import seconds
-from aurora.reports.request_tables import percentiles
+from aurora.reports.trace_tables import percentiles
 from aurora.simulator.requests import drawn_requests, simulate_requests
 from aurora.types import PlanOptions, RequestOptions, SyntheticOptions
 

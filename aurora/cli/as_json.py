@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from aurora.planner.evaluate import Drift, Evaluation
     from aurora.planner.migrate import Migration
     from aurora.planner.placement.explain import LayerExplanation
-    from aurora.reports.compare import Comparison
-    from aurora.reports.trace_times import Summary
+    from aurora.reports.trace_times import Comparison, Summary
     from aurora.simulator.changing_traffic import FollowedTraffic
     from aurora.simulator.requests import RequestSimulation
     from aurora.types.arrays import FloatArray, IntArray
@@ -127,7 +126,7 @@ def summary_json(summary: Summary) -> Found:
 
 def models_json(summary: Summary) -> list[Found]:
     """Returns the seconds, the steps and the time per output token of each model or micro-batch of a trace."""
-    from aurora.reports.request_tables import percentiles
+    from aurora.reports.trace_tables import percentiles
 
     return [
         {
@@ -235,7 +234,7 @@ def followed_json(followed: FollowedTraffic) -> Found:
 
 def requests_json(found: RequestSimulation) -> Found:
     """Returns how requests were served, and how far interpolated steps are from simulated ones."""
-    from aurora.reports.request_tables import percentiles
+    from aurora.reports.trace_tables import percentiles
 
     served, off_C = found.served, abs(found.off_C)
     return {

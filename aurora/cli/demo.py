@@ -113,8 +113,7 @@ def demo(
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
     from aurora.reports.formatting import as_text
-    from aurora.reports.input_tables import profile_table
-    from aurora.reports.plan_tables import plan_table
+    from aurora.reports.plan_tables import plan_table, profile_table
 
     make_folder(output)
     cluster = load_cluster(CLUSTER)

@@ -26,7 +26,7 @@ def drift(
     from aurora import api
     from aurora.cli.as_json import drift_json
     from aurora.io import load_plan, load_profile
-    from aurora.reports.input_tables import drift_table
+    from aurora.reports.plan_tables import drift_table
 
     in_force = None if plan is None else load_plan(plan)
     found = api.drift(load_profile(before), load_profile(after), in_force, chosen(DriftOptions, context))

@@ -40,7 +40,7 @@ def links(
         raise BadInput(f"`ranks`: expected from 2 to {MOST_PROCESSES}, found {ranks}")
     need("torch")
     from aurora.profiler.link_timing import measure_links
-    from aurora.reports.input_tables import links_table
+    from aurora.reports.plan_tables import links_table
 
     measured = measure_links(ranks, transport)
     if measured is None:
@@ -65,7 +65,7 @@ def compute(
     """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere."""
     from aurora.cli.as_json import curves_json
     from aurora.io import load, load_curves, save
-    from aurora.reports.input_tables import curves_table
+    from aurora.reports.plan_tables import curves_table
 
     joined = join or []
     if model is None and not joined:
@@ -131,7 +131,7 @@ def _write(
     """Write a cluster file with remarks on top, and print both."""
     from aurora.cli.as_json import cluster_json
     from aurora.io import save_cluster
-    from aurora.reports.input_tables import cluster_table
+    from aurora.reports.plan_tables import cluster_table
 
     save_cluster(made, output, remarks)
     found = {"output": output, **cluster_json(made), "remarks": list(remarks), **more}

@@ -113,9 +113,8 @@ def plan(
     from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
-    from aurora.reports.explain import explain_tables
     from aurora.reports.formatting import seconds
-    from aurora.reports.plan_tables import expectation_lines, move_table, plan_table, worst_cut
+    from aurora.reports.plan_tables import expectation_lines, explain_tables, move_table, plan_table, worst_cut
 
     domains = domain or []
     if len(profile) == 1:

@@ -118,7 +118,7 @@ def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed
     """Print a profile that was written to `output`."""
     from aurora.cli.as_json import profile_json
     from aurora.planner.workload.load_statistics import contiguous_load_intervals
-    from aurora.reports.input_tables import profile_table
+    from aurora.reports.plan_tables import profile_table
 
     table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
     show(as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), f"wrote {output}")

@@ -19,7 +19,7 @@ def profile_system(shape: Path, system: str, engine: str, gpus: int | None, outp
     from aurora.cli.as_json import cluster_json, curves_json
     from aurora.io import load_model_config, save, save_cluster
     from aurora.io.silicon_systems import system_cluster, system_curves
-    from aurora.reports.input_tables import curves_table, link_curves_table
+    from aurora.reports.plan_tables import curves_table, link_curves_table
     from aurora.types import PHASES
 
     beside = output.with_suffix(".toml")

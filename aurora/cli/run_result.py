@@ -13,7 +13,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.types import Plan, Trace
 
 if TYPE_CHECKING:
-    from aurora.reports.request_tables import ServedModel
+    from aurora.reports.trace_tables import ServedModel
     from aurora.runtime.order_choice import OrdersUsed
     from aurora.runtime.result import Answers, MembershipChange, RunResult
 
@@ -76,10 +76,17 @@ def show_result(
         most: layers that are shown, the slowest; None: all.
     """
     from aurora.cli.as_json import comparison_json, summary_json
-    from aurora.reports.compare import compare
-    from aurora.reports.request_tables import ServedModel, rank_lines, served_table
-    from aurora.reports.trace_tables import comparison_table, control_line, control_table, network_line, summary_table
-    from aurora.reports.trace_times import summarise
+    from aurora.reports.trace_tables import (
+        ServedModel,
+        comparison_table,
+        control_line,
+        control_table,
+        network_line,
+        rank_lines,
+        served_table,
+        summary_table,
+    )
+    from aurora.reports.trace_times import compare, summarise
 
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
@@ -133,7 +140,7 @@ def show_result(
 
 def _served_json(served: ServedModel) -> dict[str, Any]:
     """What was served of a model, as JSON."""
-    from aurora.reports.request_tables import percentiles
+    from aurora.reports.trace_tables import percentiles
 
     return {
         "model": served.model,

@@ -176,7 +176,7 @@ def _serve(context: typer.Context, as_json: bool) -> None:
     from aurora.errors import InfeasiblePlan
     from aurora.io import load_plan, load_requests
     from aurora.planner.check.fit import check_traffic, without_proof
-    from aurora.reports.request_tables import request_lines, requests_table
+    from aurora.reports.trace_tables import request_lines, requests_table
 
     given, options = context.params, chosen(RequestOptions, context)
     if given["requests"] is not None:

@@ -10,9 +10,8 @@ from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.reports.formatting import percent, seconds, size
-from aurora.reports.numbers import ReportNumbers
+from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
-from aurora.reports.traffic_loads import skew
 from aurora.types.arrays import gap
 
 # thresholds for a sentence, each a part of the quantity named

@@ -1,16 +1,162 @@
 """HTML report: one page that holds everything, needs no network, and has the same bytes for the same inputs."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from aurora.reports.advice import advice
-from aurora.reports.decision_charts import decisions_section
+from aurora.reports.charts import Chart, Frame, Sheet, sheet
+from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.overview import phase_chart, provenance, tiles
-from aurora.reports.placement_charts import placement_section
-from aurora.reports.time_charts import phase_sheets, schedule_section, timeline_section
-from aurora.reports.traffic_charts import drift_section, experts_section, loads_section, traffic_section
+from aurora.reports.plan_tables import bounds_line, cluster_table, gap_text
+from aurora.reports.sections import (
+    decisions_section,
+    drift_section,
+    experts_section,
+    loads_section,
+    phase_sheets,
+    placement_section,
+    schedule_section,
+    timeline_section,
+    traffic_section,
+)
+from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
+
+STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that answers a question.
+
+    Attributes:
+        title: the question.
+        value: the number with its unit; a dash if it is unknown.
+        note: what the number is compared with, or how to get it.
+    """
+
+    title: str
+    value: str
+    note: str
+
+
+def tiles(found: ReportNumbers) -> list[Tile]:
+    """Returns what the plan is worth in tokens per second and seconds per step, then the prediction's error and the gap."""
+    plan = found.of.plan
+    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), bounds_line(plan))]
+
+
+def _worth(found: ReportNumbers) -> Iterator[Tile]:
+    """Tokens per second, seconds per step, and the speed-up, each beside what it is compared with."""
+    served, both = found.serving, found.speedup
+    if served is not None:
+        before = both[0] if both is not None and both[1].by == served.by else None
+        part = "" if served.by == "measured" else "; MoE layers only"
+        many = f"a step of {' and '.join(found.of.models)}" if len(found.of.models) > 1 else "a step"
+        if served.tokens is None or served.tokens_per_s is None:
+            yield Tile(f"Tokens per second, {served.by}", DASH, found.of.without)
+        else:
+            about = "" if served.exact else "about "
+            against = f"against {about}{_count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
+            note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}{part}"
+            yield Tile(f"Tokens per second, {served.by}", f"{about}{_count(served.tokens_per_s)}", note)
+        against = f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {served.steps} steps"
+        stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
+        yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
+    if both is None:
+        yield Tile("Speed-up", DASH, found.of.without)
+    else:
+        first, last = both
+        note = f"{last.name}, {seconds(last.seconds)}, against {first.name}, {seconds(first.seconds)}"
+        yield Tile(f"Speed-up, {last.by}", speedup(first.seconds, last.seconds), note)
+
+
+def _count(value: float) -> str:
+    """A number with three digits that count."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _prediction_error(found: ReportNumbers) -> Tile:
+    title = "Prediction error"
+    if not found.of.traces:
+        return Tile(title, DASH, "No trace was given: aurora simulate writes a predicted one, aurora run a measured one")
+    both = found.comparison
+    if both is None or found.predicted is None or found.measured is None:
+        name, trace = found.of.traces[0]
+        lacking, verb = ("predicted", "simulate") if found.predicted is None else ("measured", "run")
+        note = f"{name}, from start to end; no {lacking} trace was given"
+        if verb == "simulate" or len(found.of.models) <= 2:
+            note += f": aurora {verb} writes one"
+        return Tile(f"Time, {trace.kind}", seconds(trace.seconds), note)
+    if found.other_traffic is not None:
+        return Tile(title, DASH, f"Of other traffic: {found.other_traffic}")
+    names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
+    note = (
+        f"{seconds(both.predicted_s)} predicted ({names[0]}) over {seconds(both.measured_s)} measured ({names[1]}), minus one"
+    )
+    return Tile(title, percent(both.error), note)
+
+
+def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
+    """Returns a chart of a rank's seconds in each phase, one bar per trace.
+
+    Args:
+        found: the report's numbers.
+        tables: tables of the chart's numbers.
+    """
+    shown = [
+        (name, f"s{i}", one.phases) for i, ((name, _), one) in enumerate(zip(found.of.traces, found.summaries, strict=True))
+    ]
+    columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
+    words = " ".join(
+        f"{name}: exchanges {seconds(sum(map(phases.__getitem__, EXCHANGES)))}, "
+        f"computing {seconds(sum(map(phases.__getitem__, COMPUTE)))}, waiting "
+        f"{seconds(phases['counts'] + phases['waiting'])} a rank."
+        for name, _, phases in shown
+    )
+    series = [[name, key] for name, key, _ in shown]
+    about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
+    return Chart("phases", "bars", "Where the time goes", (), Frame(words, columns), about, tables)
+
+
+def provenance(found: ReportNumbers) -> list[Sheet]:
+    """Returns tables of hashes, seeds, methods, versions and dates of everything that the report was made from."""
+    plan, fabric = found.of.plan, found.of.plan.cluster.fabric
+    rows = [
+        ("scenario", plan.scenario),
+        ("objective", plan.objective),
+        ("seed", str(plan.options.seed)),
+        ("epoch", str(plan.epoch)),
+    ]
+    rows += [(f"option: {what}", name) for what, name in plan.strategies.items()]
+    rows += [("note", note) for note in plan.notes]
+    rows.append(("aurora", version("aurora-moe")))
+    made_from = [
+        (name, model.profile_path or "from memory", model.profile_digest, model.fingerprint.partition(".")[0] or "synthetic")
+        for name, model in zip(found.of.models, plan.models, strict=True)
+    ]
+    sheets = [
+        Sheet("Plan", ("what", "found"), tuple(rows)),
+        Sheet("Planned from", ("model", "profile", "sha256", "router weights"), tuple(made_from)),
+        replace(sheet(cluster_table(plan.cluster)), note="" if fabric is None else f"a fabric of {len(fabric.links)} links"),
+    ]
+    for given, age in ((found.of.profiles, ""), (found.of.later, "later, ")):
+        for name, model, profile in zip(found.of.models, plan.models, given, strict=False):
+            same = "the plan's own" if profile.digest == model.profile_digest else "other than the plan was made from"
+            about = [("sha256", profile.digest), ("traffic", same), *profile.provenance.items()]
+            sheets.append(
+                Sheet(f"Profile of {name} ({age}as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about))
+            )
+    if found.of.traces:
+        traced = tuple((name, trace.kind, str(len(trace)), seconds(trace.seconds)) for name, trace in found.of.traces)
+        sheets.append(Sheet("Traces", ("file", "kind", "events", "from start to end"), traced))
+    return sheets
+
 
 SECTIONS = (
     experts_section,

@@ -15,8 +15,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.reports.inputs import ReportInputs
-from aurora.reports.spans import interval_colouring
-from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, transfer_ends
+from aurora.reports.trace_times import TIMED_PHASES, Bars, bars, interval_colouring, transfer_ends
 from aurora.types import TRACE_PHASES, Trace
 from aurora.types.arrays import FloatArray
 

@@ -12,12 +12,136 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.advisor.sharing import step_times
+from aurora.errors import BadInput
+from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.routes import nics_of
+from aurora.planner.network.schedule_time import timed_steps
 from aurora.reports.formatting import distinct
-from aurora.reports.spans import union
-from aurora.types import TRACE_PHASES, Cluster, Trace
+from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.trace import COMPUTE_PHASES
+
+TOUCHING = 1e-9  # of the whole: what begins so soon after another's end touches it
+
+
+@dataclass(frozen=True)
+class TransferSpans:
+    """The transfers of one all-to-all, in the order of their starts.
+
+    Attributes:
+        src_X, dst_X: (X,) int64, sending and receiving ranks.
+        bytes_X: (X,) int64, bytes of each transfer.
+        start_s_X, end_s_X: (X,) float64, seconds since the start of the first transfer.
+        bound_s: lower bound on `seconds` for all orders.
+    """
+
+    src_X: IntArray
+    dst_X: IntArray
+    bytes_X: IntArray
+    start_s_X: FloatArray
+    end_s_X: FloatArray
+    bound_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start of the first transfer to the end of the last."""
+        return float(self.end_s_X.max(initial=0.0))
+
+    @property
+    def busiest_s(self) -> float:
+        """Seconds of the direction of a port that is busy longest."""
+        ports = np.concatenate([self.src_X * 2, self.dst_X * 2 + 1])
+        row_X, first, start_s, end_s = union(ports, np.tile(self.start_s_X, 2), np.tile(self.end_s_X, 2))
+        return float(np.bincount(ports[row_X][first], weights=end_s - start_s).max(initial=0.0))
+
+
+def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
+    """Returns the transfers of an order, timed with all ranks beginning at once.
+
+    Args:
+        order: the order of the all-to-all.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each in each step.
+        cluster: the GPUs and their network.
+    """
+    return whole(timed_steps(order, bytes_SGG, cluster.network))
+
+
+def whole(schedule: Schedule) -> TransferSpans:
+    """Returns a schedule's transfers; pieces of one transfer are merged where the next begins as the last ends."""
+    ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
+    pair_X = schedule.src_X * ranks + schedule.dst_X
+    row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)
+    src, dst = np.divmod(pair_X[row_X][first], ranks)
+    size = np.add.reduceat(schedule.bytes_X[row_X], first) if len(first) else first
+    by_start = np.lexsort((dst, src, start_s))
+    bound_s = max(schedule.fluid_bound_s, schedule.cut.bound_s if schedule.cut else 0.0)
+    return TransferSpans(src[by_start], dst[by_start], size[by_start], start_s[by_start], end_s[by_start], bound_s)
+
+
+def traced(trace: Trace, model: int, step: int, layer: int, phase: str, cluster: Cluster) -> TransferSpans:
+    """Returns one all-to-all of a trace as its senders saw it, from its first transfer's start.
+
+    Args:
+        trace: a predicted or measured trace.
+        model, step, layer: index of the model, of the step and of the MoE layer.
+        phase: "dispatch" or "combine".
+        cluster: the GPUs, whose port rates give the bound.
+    """
+    rows = trace.sent_X & (trace.model_X == model) & (trace.step_X == step) & (trace.layer_X == layer)
+    rows &= trace.phase_X == TRACE_PHASES.index(phase)
+    src_X, dst_X, bytes_X = trace.rank_X[rows], trace.peer_X[rows], trace.bytes_X[rows]
+    start_s_X, end_s_X = trace.start_s_X[rows], trace.end_s_X[rows]
+    began = start_s_X.min(initial=np.inf)
+    bytes_GG = np.zeros((len(cluster), len(cluster)), dtype=np.int64)
+    np.add.at(bytes_GG, (src_X, dst_X), bytes_X)
+    bound_s = fluid_bound(bytes_GG, cluster.network)
+    return TransferSpans(src_X, dst_X, bytes_X, start_s_X - began, end_s_X - began, bound_s)
+
+
+def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """Merges intervals of the same key that overlap or touch.
+
+    Args:
+        key_X: (X,) int64 the key of each interval.
+        start_X, end_X: (X,) when it starts and ends.
+
+    Returns:
+        The rows by key and start, (X,) int64; where in them each merged interval begins; and when those start and end.
+    """
+    slack = TOUCHING * (end_X.max(initial=0.0) - start_X.min(initial=np.inf)) if len(key_X) else 0.0
+    row_X = np.lexsort((start_X, key_X))
+    key_X, start_X, end_X = key_X[row_X], start_X[row_X], end_X[row_X]
+    known_X, rank_X = np.unique(end_X, return_inverse=True)
+    other_X = np.diff(key_X) != 0
+    group_X = np.concatenate([[0], other_X.cumsum()])[: len(row_X)] * len(row_X)
+    reach_X = known_X[np.maximum.accumulate(rank_X + group_X) - group_X]  # the last end so far, key by key
+    first = np.flatnonzero(np.concatenate([[True], other_X | (start_X[1:] > reach_X[:-1] + slack)])[: len(row_X)])
+    return row_X, first, start_X[first], reach_X[np.append(first, len(row_X))[1:] - 1]
+
+
+def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
+    """Stacks the intervals that overlap on a track: greedy colouring of an interval graph, with as few levels as possible.
+
+    Args:
+        track_X: (X,) the track of each interval.
+        start_X, end_X: (X,) when each interval starts and ends, by rising start.
+
+    Returns:
+        (X,) int64, each interval's level from 0: the lowest that is free on its track when the interval starts.
+    """
+    slack = TOUCHING * end_X.max(initial=0.0)
+    by_track = np.argsort(track_X, kind="stable")
+    meets = (np.diff(track_X[by_track]) == 0) & (start_X[by_track][1:] < end_X[by_track][:-1] - slack)
+    level_X = np.zeros(len(track_X), dtype=np.int64)
+    crowded = np.isin(track_X, track_X[by_track][1:][meets])
+    ends: dict[int, list[float]] = {}
+    for row in np.flatnonzero(crowded).tolist():
+        free = ends.setdefault(int(track_X[row]), [])
+        level = next((i for i, end in enumerate(free) if end <= start_X[row] + slack), len(free))
+        free[level : level + 1] = [float(end_X[row])]
+        level_X[row] = level
+    return level_X
+
 
 TIMED_PHASES = (*TRACE_PHASES, "waiting")
 COMPUTE, EXCHANGES = COMPUTE_PHASES, ("dispatch", "combine")
@@ -279,3 +403,112 @@ def _fluid(trace: Trace, rows: NDArray[np.bool_], cluster: Cluster) -> float:
     if nics is not None:
         seconds_CDG = np.maximum(seconds_CDG, nics.carried(bytes_NCDG[1]) / nics.Bps_G)
     return float(seconds_CDG.max(axis=(1, 2), initial=0.0).sum())
+
+
+PREDICTED = {*COMPUTE, *EXCHANGES} - {"head"}
+
+
+@dataclass(frozen=True)
+class PhaseError:
+    """One phase of one model.
+
+    Attributes:
+        model, phase: names of the model and the phase.
+        predicted_s, measured_s: as `Summary.phases_M`.
+    """
+
+    model: str
+    phase: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float | None:
+        """predicted_s / measured_s - 1; None if the phase is not predicted."""
+        return gap(self.predicted_s, self.measured_s) if self.predicted_s > 0 else None
+
+
+@dataclass(frozen=True)
+class CaseErrors:
+    """Errors |predicted / measured - 1| over cases; a case is one phase of one (model, step, layer).
+
+    Attributes:
+        cases: number of cases.
+        median, worst: median and largest error.
+        worst_at: model, step, layer and phase of the case with the largest error, in words.
+    """
+
+    cases: int
+    median: float
+    worst: float
+    worst_at: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A prediction compared with a measurement.
+
+    Attributes:
+        predicted_s, measured_s: seconds of the whole run.
+        phases: by model, in the order of TIMED_PHASES.
+        network, compute: errors over the exchanges, and over the computed phases; None if there are none.
+        unmatched: how many cases only one of the traces has.
+    """
+
+    predicted_s: float
+    measured_s: float
+    phases: tuple[PhaseError, ...]
+    network: CaseErrors | None
+    compute: CaseErrors | None
+    unmatched: int
+
+    @property
+    def error(self) -> float:
+        """predicted_s / measured_s - 1."""
+        return gap(self.predicted_s, self.measured_s)
+
+
+def compare(predicted: Trace, measured: Trace) -> Comparison:
+    """Compares a predicted with a measured trace, phase by phase and case by case.
+
+    Args:
+        predicted, measured: traces of the same models on equally many ranks.
+
+    Returns:
+        Seconds and errors by phase, and over all cases, as `case_seconds` has them.
+
+    Raises:
+        BadInput: if the traces are of different runs.
+    """
+    for trace, kind in ((predicted, "predicted"), (measured, "measured")):
+        if trace.kind != kind:
+            raise BadInput(f"compare: expected a {kind} trace, found a {trace.kind} one")
+    expected, found = ((trace.names_M, trace.ranks) for trace in (measured, predicted))
+    if found != expected:
+        raise BadInput(f"compare: measured {', '.join(expected[0])} on {expected[1]} ranks, predicted "
+                       f"{', '.join(found[0])} on {found[1]}")  # fmt: skip
+    names = distinct(measured.names_M)
+    by_model = zip(names, *(phase_seconds(trace, bars(trace)) for trace in (predicted, measured)), strict=True)
+    phases = tuple(
+        PhaseError(name, phase, predicted_s[phase], measured_s[phase])
+        for name, predicted_s, measured_s in by_model
+        for phase in TIMED_PHASES
+        if predicted_s[phase] > 0 or measured_s[phase] > 0
+    )
+    predicted_by_case, measured_by_case = (
+        {tuple(case): s for case, s in zip(case_C4.tolist(), s_C.tolist(), strict=True)}
+        for case_C4, s_C in map(case_seconds, (predicted, measured))
+    )
+    known = {case for case in (*measured_by_case, *predicted_by_case) if TRACE_PHASES[case[3]] in PREDICTED}
+    both = [case for case in sorted(known) if predicted_by_case.get(case, 0.0) > 0 and case in measured_by_case]
+
+    def errors(phases: tuple[str, ...]) -> CaseErrors | None:
+        cases = [case for case in both if TRACE_PHASES[case[3]] in phases]
+        if not cases:
+            return None
+        error_C = np.abs([gap(predicted_by_case[case], measured_by_case[case]) for case in cases])
+        model, step, layer, phase = cases[int(error_C.argmax())]
+        at = f"{names[model]}, step {step}, layer {layer}, {TRACE_PHASES[phase]}"
+        return CaseErrors(len(cases), float(np.median(error_C)), float(error_C.max()), at)
+
+    return Comparison(predicted.seconds, measured.seconds, phases, errors(EXCHANGES), errors(COMPUTE), len(known) - len(both))

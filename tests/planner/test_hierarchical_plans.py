@@ -13,8 +13,8 @@ from aurora.planner.migrate import migrate
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds
+from aurora.reports.numbers import planned_rows
 from aurora.reports.plan_tables import bounds_line, gap_text, plan_table
-from aurora.reports.traffic_loads import planned_rows
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TIME_SLICES, Hierarchy, Placement, PlanOptions, SyntheticOptions
 from aurora.types.options import ALL_TO_ALLS

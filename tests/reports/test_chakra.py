@@ -18,8 +18,13 @@ from tests.simulator.test_hierarchical import machines
 
 proto = pytest.importorskip("google.protobuf.proto")
 
-from aurora.reports.chakra import execution_traces  # noqa: E402
-from aurora.reports.chakra_schema import COMPUTE, RECEIVE, SEND, chakra_messages  # noqa: E402
+from aurora.reports.chakra import (  # noqa: E402
+    COMPUTE,
+    RECEIVE,
+    SEND,
+    chakra_messages,
+    execution_traces,
+)
 
 
 def read(content):

@@ -1,19 +1,40 @@
-"""Numbers from a trace, by hand."""
+"""Times of a trace by hand, intervals from first principles, and predictions over measurements."""
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from aurora.errors import BadInput
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.schedule_time import timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.reports.formatting import DASH, as_text
-from aurora.reports.input_tables import profile_table
-from aurora.reports.plan_tables import plan_table
-from aurora.reports.trace_tables import models_table, summary_table
-from aurora.reports.trace_times import TIMED_PHASES, bars, phase_seconds, summarise
+from aurora.reports.plan_tables import plan_table, profile_table
+from aurora.reports.trace_tables import comparison_table, models_table, summary_table
+from aurora.reports.trace_times import (
+    TIMED_PHASES,
+    CaseErrors,
+    PhaseError,
+    bars,
+    compare,
+    interval_colouring,
+    phase_seconds,
+    planned,
+    summarise,
+    traced,
+    union,
+    whole,
+)
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import SyntheticOptions, TraceRecorder, servers
+from aurora.types import Schedule, SyntheticOptions, TraceRecorder, servers
 from tests.conftest import cluster
+from tests.strategies import profiles, traffics
 
 CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2, "hidden_size": 8, "intermediate_size": 8}
 
@@ -152,3 +173,143 @@ def test_tables_show_every_layer_of_every_model():
     text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])
     assert text.count("synthetic") == 1 + 4 + 4
     assert "colocated, equal GPUs" in text
+
+
+def test_pieces_that_touch_are_one_transfer():
+    schedule = Schedule(
+        "drawn", False, np.array([0, 1, 0, 0]), np.array([1, 0, 1, 1]), np.array([3, 5, 4, 2]), np.array([0.0, 0.0, 1.0, 4.0]),
+        np.array([1.0, 2.0, 3.0, 5.0]), np.ones(4), 4.0, 4.0,
+    )  # fmt: skip
+    found = whole(schedule)
+    rows = zip(
+        found.src_X.tolist(),
+        found.dst_X.tolist(),
+        found.bytes_X.tolist(),
+        found.start_s_X.tolist(),
+        found.end_s_X.tolist(),
+        strict=True,
+    )
+    assert list(rows) == [(0, 1, 7, 0.0, 3.0), (1, 0, 5, 0.0, 2.0), (0, 1, 2, 4.0, 5.0)]
+    assert (found.seconds, found.bound_s) == (5.0, 4.0)
+
+
+@given(traffics(max_ranks=5), st.sampled_from(["openshop", "all-at-once"]))
+def test_planned_transfers_carry_all_bytes_and_end_with_the_schedule(bytes_GG, method):
+    ports = cluster(*[2.0] * len(bytes_GG))
+    order = ORDER[method](bytes_GG, ports.network, rng=np.random.default_rng(0))
+    found = planned(order, bytes_GG[None], ports)
+    carried = np.zeros_like(bytes_GG)
+    np.add.at(carried, (found.src_X, found.dst_X), found.bytes_X)
+    assert np.array_equal(carried, bytes_GG)
+    assert found.seconds == timed(order, bytes_GG, ports.network).makespan_s
+
+
+def test_a_trace_shows_what_the_plan_sends(alone):
+    (_, trace), _ = alone.traces
+    found = traced(trace, 0, 1, 1, "combine", alone.plan.cluster)
+    rows = trace.sent_X & (trace.step_X == 1) & (trace.layer_X == 1) & (trace.phase_X == 4)
+    assert found.bytes_X.sum() == trace.bytes_X[rows].sum() > 0
+    assert found.start_s_X.min() == 0
+    assert found.bound_s <= found.seconds * (1 + 1e-9)
+
+
+spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(1, 8)), max_size=25)
+
+
+@given(spans)
+def test_levels_never_overlap_and_are_as_few_as_can_be(drawn):
+    drawn = sorted(drawn, key=lambda row: row[1])
+    track_X, start_X = np.array([r[0] for r in drawn], dtype=int), np.array([float(r[1]) for r in drawn])
+    end_X = start_X + np.array([r[2] for r in drawn], dtype=float)
+    level_X = interval_colouring(track_X, start_X, end_X)
+    for a in range(len(drawn)):
+        for b in range(a):
+            if track_X[a] == track_X[b] and level_X[a] == level_X[b]:
+                assert end_X[b] <= start_X[a]
+    for track in range(3):
+        own = track_X == track
+        most = max(((start_X[own] <= t) & (t < end_X[own])).sum() for t in range(30))
+        assert len(set(level_X[own].tolist())) == most
+
+
+@given(spans)
+def test_a_union_covers_the_same_moments_in_as_few_intervals(drawn):
+    key_X, start_X = np.array([r[0] for r in drawn], dtype=int), np.array([float(r[1]) for r in drawn])
+    end_X = start_X + np.array([r[2] for r in drawn], dtype=float)
+    row_X, first, start, end = union(key_X, start_X, end_X)
+    for key in range(3):
+        covered = {t + 0.5 for a, b in zip(start_X[key_X == key], end_X[key_X == key], strict=True) for t in np.arange(a, b)}
+        own = key_X[row_X][first] == key
+        merged = sorted(zip(start[own].tolist(), end[own].tolist(), strict=True))
+        assert covered == {t + 0.5 for a, b in merged for t in np.arange(a, b)}
+        assert all(later[0] > earlier[1] for earlier, later in pairwise(merged))
+
+
+def trace(kind, gate_s, send, receive, counts_s=0.5, ranks=2):
+    """Rank 0 computes gate_s, rank 1 half of it; then rank 0 sends 8 bytes: (start, end) of either end."""
+    recorder = TraceRecorder(kind, ("m",), ranks)
+    recorder.add(0, 0, 0, 0, "gate", 0.0, gate_s)
+    recorder.add(1, 0, 0, 0, "gate", 0.0, gate_s / 2)
+    recorder.add(0, 0, 0, 0, "counts", gate_s, gate_s + counts_s)
+    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 8, *send)
+    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 8, *receive)
+    return recorder.trace()
+
+
+def test_a_transfer_begins_when_both_of_its_ends_are_ready():
+    """The receiver waits from 3, the sender comes at 5, all is there at 9: 4 seconds, of which 5 were predicted."""
+    found = compare(trace("predicted", 1.0, (4.0, 9.0), (4.0, 9.0)), trace("measured", 2.0, (5.0, 8.5), (3.0, 9.0)))
+    assert found.phases == (
+        PhaseError("m", "gate", 0.75, 1.5),
+        PhaseError("m", "counts", 0.25, 0.25),
+        PhaseError("m", "dispatch", 5.0, 3.75),
+        PhaseError("m", "waiting", 3.0, 3.25),
+    )
+    assert [phase.error for phase in found.phases] == pytest.approx([-0.5, 0.0, 1 / 3, -1 / 13])
+    assert found.network == CaseErrors(1, 0.25, 0.25, "m, step 0, layer 0, dispatch")
+    assert found.compute == CaseErrors(1, 0.5, 0.5, "m, step 0, layer 0, gate")
+    assert (found.predicted_s, found.measured_s, found.error, found.unmatched) == (9.0, 9.0, 0.0, 0)
+    text = as_text([comparison_table(found)])
+    assert re.search(r"dispatch\W+5 s\W+3\.75 s\W+33\.3%", text)
+    assert "network: median error 25.0% of 1 cases, worst 25.0% (m, step 0, layer 0, dispatch)" in " ".join(text.split())
+
+
+def test_medians_and_the_worst_over_cases_and_what_is_in_one_trace_alone():
+    recorders = {kind: TraceRecorder(kind, ("m",), 1) for kind in ("predicted", "measured")}
+    for step, (says, took) in enumerate([(1.0, 1.0), (1.0, 2.0), (1.0, 4.0)]):
+        for kind, seconds in (("predicted", says), ("measured", took)):
+            recorders[kind].add(0, 0, step, 0, "expert", 10.0 * step, 10.0 * step + seconds)
+    recorders["measured"].add(0, 0, 3, 0, "expert", 40.0, 41.0)
+    found = compare(recorders["predicted"].trace(), recorders["measured"].trace())
+    assert found.compute == CaseErrors(3, 0.5, 0.75, "m, step 2, layer 0, expert")
+    assert (found.network, found.unmatched) == (None, 1)
+
+
+@pytest.mark.full
+@given(profiles(sources=2), profiles(sources=2))
+def test_a_prediction_laid_over_itself_has_no_error(a, b):
+    plan = make_plan(cluster(2.0, 3.0), [a, b])
+    predicted = simulate_plan(plan, [a, b])
+    found = compare(predicted, replace(predicted, kind="measured"))
+    assert found.error == pytest.approx(0.0)
+    for errors in (found.network, found.compute):
+        assert errors is None or errors.worst == pytest.approx(0.0)
+    assert all(phase.error in (None, pytest.approx(0.0)) for phase in found.phases)
+
+
+@given(st.floats(0.1, 10.0))
+def test_errors_do_not_depend_on_the_unit_of_time(scale):
+    send, receive = (np.array(ends) for ends in ((5.0, 8.5), (3.0, 9.0)))
+    found = compare(
+        trace("predicted", scale, *(np.array([4.0, 9.0]) * scale,) * 2),
+        trace("measured", 2 * scale, send * scale, receive * scale),
+    )
+    assert (found.network.worst, found.compute.worst) == pytest.approx((0.25, 0.5))
+
+
+def test_traces_that_do_not_belong_together_are_refused():
+    predicted, measured = trace("predicted", 1.0, (1.0, 2.0), (1.0, 2.0)), trace("measured", 1.0, (1.0, 2.0), (1.0, 2.0))
+    with pytest.raises(BadInput, match="compare: expected a predicted trace, found a measured one"):
+        compare(measured, measured)
+    with pytest.raises(BadInput, match="compare: measured m on 2 ranks, predicted m on 3"):
+        compare(replace(predicted, ranks=3), measured)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from aurora.planner.placement.explain import explain
 from aurora.planner.plan import make_plan
-from aurora.reports.explain import explain_tables
 from aurora.reports.formatting import as_text
+from aurora.reports.plan_tables import explain_tables
 from aurora.types import PlanOptions
 from tests.conftest import cluster
 from tests.planner.test_plan import profile

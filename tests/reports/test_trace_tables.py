@@ -1,7 +1,7 @@
 """What a run served of each model, as a table and lines."""
 
 from aurora.reports.formatting import as_text
-from aurora.reports.request_tables import ServedModel, rank_lines, served_table
+from aurora.reports.trace_tables import ServedModel, rank_lines, served_table
 
 BUSY = ServedModel("mixtral-topics", 3, 2, 12.34, 3.21, {0: [0.1, 0.3], 2: [0.2]}, {0: [0.05, 0.07], 2: [0.01]})
 NONE = ServedModel("qwen3moe-stdlib", 0, 0, 0.0, 0.0, {}, {})

@@ -1,0 +1,408 @@
+"""Sections of a report's page: charts and tables of traffic, times, placement, decisions and drift."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aurora.reports.charts import Chart, Frame, Section, Selector, Sheet, sheet, ticks
+from aurora.reports.formatting import percent, seconds
+from aurora.reports.numbers import ReportNumbers, relative_loads
+from aurora.reports.plan_tables import drift_table, plan_table, profile_table
+from aurora.reports.trace_tables import comparison_table, control_line, control_table, summary_table
+from aurora.reports.trace_times import COMPUTE_INDICES, TIMED_PHASES, Bars, TransferSpans, interval_colouring, traced
+from aurora.types import ControlReport
+from aurora.types.arrays import FloatArray, IntArray
+
+SIDES = ("before", "after")
+EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands for
+
+
+def experts_section(found: ReportNumbers) -> Section:
+    """Returns the section with heat maps of all layers at once: the load of each expert, and of each GPU before and after."""
+    text = (
+        "Every layer at a glance. First, how many tokens each expert draws; then how long each GPU is busy with the dispatch "
+        "and its experts, with experts in the order of their numbers and as planned. Colours tell the load relative to the "
+        "mean of the layer: a layer in balance has one colour."
+    )
+    if not found.traffic_M:
+        return Section("experts", "Experts and layers", text, missing=found.of.without)
+    frames, rows = [], []
+    for model, flows, profile in zip(found.of.models, found.traffic_M, found.of.profiles, strict=False):
+        parts = relative_loads(flows, profile)
+        most_L, before_L, after_L = (part_LX.max(axis=1) for part_LX in parts)
+        words = (
+            f"{model}: the hottest expert has {most_L.max():.2f} times its layer's mean; the busiest GPU "
+            f"{before_L.max():.2f} times before, {after_L.max():.2f} times after."
+        )
+        columns = {
+            name: np.rint(part_LX.T.ravel() / EXPERT_SCALE).astype(np.int64)
+            for name, part_LX in zip(("experts", *SIDES), parts, strict=True)
+        }
+        columns["rows"] = np.array([part_LX.shape[1] for part_LX in parts])
+        frames.append(Frame(words, columns, scale=EXPERT_SCALE))
+        for layer in range(profile.layers):
+            cells = [(str(part_LX[layer].argmax()), f"{part_LX[layer].max():.2f}") for part_LX in parts]
+            rows.append((model, str(layer), *(cell for pair in cells for cell in pair)))
+    heads = ("model", "layer", "hottest expert", "times", "busiest GPU before", "times", "busiest GPU after", "times")
+    maps = [["Tokens of experts", "experts", "expert", "layer"]]
+    maps += [["GPUs before: index order", "before", "GPU", "layer"], ["GPUs after: as planned", "after", "GPU", "layer"]]
+    about = {"maps": maps, "relative": True, "square": False}
+    tables = (Sheet("Largest loads by layer, relative to the mean", heads, tuple(rows)),)
+    models = Selector("model", found.of.models)
+    chart = Chart("expert-map", "heat", "Load by expert and layer", (models,), frames, about, tables)
+    return Section("experts", "Experts and layers", text, (chart,))
+
+
+def traffic_section(found: ReportNumbers) -> Section:
+    """Returns the section with heat maps of every layer's dispatch."""
+    text = (
+        "Tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole profile: with experts "
+        "in the order of their numbers, and as planned. What stays on a GPU is left out. Bars beside the maps are what each "
+        "port sends and receives in all."
+    )
+    if not found.traffic_M:
+        return Section("traffic", "Traffic before and after", text, missing=found.of.without)
+    frames, rows = [], []
+    for model, flows in zip(found.of.models, found.traffic_M, strict=True):
+        own = []
+        for layer in range(flows.tokens_BLGG.shape[1]):
+            sides_BGG = flows.tokens_BLGG[:, layer]
+            columns: dict[str, IntArray] = {"rows": np.array([len(found.of.gpus)] * 2)}
+            for side, tokens_GG in zip(SIDES, sides_BGG, strict=True):
+                columns |= {side: tokens_GG.ravel(), f"{side}-out": tokens_GG.sum(axis=1), f"{side}-in": tokens_GG.sum(axis=0)}
+            tops = [_busiest(flows.port_s_BLG[side, layer]) for side in (0, 1)]
+            travel = [str(int(tokens_GG.sum())) for tokens_GG in sides_BGG]
+            words = (
+                f"{model}, layer {layer}. Busiest port before: {tops[0]}; after: {tops[1]}. "
+                f"Tokens that travel: {travel[0]} before, {travel[1]} after."
+            )
+            own.append(Frame(words, columns, scale=float(flows.row_bytes)))
+            rows.append((model, str(layer), *travel, *tops))
+        frames.append(own)
+    heads = ("model", "layer", "tokens before", "tokens after", "busiest port before", "busiest port after")
+    choices = Selector("model", found.of.models), Selector("layer")
+    tables = (Sheet("Traffic by layer", heads, tuple(rows)),)
+    maps = [["Before: experts in index order", "before", "GPU", "GPU"], ["After: as planned", "after", "GPU", "GPU"]]
+    about = {"maps": maps, "relative": False, "square": True}
+    chart = Chart("traffic-map", "heat", "Tokens between GPUs", choices, frames, about, tables)
+    return Section("traffic", "Traffic before and after", text, (chart,))
+
+
+def loads_section(found: ReportNumbers) -> Section:
+    """Returns the section on ports and experts of each GPU, and the busiest ports of all layers."""
+    text = (
+        "What ports and experts need, over the whole profile. No order of the dispatch ends before its busiest port, and no "
+        "placement makes the slowest GPU's experts faster than the dashed bound."
+    )
+    if not found.traffic_M:
+        return Section("loads", "Load per GPU", text, missing=found.of.without)
+    frames, port_lines = [], []
+    for model, flows, planned_LW in zip(found.of.models, found.traffic_M, found.planned_MLW, strict=True):
+        took_L = np.array([there.seconds for there, _ in planned_LW])
+        bound_L = np.array([there.bound_s for there, _ in planned_LW])
+        before_L, after_L = flows.port_s_BLG.max(axis=2)
+        before, after, took = (seconds(float(value_L.sum())) for value_L in (before_L, after_L, took_L))
+        words = f"{model}, dispatches of all layers: {before} before, {after} after, {took} in the planned order."
+        frames.append(Frame(words, {"before": before_L, "after": after_L, "ordered": took_L}))
+        port_lines.append({"bound of any order": bound_L, "planned order": took_L})
+    port_MBLG, expert_MBLG = zip(*((flows.port_s_BLG, flows.expert_s_BLG) for flows in found.traffic_M), strict=True)
+    expert_lines = [{"bound of any placement": flows.expert_bound_s_L} for flows in found.traffic_M]
+    title = "One layer, ports: seconds of the dispatch"
+    ports = _by_layer(found, "port-loads", title, "dispatch", port_MBLG, port_lines)
+    title = "One layer, experts: seconds of computing"
+    experts = _by_layer(found, "expert-loads", title, "experts", expert_MBLG, expert_lines)
+    series = [["before", "before"], ["after", "after"], ["after, in the planned order", "ordered"]]
+    about = {"axis": "layer", "names": None, "series": series, "unit": "s"}
+    layers = Chart("layers", "bars", "Every layer: its busiest port", ports.choices[:1], frames, about, ports.sheets)
+    return Section("loads", "Load per GPU", text, (layers, ports, experts))
+
+
+def _by_layer(
+    found: ReportNumbers,
+    name: str,
+    title: str,
+    what: str,
+    load_MBLG: Sequence[FloatArray],
+    line_ML: Sequence[Mapping[str, FloatArray]],
+) -> Chart:
+    """A chart of every GPU's seconds in one layer, before and after; line_ML: seconds of lines across, by label and layer."""
+    frames, rows = [], []
+    for model, load_BLG, line_L in zip(found.of.models, load_MBLG, line_ML, strict=True):
+        own = []
+        for layer, load_BG in enumerate(load_BLG.transpose(1, 0, 2)):
+            lines = tuple((label, float(value_L[layer])) for label, value_L in line_L.items())
+            before, after = map(_busiest, load_BG)
+            told = "; ".join(f"{label}: {seconds(value)}" for label, value in lines)
+            words = f"{model}, layer {layer}, {what}. Before: {before}; after: {after}; {told}."
+            own.append(Frame(words, dict(zip(SIDES, load_BG, strict=True)), lines))
+            rows.append((model, str(layer), before, after, *(seconds(value) for _, value in lines)))
+        frames.append(own)
+    heads = ("model", "layer", "busiest before", "after", *line_ML[0])
+    about = {"axis": "GPU", "names": list(found.of.gpus), "series": [[side, side] for side in SIDES], "unit": "s"}
+    choices = Selector("model", found.of.models), Selector("layer")
+    return Chart(name, "bars", title, choices, frames, about, (Sheet(f"Load by layer: {what}", heads, tuple(rows)),))
+
+
+def _busiest(load_G: FloatArray) -> str:
+    return f"GPU {int(load_G.argmax())}, {seconds(float(load_G.max()))}"
+
+
+def drift_section(found: ReportNumbers) -> Section | None:
+    """Returns the section on how far later traffic has moved; None without later traffic."""
+    if not found.drift_M:
+        return None
+    text = (
+        "How much of the later traffic goes to other experts than the first profile's did: the total variation between their "
+        "shares of tokens, layer by layer, beside what two samples as small as these would differ by."
+    )
+    frames, sheets = [], []
+    for model, moved in zip(found.of.models, found.drift_M, strict=True):
+        layer = int(moved.variation_L.argmax())
+        most, mean = percent(float(moved.variation_L[layer])), percent(float(moved.variation_L.mean()))
+        words = f"{model}: {most} in layer {layer}, {mean} on average; {moved.reason}."
+        frames.append(Frame(words, {"moved": moved.variation_L, "chance": moved.noise_L}))
+        table = sheet(drift_table(moved))
+        sheets.append(replace(table, title=f"{model}: {table.title}"))
+    series = [["total variation", "moved"], ["by chance up to", "chance"]]
+    about = {"axis": "layer", "names": None, "series": series, "unit": "%"}
+    tables = (
+        *sheets,
+        *(sheet(profile_table(profile)) for profile in (*found.of.profiles, *found.of.later)),
+    )
+    models = Selector("model", found.of.models)
+    chart = Chart("drift-chart", "bars", "Total variation by layer", (models,), frames, about, tables)
+    return Section("drift", "Drift", text, (chart,))
+
+
+MOST_TRANSFERS = 600_000  # that a page holds; what is planned comes first
+MOST_BARS = 60_000
+EXCHANGE_BITS, TIMELINE_BITS = 16, 26
+WAYS = ("dispatch", "combine")
+
+
+def schedule_section(found: ReportNumbers) -> Section:
+    """Returns the section on the transfers of each port: for the whole profile as planned, and for each trace's first step."""
+    text = "The transfers of one all-to-all by time. Colours and numbers in the bars tell the other end of a transfer."
+    gpus = found.of.gpus
+    shown: dict[str, list[list[list[Frame]]]] = {}
+    rows, left = [], MOST_TRANSFERS
+    for source, all_MLW in _sources(found):
+        many = sum(len(one.src_X) for of_LW in all_MLW for of_W in of_LW for one in of_W)
+        if many > left and shown:
+            text += f" Left out for its size: {source}."
+            continue
+        left -= many
+        shown[source] = []
+        for model, of_LW in zip(found.of.models, all_MLW, strict=True):
+            shown[source].append([])
+            for layer, of_W in enumerate(of_LW):
+                cells_W = [tuple(map(seconds, (one.seconds, one.busiest_s, one.bound_s))) for one in of_W]
+                words = [
+                    f"{model}, layer {layer}, {way}: {a} from start to end, {b} of the busiest port, its bound {c}."
+                    for way, (a, b, c) in zip(WAYS, cells_W, strict=True)
+                ]
+                shown[source][-1].append([_gantt(each, one, len(gpus)) for each, one in zip(words, of_W, strict=True)])
+                rows += [
+                    (source, model, str(layer), way, *cells, str(len(one.src_X)))
+                    for way, cells, one in zip(WAYS, cells_W, of_W, strict=True)
+                ]
+    own_table = sheet(plan_table(found.of.plan))
+    if not shown:
+        return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
+    choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)
+    about = {"track": "GPU", "names": list(gpus), "views": ["sends", "receives"], "fields": [], **_machine(found, 1)}
+    heads = ("source", "model", "layer", "phase", "start to end", "busiest port", "bound", "transfers")
+    tables = (Sheet("All-to-alls", heads, tuple(rows)), own_table)
+    chart = Chart("gantt", "spans", "Transfers by port", choices, list(shown.values()), about, tables)
+    return Section("schedule", "Schedule", text, (chart,))
+
+
+def _sources(found: ReportNumbers) -> Iterator[tuple[str, Sequence[Sequence[Sequence[TransferSpans]]]]]:
+    """Transfers to show: by source name, then by model, layer and phase."""
+    plan = found.of.plan
+    if found.planned_MLW:
+        yield "as planned, the whole profile", found.planned_MLW
+    for name, trace in found.of.traces:
+        yield (
+            f"{name}, step 0" + (f" of {trace.names_M[0]}" if len(trace.names_M) > len(plan.models) else ""),
+            [
+                [[traced(trace, number, 0, layer, way, plan.cluster) for way in WAYS] for layer in range(len(model.dispatch_L))]
+                for number, model in enumerate(plan.models)
+            ],
+        )
+
+
+def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
+    columns, tick_s = ticks(transfers.start_s_X, transfers.end_s_X, EXCHANGE_BITS)
+    for view, track_X in enumerate((transfers.src_X, transfers.dst_X)):
+        columns |= _tracks(view, track_X, transfers.start_s_X, transfers.end_s_X, gpus)
+    return Frame(words, {**columns, "bytes": transfers.bytes_X.astype(np.float32)}, scale=tick_s)
+
+
+def timeline_section(found: ReportNumbers) -> Section:
+    """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
+    title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
+    text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
+    if not found.of.traces:
+        missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
+        return Section("timeline", title, text, missing=missing)
+    frames = []
+    most = MOST_BARS // len(found.bars)
+    runs = sorted(zip(found.of.traces, found.bars, found.summaries, strict=True), key=lambda run: run[2].kind != "measured")
+    for (name, trace), whole, summary in runs:
+        shown = whole.first_steps(most)
+        steps, of = int(shown.step_X.max()) + 1, int(whole.step_X.max()) + 1
+        words = f"{name} ({trace.kind}): {seconds(summary.seconds)}, utilisation {percent(summary.utilisation)}; " + (
+            f"all steps, {of}." if steps == of else f"steps 0 to {steps - 1} of {of}."
+        )
+        frames.append(_ranks(words, shown, len(found.of.gpus)))
+    names = [f"{rank} {what}" for rank in found.of.gpus for what in ("computes", "network")]
+    fields = [["model", list(found.of.traced)], ["step", None], ["layer", None], ["phase", list(TIMED_PHASES)]]
+    about = {"track": "rank", "names": names, "views": [], "fields": fields, "legend": _legend(found)}
+    about |= _machine(found, 2)
+    tables = *phase_sheets(found), *(sheet(summary_table(summary)) for summary in found.summaries)
+    traces = Selector("trace", tuple(name for (name, _), _, _ in runs))
+    chart = Chart("timeline-chart", "spans", "Ranks over time", (traces,), frames, about, tables)
+    return Section("timeline", title, text, (chart,))
+
+
+def _machine(found: ReportNumbers, tracks: int) -> dict[str, list[int]]:
+    """The rank of each track, of which every rank has `tracks`, and the node of each rank."""
+    cluster = found.of.plan.cluster
+    return {"ranks": np.repeat(range(len(cluster)), tracks).tolist(), "nodes": [gpu.node for gpu in cluster.gpus]}
+
+
+def _legend(found: ReportNumbers) -> list[list[object]]:
+    """Legend entries: each model's name without a colour, followed by its phases with theirs."""
+    entries: list[list[object]] = []
+    for number, model in enumerate(found.of.traced):
+        entries += [[model, None], *([phase, number * len(TIMED_PHASES) + i] for i, phase in enumerate(TIMED_PHASES))]
+    return entries
+
+
+def _ranks(words: str, shown: Bars, ranks: int) -> Frame:
+    columns, tick_s = ticks(shown.start_s_X, shown.end_s_X, TIMELINE_BITS)
+    track_X = shown.rank_X * 2 + ~np.isin(shown.phase_X, COMPUTE_INDICES)
+    columns |= _tracks(0, track_X, shown.start_s_X, shown.end_s_X, ranks * 2)
+    columns |= {"hue": shown.model_X * len(TIMED_PHASES) + shown.phase_X, "bytes": shown.bytes_X.astype(np.float32)}
+    columns |= {"field0": shown.model_X, "field1": shown.step_X, "field2": shown.layer_X, "field3": shown.phase_X}
+    return Frame(words, columns, scale=tick_s)
+
+
+def _tracks(view: int, track_X: IntArray, start_s_X: FloatArray, end_s_X: FloatArray, tracks: int) -> dict[str, IntArray]:
+    """The columns of a view: each interval's track, its level there, and how many levels each track has."""
+    level_X = interval_colouring(track_X, start_s_X, end_s_X)
+    depth = np.ones(tracks, dtype=np.int64)
+    np.maximum.at(depth, track_X, level_X + 1)
+    return {f"track{view}": track_X, f"level{view}": level_X, f"depth{view}": depth}
+
+
+def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
+    """Returns the tables of a rank's seconds by phase and trace, and of prediction against measurement if there are both."""
+    heads = ("phase", *(name for name, _ in found.of.traces))
+    rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
+    rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
+    means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of different models may overlap.")
+    return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))
+
+
+def placement_section(found: ReportNumbers) -> Section:
+    """Returns the section on the experts of each GPU; with replicas also on replica counts and on survival of lost GPUs."""
+    plan = found.of.plan
+    rows = []
+    for name, model in zip(found.of.models, plan.models, strict=True):
+        for layer, slots in enumerate(model.placement.slots_LG):
+            shares = (None,) * len(slots) if model.placement.split_LG is None else model.placement.split_LG[layer]
+            held_G = zip(found.of.gpus, slots, shares, strict=True)
+            rows.append((name, str(layer), "; ".join(f"GPU {gpu}: {_held(own, share)}" for gpu, own, share in held_G)))
+    held = Sheet(
+        "Experts by GPU",
+        ("model", "layer", "experts of each GPU"),
+        tuple(rows),
+        "Part of an expert's load in brackets." if any(m.placement.split_LG for m in plan.models) else "",
+    )
+    copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
+    if not any((copies_LE > 1).any() for copies_LE in copies_M):
+        return Section("placement", "Placement", "Where the plan puts experts; none has replicas.", sheets=(held,))
+    frames, fewest = [], []
+    for name, copies_LE in zip(found.of.models, copies_M, strict=True):
+        own = []
+        for layer, copies_E in enumerate(copies_LE):
+            few = int(copies_E.min())
+            own.append(Frame(f"{name}, layer {layer}: {few} to {copies_E.max()} copies.", {"copies": copies_E}))
+            rarest = int((copies_E == few).sum())
+            fewest.append((name, str(layer), str(copies_E.sum()), str(few), str(rarest), str(few - 1)))
+        frames.append(own)
+    heads = ("model", "layer", "slots", "fewest copies", "experts with so few", "GPUs that may be lost, whichever")
+    about = {"axis": "expert", "names": None, "series": [["copies", "copies"]], "unit": ""}
+    choices = Selector("model", found.of.models), Selector("layer")
+    tables = (Sheet("Copies and survival", heads, tuple(fewest)),)
+    chart = Chart("copies", "bars", "Copies of each expert", choices, frames, about, tables)
+    text = (
+        "Where the plan puts experts and their replicas. A layer survives the loss of any GPUs fewer than the copies of "
+        "its rarest expert."
+    )
+    return Section("placement", "Replicas and survival", text, (chart,), (held,))
+
+
+def _held(held: tuple[int, ...], share: tuple[float, ...] | None) -> str:
+    if share is None:
+        return " ".join(map(str, held)) or "none"
+    return " ".join(f"{e}" if part == 1 else f"{e} ({part:.0%})" for e, part in zip(held, share, strict=True)) or "none"
+
+
+MARKS = ("experts move", "a change is undone", "a change that was not performed", "traffic has changed")
+TRAFFIC = 3  # of MARKS
+SERIES = (("balancedness", "now"), ("expected", "expected"))
+
+
+def decisions_section(found: ReportNumbers) -> Section | None:
+    """Returns the section on how placements followed their traffic; None if no trace tells of it."""
+    reports = found.control
+    if not reports:
+        return None
+    text = (
+        "How placements followed their traffic, window by window. Balancedness is the mean over the largest load of the GPUs, "
+        "1 if all are equal; expected is that of the placement wanted, in the next window. Marks stand where a change was "
+        "decided on, and where traffic was found to have changed."
+    )
+    tables = tuple(sheet(table) for report in reports.values() if (table := control_table(report)) is not None)
+    shown = {name: report for name, report in reports.items() if report.series}
+    if not shown:
+        return Section("decisions", "Decisions over time", text, sheets=tables, missing="No window had tokens.")
+    heads = ("model", "until", "windows", *(name for name, _ in SERIES), "age of the placement", "changes of traffic")
+    rows = tuple(
+        (
+            name, seconds(each.at_s), str(each.windows), f"{each.balancedness:.3f}", f"{each.expected_balancedness:.3f}",
+            seconds(each.age_s), str(each.traffic),
+        )
+        for name, report in shown.items() for each in report.series
+    )  # fmt: skip
+    about = {
+        "axis": "since the run began",
+        "series": [list(each) for each in SERIES],
+        "more": [["age of the placement", "age", "s"], ["changes of traffic", "traffic", ""], ["windows", "windows", ""]],
+        "marks": list(MARKS),
+    }
+    choices, frames = (Selector("model", tuple(shown)),), [_frame(report) for report in shown.values()]
+    chart = Chart("decisions-chart", "lines", "Balancedness", choices, frames, about, (Sheet("Windows", heads, rows),))
+    return Section("decisions", "Decisions over time", text, (chart,), tables)
+
+
+def _frame(report: ControlReport) -> Frame:
+    """The series of a report's windows, and its marks."""
+    marks = [(each.at_s, 2 if each.took_s is None else int(each.action == "undo")) for each in report.changes]
+    traffic = [0] + [each.traffic for each in report.series]
+    marks += [(each.at_s, TRAFFIC) for before, each in zip(traffic, report.series, strict=False) if each.traffic > before]
+    columns = {
+        "at": np.array([each.at_s for each in report.series], dtype=np.float32),
+        "now": np.array([each.balancedness for each in report.series], dtype=np.float32),
+        "expected": np.array([each.expected_balancedness for each in report.series], dtype=np.float32),
+        "age": np.array([each.age_s for each in report.series], dtype=np.float32),
+        "traffic": np.array([each.traffic for each in report.series]),
+        "windows": np.array([each.windows for each in report.series]),
+        "mark": np.array([at_s for at_s, _ in sorted(marks)], dtype=np.float32),
+        "kind": np.array([kind for _, kind in sorted(marks)], dtype=np.int64),
+    }
+    return Frame(control_line(report), columns)
