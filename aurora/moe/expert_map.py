@@ -180,7 +180,7 @@ class ExpertMap(nn.Module):
 
     @property
     def needs_all_counts(self) -> bool:
-        """Whether `physical_experts` needs the counts of all ranks."""
+        """True if `physical_experts` needs the counts of all ranks."""
         return self.local_first is not None
 
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

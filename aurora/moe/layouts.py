@@ -183,7 +183,7 @@ class _Relay(NamedTuple):
 
 
 class _StepSizes(NamedTuple):
-    """What this rank sends and receives in one exchange of a dispatch; in the combine's the same goes back.
+    """Rows that this rank sends and receives in one exchange of a dispatch; in the combine's the same go back.
 
     It forwards a pool of rows to the ranks of its server: own rows for this server, then those that other servers' ranks have
     sent it in the step before. What peers have handed it in the step before goes to its own gateways.

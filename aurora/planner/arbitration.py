@@ -70,7 +70,7 @@ class ComputeQueue:
 
     @property
     def priority_waits(self) -> bool:
-        """Whether a more urgent request than the holder's waits."""
+        """True if a more urgent request than the holder's waits."""
         return self._holder is not None and any(request.level > self._holder.level for request in self.waiting)
 
     def ask(self, level: int = 0) -> ComputeRequest:

@@ -67,7 +67,7 @@ def colocation_folder(name: str) -> Path:
 
 
 def _refusal_reason(folder: Path) -> str | None:
-    """Why a folder is not this user's alone, as part of a sentence; None if it is."""
+    """Returns, as part of a sentence, the reason for which a folder is not this user's alone; None if it is."""
     try:
         found = folder.lstat()
     except OSError as error:

@@ -141,17 +141,17 @@ class LayerContext:
 
     @property
     def joins(self) -> bool:
-        """Whether the model is in the sequence of time slices only while it exchanges."""
+        """True if the model is in the sequence of time slices only while it exchanges."""
         return self._arbiter.joins
 
     @property
     def yields(self) -> bool:
-        """Whether the model's work comes after that of interactive models; see `SlicePolicy`."""
+        """True if the model's work comes after that of interactive models; see `SlicePolicy`."""
         return self.program is not None and self.program.policies_M[self.model].yields
 
     @property
     def preemptible(self) -> bool:
-        """Whether more urgent work of other models may wait for a preemption point."""
+        """True if more urgent work of other models may wait for a preemption point."""
         return self.program is not None and self.program.preemptive(self.model) and not self._arbiter.exclusive
 
     @property

@@ -174,7 +174,7 @@ class ModelWorker:
         self.waiting.clear()
 
     def _arrived(self) -> int:
-        """How many requests the next batch has: those that have arrived, at most as many as a rank decodes together."""
+        """Number of requests of the next batch: those that have arrived, at most as many as a rank decodes together."""
         most = min(self._options.batch, len(self.waiting))
         if not self.arriving:
             return most

@@ -178,7 +178,7 @@ def _standard_error(values: Collection[float]) -> float:
 
 @dataclass(frozen=True)
 class OrdersUsed:
-    """How one model's exchanges were performed.
+    """Methods that one model's exchanges were performed by.
 
     Args:
         exchanges: by method, how many exchanges it served, trials included.
@@ -255,7 +255,7 @@ class OrderWatch:
 
     @property
     def used(self) -> OrdersUsed:
-        """How the exchanges so far were performed."""
+        """Methods of the exchanges so far."""
         return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
 
     def over_servers(self, rank_bytes: float) -> bool:

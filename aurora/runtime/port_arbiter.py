@@ -30,15 +30,15 @@ class PortArbiter(Protocol):
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other model shares this rank."""
+        """True if no other model shares this rank."""
 
     @property
     def joins(self) -> bool:
-        """Whether this model is in the sequence of time slices only while it exchanges, by `join`."""
+        """True if this model is in the sequence of time slices only while it exchanges, by `join`."""
 
     @property
     def most_ahead(self) -> int:
-        """How many exchanges one of the model's ranks may be ahead of another."""
+        """Exchanges that one of the model's ranks may be ahead of another."""
 
     def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU and keeps it until `stop_compute`.
@@ -100,7 +100,7 @@ def thread_port_arbiters(
 
 
 class _RankState:
-    """What the arbiters of one rank share."""
+    """State that the arbiters of one rank share."""
 
     def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] | None) -> None:
         self.submitted = submitted or (lambda: None)

@@ -95,7 +95,7 @@ class ProcessPortArbiter:
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other model shares these GPUs."""
+        """True if no other model shares these GPUs."""
         return self._counters[MODELS] == self._alone
 
     @property
@@ -105,7 +105,7 @@ class ProcessPortArbiter:
 
     @property
     def most_ahead(self) -> int:
-        """How many exchanges one of the model's ranks may be ahead of another; see `PortArbiter.most_ahead`."""
+        """Exchanges that one of the model's ranks may be ahead of another; see `PortArbiter.most_ahead`."""
         return DRAWN // 2
 
     # The GPU

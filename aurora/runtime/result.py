@@ -222,7 +222,7 @@ class RunResult:
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
-        """What was decided for each model while experts followed the traffic; see `Trace`."""
+        """Decisions for each model while experts followed the traffic; see `Trace`."""
         return self.trace.control_M
 
     def tokens_per_second(self, model: int, with_start: bool = False) -> float:

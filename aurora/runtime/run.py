@@ -239,7 +239,7 @@ def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
 
 
 def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:
-    """What answers depend on, by which runs are told apart."""
+    """Returns all that answers depend on, by which runs are told apart."""
     return {
         "models": [[model.model, model.identity.fingerprint] for model in plan.models],
         "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
@@ -278,7 +278,7 @@ def verify(
 def _difference(
     found: Sequence[int], found_TV: FloatArray | None, tokens: Sequence[int], expected_TV: FloatArray, dtype: torch.dtype
 ) -> str | None:
-    """How an answer differs from the plain model's, or None."""
+    """Returns in words how an answer differs from the plain model's, or None."""
     tolerance = LOGIT_TOLERANCE
     if dtype != torch.float32:
         tolerance = ROUNDINGS * torch.finfo(dtype).eps * float(np.abs(expected_TV).max())

@@ -220,7 +220,7 @@ def _workers(
 
 
 def _began_s(transport: Transport, rank_info: RankInfo) -> float:
-    """When the run begins, by this rank's time.perf_counter, which ranks of one machine share."""
+    """Returns when the run begins, by this rank's time.perf_counter, which ranks of one machine share."""
     # Transformers changes torch's default dtype while it loads the model of a rank that is another thread.
     transport.gather(torch.zeros(1, dtype=torch.uint8))
     last = transport.gather(torch.tensor([time.perf_counter()], dtype=torch.float64)).max()

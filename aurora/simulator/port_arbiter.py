@@ -30,7 +30,7 @@ class PriorityLock:
 
     @property
     def priority_waits(self) -> bool:
-        """Whether work that is more urgent than the holder's waits for the lock."""
+        """True if work that is more urgent than the holder's waits for the lock."""
         return self._queue.priority_waits
 
     def yield_to_priority(self, resume: Resume) -> None:
@@ -104,7 +104,7 @@ class SimulatedPortArbiter:
 
     @property
     def joins(self) -> bool:
-        """Whether this model is in the sequence of slices only while it exchanges."""
+        """True if this model is in the sequence of slices only while it exchanges."""
         return self._port.slices.joins_M[self._model]
 
     def draw(self) -> float:

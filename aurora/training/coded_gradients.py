@@ -119,7 +119,7 @@ class CodedGradients:
 
 
 class PartGradients:
-    """What a worker computes of a part of a step's global batch; picklable before the first call.
+    """Computation of a worker for a part of a step's global batch; picklable before the first call.
 
     In a round without CHOSEN it is (E,) int64, how often the part's tokens chose each expert; with CHOSEN, that summed over the
     batch, it is (X + LOSSES,): the part's gradient of all weights, and the part's losses.

@@ -1,4 +1,4 @@
-"""What a rank trains: the weights that it holds, and with them what AdamW keeps of them."""
+"""State that a rank trains: the weights that it holds, and with them what AdamW keeps of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -118,7 +118,7 @@ def logged_steps(file: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a run trains, and where it writes.
+    """A run: its model, options and folder.
 
     Args:
         path: the model's folder.

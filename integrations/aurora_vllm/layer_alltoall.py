@@ -239,5 +239,5 @@ def _between(bytes_GG: IntArray) -> IntArray:
 
 
 def _is_small(bytes_GG: IntArray) -> bool:
-    """Whether no rank sends another SMALL_BYTES or more."""
+    """Returns whether no rank sends another SMALL_BYTES or more."""
     return bool(_between(bytes_GG).max(initial=0) < SMALL_BYTES)

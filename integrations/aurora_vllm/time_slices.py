@@ -65,7 +65,7 @@ class TimeSlices:
 
     @property
     def cuts(self) -> bool:
-        """Whether all-to-alls are cut into slices, by `cut`."""
+        """True if all-to-alls are cut into slices, by `cut`."""
         return self._slice_s < float("inf")
 
     def cut(self, transport: Transport, order: Order, bytes_SGG: IntArray, network: Network) -> ExchangeStep:

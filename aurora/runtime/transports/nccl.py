@@ -33,7 +33,7 @@ class End(NamedTuple):
 
 
 class GroupedCalls(Protocol):
-    """What a NcclTransport asks of NCCL and of a stream. Tests put an emulation of NCCL in its place."""
+    """NCCL and a stream, as far as a NcclTransport uses them. Tests put an emulation of NCCL in its place."""
 
     rank: int
     ranks: int
@@ -45,7 +45,7 @@ class GroupedCalls(Protocol):
 
     @property
     def failure(self) -> RankFailed | None:
-        """Why calls were aborted, in this or another transport of the process; None: they were not."""
+        """The reason for which calls of the process were aborted, in this or another transport; None: they were not."""
 
     def abort(self, failure: RankFailed) -> None:
         """Ends all calls of this process, also those that wait for peers. May be called in any thread."""
@@ -80,7 +80,7 @@ class NcclCalls:
 
     @property
     def failure(self) -> RankFailed | None:
-        """Why this process's communicators were aborted; see `GroupedCalls.failure`."""
+        """The reason for which this process's communicators were aborted; see `GroupedCalls.failure`."""
         return nccl_failure()
 
     def abort(self, failure: RankFailed) -> None:

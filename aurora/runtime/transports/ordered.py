@@ -66,7 +66,7 @@ class Message(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether the message ends its row."""
+        """True if the message ends its row."""
         return self.offset + self.size == self.row_bytes
 
 
@@ -75,7 +75,7 @@ Posted = tuple[Message, Work, float]  # and when it was posted, by time.perf_cou
 
 @dataclass(frozen=True)
 class _Window:
-    """How much may be under way in one direction: this many messages, and of more than one this many bytes of each peer."""
+    """Limits of one direction: this many messages, and of more than one this many bytes of each peer."""
 
     messages: int
     max_bytes_by_peer: Mapping[int, float] | None = None  # None: any
@@ -97,7 +97,7 @@ class _Lane(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether all of its messages may be under way at once."""
+        """True if all of its messages may be under way at once."""
         return self.window.holds(len(self.messages), sum(map(self.window.part, self.messages)))
 
 
