@@ -102,7 +102,7 @@ check_experts_follow() { many; tokens=64 run a.json --model "$mixtral" --verify 
 check_lost_rank_is_named() {
     many
     lose KILL 1 run a.json --model "$mixtral" --transport "$transport" --prompts prompts.txt --max-new-tokens 100 --timeout 20 2>&1 | tee lost.log
-    grep -q "lost rank\|is gone\|ended" lost.log
+    grep -q "lost rank\|died" lost.log
 }
 check_hanging_rank_is_named() {
     many
