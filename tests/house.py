@@ -76,6 +76,7 @@ def options_of_verbs() -> dict[str, tuple[int, int]]:
     import typer
 
     from aurora.cli.main import app
+    from aurora.cli.options import is_further
 
     group = typer.main.get_command(app)
     counts = {}
@@ -83,7 +84,7 @@ def options_of_verbs() -> dict[str, tuple[int, int]]:
         leaves = getattr(command, "commands", None) or {"": command}
         for leaf, verb in sorted(leaves.items()):
             options = [param for param in verb.params if param.param_type_name == "option" and param.name != "help"]
-            shown = [param for param in options if not getattr(param, "hidden", False)]
+            shown = [param for param in options if not is_further(param)]
             counts[f"{name} {leaf}".strip()] = (len(shown), len(options))
     return counts
 

@@ -1,12 +1,10 @@
 """Names that options accept, read from the registries when help or completion needs them."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from aurora.types import BARRIERS, PRIORITIES, TIME_SLICES, PlanOptions
 from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, MICRO_BATCH_COUNTS, SIMULATED_ORDERS
-from aurora.types.run_options import DTYPES, INTERLEAVE, RUN_ORDERS, TRANSPORTS
-from aurora.types.train_options import TRAIN_DTYPES, TRAIN_TRANSPORTS
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -19,11 +17,16 @@ def filled(text: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
 
 
-def completed(*kinds: str) -> Callable[[str], list[str]] | None:
-    """Returns a shell completion function for the names of these kinds of CHOICES; None for no kinds."""
-    if not kinds:
+def completed(*kinds: str, names: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
+    """Returns a shell completion function for `names` and those of these kinds of CHOICES; None if there are none."""
+    if not kinds and not names:
         return None
-    return lambda incomplete: [name for kind in kinds for name in names(kind) if name.startswith(incomplete)]
+
+    def complete(incomplete: str) -> list[str]:
+        known = (*names, *(name for kind in kinds for name in CHOICES[kind]()))
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
 
 
 def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tuple[str, ...]:
@@ -35,7 +38,7 @@ def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tu
 def _objectives() -> Iterable[str]:
     from aurora.planner.simulated_choice import SIMULATED
 
-    return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED)
+    return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED, "auto")
 
 
 def _replicas() -> Iterable[str]:
@@ -44,10 +47,14 @@ def _replicas() -> Iterable[str]:
     return REPLICAS
 
 
-def _train_schemes() -> Iterable[str]:
+def _schemes() -> Iterable[str]:
     from aurora.planner.gradient_codes import SCHEMES
 
-    return (name for name in SCHEMES if name != "uncoded")  # which has no redundancy
+    return SCHEMES
+
+
+def _train_schemes() -> Iterable[str]:
+    return (name for name in _schemes() if name != "uncoded")  # which has no redundancy
 
 
 def _engines() -> Iterable[str]:
@@ -116,11 +123,11 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "place": lambda: _planned("place"),
     "colocated_place": lambda: _planned("place", models=2),
     "survive": lambda: _planned("place", min_replicas=2),
-    "assign": lambda: _planned("assign"),
-    "colocate": lambda: _planned("colocate"),
-    "order": lambda: _planned("order"),
+    "assign": lambda: (*_planned("assign"), "auto"),
+    "colocate": lambda: (*_planned("colocate"), "auto"),
+    "order": lambda: (*_planned("order"), "auto"),
     "objective": _objectives,
-    "aim": lambda: _planned("aim"),
+    "aim": lambda: (*_planned("aim"), "auto"),
     "replicas": _replicas,
     "train_scheme": _train_schemes,
     "engine": _engines,
@@ -136,14 +143,8 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "time_slice": lambda: TIME_SLICES,
     "priority": lambda: PRIORITIES,
     "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),
-    "all_to_all": lambda: ALL_TO_ALLS,
-    "transport": lambda: TRANSPORTS,
-    "dtype": lambda: DTYPES,
-    "train_transport": lambda: TRAIN_TRANSPORTS,
-    "train_dtype": lambda: TRAIN_DTYPES,
+    "all_to_all": lambda: (*ALL_TO_ALLS, "auto"),
     "link_transport": lambda: LINK_TRANSPORTS,
-    "interleave": lambda: INTERLEAVE,
-    "run_order": lambda: RUN_ORDERS,
     "simulated_order": lambda: SIMULATED_ORDERS,
     "barriers": lambda: BARRIERS,
 }

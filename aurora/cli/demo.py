@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from aurora.cli.common import check_folder, make_folder, need
-from aurora.cli.subcommand import Json, show, terminal
+from aurora.cli.inputs import check_folder, make_folder, need
+from aurora.cli.options import Json
+from aurora.cli.output import show, terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_cluster, save, shipped, write_text
 from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions

@@ -4,7 +4,8 @@ from dataclasses import asdict
 
 import typer
 
-from aurora.cli.subcommand import Json, show
+from aurora.cli.options import Json
+from aurora.cli.output import show
 
 SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning needs
 

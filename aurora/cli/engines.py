@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed, names
-from aurora.cli.common import check_output
+from aurora.cli.inputs import check_output
+from aurora.cli.options import Json, Layers, Only
+from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
-from aurora.cli.subcommand import Json, Layers, option, show
 from aurora.errors import BadInput
 from aurora.types import Profile, ProfileOptions
 from aurora.types.arrays import MOST_LAYERS
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from aurora.io.engine_placements import Export
     from aurora.types.arrays import IntArray
 
-DEFAULTS = ProfileOptions()
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"
 
@@ -108,6 +108,7 @@ def import_(
             autocompletion=completed("placement_format", "routing_format"),
         ),
     ],
+    counted: Annotated[ProfileOptions, Only(("window", "coactivation"), ROUTING)],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="default: placement.json; for recorded routing profile.npz")
     ] = None,
@@ -125,14 +126,10 @@ def import_(
     sources: Annotated[
         int | None,
         typer.Option(
-            help=f"source ranks that the traffic is dealt to, evenly; default: those of the files, or {DEFAULTS.sources}",
+            help=f"source ranks that the traffic is dealt to, evenly; default: those of the files, or {ProfileOptions.sources}",
             rich_help_panel=ROUTING,
         ),
     ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(help="tokens of all sources in a window; default: each recorded step", rich_help_panel=ROUTING),
-    ] = DEFAULTS.window,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,9 +138,6 @@ def import_(
             rich_help_panel=ROUTING,
         ),
     ] = None,
-    coactivation: Annotated[
-        bool, option(ProfileOptions, "coactivation", "--co-activation", panel=ROUTING)
-    ] = DEFAULTS.coactivation,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
@@ -152,7 +146,12 @@ def import_(
     if form not in known:
         raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
     if form in names("placement_format"):
-        for name, value in (("sources", sources), ("where", where), ("window", window), ("co-activation", coactivation)):
+        for name, value in (
+            ("sources", sources),
+            ("where", where),
+            ("window", counted.window),
+            ("co-activation", counted.coactivation),
+        ):
             if value:
                 raise BadInput(f"import --format {form}: expected no --{name}, which is for recorded routing")
         _import_placement(file, form, output or Path("placement.json"), gpus, _first(dense_layers), shape, as_json)
@@ -161,7 +160,7 @@ def import_(
         raise BadInput(f"import --format {form}: expected neither --gpus nor --dense-layers, which are a placement's")
     target = output or Path("profile.npz")
     check_output(output=target)
-    made = _recorded(file) if form == RECORD else _routing(file, form, shape, sources, window, where or [], coactivation)
+    made = _recorded(file) if form == RECORD else _routing(file, form, shape, sources, where or [], counted)
     from aurora.io import save
 
     save(made, target)
@@ -208,9 +207,8 @@ def _routing(
     form: str,
     shape: Path | None,
     sources: int | None,
-    window: int | None,
     wheres: list[str],
-    coactivation: bool,
+    counted: ProfileOptions,
 ) -> Profile:
     from aurora.io import load_model_config
     from aurora.profiler.import_routing import import_profile
@@ -218,7 +216,7 @@ def _routing(
     if shape is None:
         raise BadInput(f"import --format {form}: expected --shape CONFIG.json, the model's sizes, which the file does not hold")
     return import_profile(
-        files, form, load_model_config(shape), sources, window, [_where(each) for each in wheres], coactivation
+        files, form, load_model_config(shape), sources, counted.window, [_where(each) for each in wheres], counted.coactivation
     )
 
 

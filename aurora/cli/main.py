@@ -8,10 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from aurora.cli import (
-    bench,
     demo,
     doctor,
-    drift,
     engines,
     evaluate,
     measure,
@@ -28,7 +26,7 @@ from aurora.cli import (
     synthetic,
     train,
 )
-from aurora.cli.subcommand import Subcommand
+from aurora.cli.options import Subcommand, with_options
 from aurora.errors import AuroraError
 
 SUBCOMMANDS: dict[str, Callable[..., None]] = {
@@ -39,7 +37,6 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "recommend": recommend.recommend,
     "plan": plan.plan,
     "evaluate": evaluate.evaluate,
-    "drift": drift.drift,
     "simulate": simulate.simulate,
     "sweep": sweep.sweep,
     "run": run.run,
@@ -55,6 +52,8 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
 RETIRED = {  # subcommands that were, and where their work is done now
     "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
     "replay": "`python -m bench.papers.lazarus.replay` in the source repository",
+    "drift": "`aurora evaluate [PLAN] --before BEFORE --profile AFTER`",
+    "bench": "`aurora sweep --ways`",
 }
 
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
@@ -67,8 +66,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _name, _function in SUBCOMMANDS.items():
-    app.command(_name, cls=Subcommand)(_function)
-app.add_typer(bench.app, name="bench")
+    app.command(_name, cls=Subcommand)(with_options(_function))
 app.add_typer(measure.app, name="measure")
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_model, check_output, need
-from aurora.cli.subcommand import Json, Subcommand, option, show
+from aurora.cli.inputs import check_model, check_output, need
+from aurora.cli.options import Json, Only, Subcommand, with_options
+from aurora.cli.output import cluster_json, curves_json, show
 from aurora.errors import BadInput
 from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
 from aurora.types.option_checks import MOST_PROCESSES
@@ -16,8 +17,6 @@ from aurora.types.options import LINK_TRANSPORTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-DEFAULTS = ProfileOptions()
 
 HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
 app = typer.Typer(help=HELP, no_args_is_help=True)
@@ -51,29 +50,26 @@ def links(
 
 
 @app.command("compute", cls=Subcommand)
+@with_options
 def compute(
-    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; without it only --join")] = None,
+    options: Annotated[ProfileOptions, Only(("prompt_tokens", "batch", "share"))],
+    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; without it only --add")] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="the profile or curves file to add this GPU kind to; created if missing")
     ] = Path("curves.npz"),
-    join: Annotated[list[Path] | None, typer.Option(help="a curves file that this command wrote elsewhere, to add too")] = None,
-    prompt_tokens: Annotated[int, option(ProfileOptions, "prompt_tokens")] = DEFAULTS.prompt_tokens,
-    batch: Annotated[int, option(ProfileOptions, "batch")] = DEFAULTS.batch,
-    share: Annotated[int, option(ProfileOptions, "share")] = DEFAULTS.share,
+    add: Annotated[list[Path] | None, typer.Option(help="a curves file that this command wrote elsewhere, to add too")] = None,
     as_json: Json = False,
 ) -> None:
     """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere."""
-    from aurora.cli.as_json import curves_json
     from aurora.io import load, load_curves, save
     from aurora.reports.plan_tables import curves_table
 
-    joined = join or []
+    joined = add or []
     if model is None and not joined:
-        raise BadInput("measure compute: expected a model folder, or --join")
+        raise BadInput("measure compute: expected a model folder, or --add")
     check_output(output=output)
     if model is not None:
         check_model(model)
-    options = ProfileOptions(prompt_tokens=prompt_tokens, batch=batch, share=share)
     given, made = [load_curves(path) for path in joined], load(output) if output.exists() else None
     if made is not None and not isinstance(made, Profile | ComputeCurves):
         raise BadInput(f"{output}: expected a profile or curves to add to, found a {type(made).__name__.lower()}")
@@ -129,7 +125,6 @@ def _write(
     as_json: bool, made: Cluster, output: Path, remarks: Sequence[str], more: Mapping[str, object], *tables: "RenderableType"
 ) -> None:
     """Write a cluster file with remarks on top, and print both."""
-    from aurora.cli.as_json import cluster_json
     from aurora.io import save_cluster
     from aurora.reports.plan_tables import cluster_table
 

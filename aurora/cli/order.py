@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import aurora
 from aurora.cli.choices import completed, names
-from aurora.cli.common import check_output
-from aurora.cli.subcommand import SCHEMA, Json, show, terminal
+from aurora.cli.inputs import check_output
+from aurora.cli.options import Json
+from aurora.cli.output import SCHEMA, schedule_json, show, terminal
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,15 +34,13 @@ def order(
     as_json: Json = False,
 ) -> None:
     """Order one all-to-all, and show its time, bounds and `gap` to the larger of the fluid and the cut bound."""
-    from aurora import api
-    from aurora.cli.as_json import schedule_json
     from aurora.io import load_cluster, write_text
     from aurora.reports.plan_tables import cut_line, gantt, order_table
 
     check_output(output=output)
     machines, bytes_GG = load_cluster(cluster) if cluster else None, _bytes(traffic, layer)
-    methods = list(names("order")) if method == "all" else [method]
-    made = [api.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
+    methods = [name for name in names("order") if name != "auto"] if method == "all" else [method]
+    made = [aurora.order(bytes_GG, machines, name, seed, startup_s) for name in methods]
     each = [schedule_json(one, len(bytes_GG)) for one in made]
     found = {"schedules": each} if method == "all" else each[0]
     if output is not None:

@@ -4,23 +4,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+import aurora
 from aurora.cli.choices import completed
-from aurora.cli.subcommand import Json, show
+from aurora.cli.options import Json, is_given
+from aurora.cli.output import placement_json, show, survival_json
 from aurora.errors import BadInput
+from aurora.types import FailureDomains, GpuSlots
+from aurora.types.arrays import FloatArray
 
 TARGET = 0.95  # of mean / largest load, that --explain looks for slots for
 LOADS, FAILURES = "By load", "For failures of nodes"
+BY_LOAD, BY_FAILURES = ("gpus", "explain", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
 
 
 def place(
     loads: Annotated[Path, typer.Argument(help="each expert's load: .csv (no header) or .npy, one row per layer")],
-    slots: Annotated[int, typer.Option(help="experts that fit on each GPU; with --survive: on each node")],
+    slots: Annotated[int, typer.Option(help="experts that fit on each GPU; with --for-failures: on each node")],
     method: Annotated[
         str | None,
         typer.Option(
-            help="{replicas}; with --survive: {survive}; default: the first", autocompletion=completed("replicas", "survive")
+            help="{replicas}; with --for-failures: {survive}; default: the first",
+            autocompletion=completed("replicas", "survive"),
         ),
     ] = None,
     replicas: Annotated[
@@ -41,7 +48,7 @@ def place(
     survive: Annotated[
         bool,
         typer.Option(
-            "--survive",
+            "--for-failures",
             help="maximise the probability that every expert is still held after failures",
             rich_help_panel=FAILURES,
         ),
@@ -67,44 +74,34 @@ def place(
     as_json: Json = False,
 ) -> None:
     """Place experts with replicas so that the largest load of a GPU is as small as possible, with a lower bound; or, with
-    --survive, so that every expert is likely to be held after nodes fail."""
+    --for-failures, so that every expert is likely to be held after nodes fail."""
+    from aurora.io import load_loads
+    from aurora.planner.replication.failure_resilient import DEFAULT
+
     counts = None if replicas is None else _numbers("--replicas", replicas, int)
+    why = "has no effect with `survive`, which places on `nodes`" if survive else "expected `survive`, to place for failures"
+    for name in filter(is_given, BY_LOAD if survive else BY_FAILURES):
+        raise BadInput(f"`{name}`: {why}")
     if survive:
-        useless = {"gpus": gpus, "explain": explain or None, "groups": None if groups == 1 else groups}
-        _refuse("has no effect with --survive, which places on --nodes", **useless)
         if nodes is None:
-            raise BadInput("place --survive: expected --nodes")
-        _place_for_failures(loads, slots, nodes, racks, rates, method, min_replicas, counts, alive, seed, as_json)
-    else:
-        _refuse("expected --survive, to place for failures", min_replicas=min_replicas, alive=alive, racks=racks, rates=rates)
-        if gpus is None and nodes is None:
-            raise BadInput("place: expected --gpus, or --nodes of one GPU each")
-        _place_by_load(loads, gpus, slots, nodes, groups, method, counts, seed, explain, as_json)
+            raise BadInput("place --for-failures: expected --nodes")
+        hosts = _hosts(nodes, slots, racks, rates)
+        _place_for_failures(load_loads(loads), hosts, method or DEFAULT, min_replicas, counts, alive, seed, as_json)
+        return
+    if gpus is None and nodes is None:
+        raise BadInput("place: expected --gpus, or --nodes of one GPU each")
+    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
+    _place_by_load(load_loads(loads), have, method or "equal-split", counts, seed, explain, as_json)
 
 
 def _place_by_load(
-    loads: Path,
-    gpus: int | None,
-    slots: int,
-    nodes: int | None,
-    groups: int,
-    method: str | None,
-    replicas: list[int] | None,
-    seed: int,
-    explain: bool,
-    as_json: bool,
+    load_LE: FloatArray, have: GpuSlots, method: str, replicas: list[int] | None, seed: int, explain: bool, as_json: bool
 ) -> None:
-    from aurora import api
-    from aurora.cli.as_json import placement_json
-    from aurora.io import load_loads
     from aurora.planner.check.replicas import check_layout
     from aurora.planner.replication.registry import slots_needed
     from aurora.reports.plan_tables import layout_table
-    from aurora.types import GpuSlots
 
-    load_LE = load_loads(loads)
-    have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
-    made = api.place(load_LE, have, "equal-split" if method is None else method, replicas=replicas, seed=seed)
+    made = aurora.place(load_LE, have, method, replicas=replicas, seed=seed)
     check_layout(made, load_LE, have)
     needed = [slots_needed(load_E, have, TARGET, seed) for load_E in load_LE] if explain else []
     found = placement_json(made)
@@ -122,44 +119,31 @@ def _place_by_load(
 
 
 def _place_for_failures(
-    loads: Path,
-    slots: int,
-    nodes: int,
-    racks: str | None,
-    rates: str | None,
-    method: str | None,
+    load_LE: FloatArray,
+    hosts: FailureDomains,
+    method: str,
     min_replicas: int | None,
     replicas: list[int] | None,
     alive: int | None,
     seed: int,
     as_json: bool,
 ) -> None:
-    import numpy as np
-
-    from aurora import api
-    from aurora.cli.as_json import survival_json
-    from aurora.io import load_loads
     from aurora.planner.check.replicas import check_resilient
     from aurora.planner.replication.failure_resilient import DEFAULT
     from aurora.reports.plan_tables import survival_table
-    from aurora.types import FailureDomains
 
-    equal = FailureDomains.equal(nodes, slots)
-    domain_N = equal.domain_N if racks is None else np.array(_numbers("--racks", racks, int))
-    odds = np.ones(len(set(domain_N.tolist()))) if rates is None else np.array(_numbers("--rates", rates, float))
-    hosts = FailureDomains(equal.slots_N, domain_N, odds)
-    named = DEFAULT if method is None else method
-    made = api.place_for_failures(
-        load_loads(loads), hosts, named, min_replicas=min_replicas, replicas=replicas, alive=alive, seed=seed
+    made = aurora.place_for_failures(
+        load_LE, hosts, method, min_replicas=min_replicas, replicas=replicas, alive=alive, seed=seed
     )
     check_resilient(made, hosts, guaranteed=made.method == DEFAULT)
     show(as_json, survival_json(made), survival_table(made))
 
 
-def _refuse(why: str, **given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise BadInput(f"`{name}`: {why}")
+def _hosts(nodes: int, slots: int, racks: str | None, rates: str | None) -> FailureDomains:
+    equal = FailureDomains.equal(nodes, slots)
+    domain_N = equal.domain_N if racks is None else np.array(_numbers("--racks", racks, int))
+    odds = np.ones(len(set(domain_N.tolist()))) if rates is None else np.array(_numbers("--rates", rates, float))
+    return FailureDomains(equal.slots_N, domain_N, odds)
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

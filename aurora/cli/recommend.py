@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import aurora
 from aurora.cli.choices import completed
-from aurora.cli.common import check_folder, make_folder
-from aurora.cli.subcommand import Json, refuse_given, show
+from aurora.cli.inputs import check_folder, make_folder
+from aurora.cli.options import Json, refuse_given
+from aurora.cli.output import show
 from aurora.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ OUTPUT = Path("recommended")
 
 
 def recommend(
-    context: typer.Context,
     engine: Annotated[
         str, typer.Option(help="the serving engine: {recommended_engine}", autocompletion=completed("recommended_engine"))
     ],
@@ -43,7 +44,6 @@ def recommend(
     as_json: Json = False,
 ) -> None:
     """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing."""
-    from aurora import api
     from aurora.advisor.recommend import SERVING_ENGINES, launch
     from aurora.advisor.sharing import sharing_advice
     from aurora.io import load_cluster, load_profile, save, write_text
@@ -51,11 +51,11 @@ def recommend(
     if (not gpus) == (cluster is None):
         raise BadInput("recommend: expected either --gpus or --cluster")
     if not gpus:
-        refuse_given(context, ("nic_Bps", "per_server"), "with `gpus`")
+        refuse_given(("nic_Bps", "per_server"), "with `gpus`")
     check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
     machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
     traffic = load_profile(profile) if profile else None
-    found = api.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
+    found = aurora.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
     command = None
     if found.best is not None:
         plan = found.best.plan
@@ -133,7 +133,7 @@ def _answer(found: "Recommendation", measured: bool) -> list[str]:
             f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
             f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
         )
-        said.append("It holds while traffic stays as in the profile: aurora drift compares later traffic with it.")
+        said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if not measured:
         said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
     if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from aurora.cli.common import check_output
+from aurora.cli.inputs import check_output
+from aurora.cli.options import Json, Layers
 from aurora.cli.profile import shown_profile
-from aurora.cli.subcommand import Json, Layers
 from aurora.errors import BadInput
 from aurora.types.option_checks import LONGEST_S
 

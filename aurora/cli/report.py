@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aurora.cli.choices import completed
-from aurora.cli.common import check_folder, check_output, need, profiles_of
-from aurora.cli.subcommand import Json, show
+from aurora.cli.inputs import check_folder, check_output, need, profiles_of
+from aurora.cli.options import Json
+from aurora.cli.output import show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS

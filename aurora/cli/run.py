@@ -2,75 +2,60 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aurora.cli.common import INSTEAD, check_model, check_output, micro_batch_count, need, profiles_of
-from aurora.cli.run_result import show_result, write_answers
-from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
+import aurora
+from aurora.cli.inputs import check_model, check_output, need, profiles_of
+from aurora.cli.options import RUNNING, WORST, Json, Layers, Only, is_given, refuse_given
+from aurora.cli.output import comparison_json, show, summary_json
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
+from aurora.types.run_options import LOST, RANKS, SHARING
 
 if TYPE_CHECKING:
-    from aurora.runtime.result import RunResult
+    from aurora.reports.trace_tables import ServedModel
+    from aurora.runtime.order_choice import OrdersUsed
+    from aurora.runtime.result import Answers, MembershipChange, RunResult
 
-DEFAULTS = RunOptions()
-CONTROL = ControlOptions()
-RANKS, PORTS, COMPARE, SURVIVE = "Ranks and transport", "Orders and time slices", "Prediction and checks", "Lost ranks"
-HOSTS, ADAPT = "Several hosts", "Traffic that changes"
-CONTROLLED = ("loss", "bytes_per_s", "period_s")  # options that go with --adapt
+COMPARE = "Prediction and checks"
 JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join
+CHANGES = 10  # of a placement that are shown, the newest ones
 
 
 def run(
-    context: typer.Context,
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
     model: Annotated[
         list[Path],
         typer.Option(help="model folder, or name in the local hub cache; one for each model of the plan, in its order"),
     ],
+    options: Callable[..., RunOptions],
+    instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), SHARING, "the plan's")],
+    control: Callable[..., ControlOptions],
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
             help="prompts by line, or .jsonl with prompt and, if later, at_s; one file, or one per model; not with --join"
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the answers (JSON lines)")] = None,
-    trace: Annotated[Path | None, typer.Option(help="the measured trace to write (npz); default: beside the plan")] = None,
-    max_new_tokens: Annotated[int, option(RunOptions, "max_new_tokens")] = DEFAULTS.max_new_tokens,
-    batch: Annotated[int, option(RunOptions, "batch")] = DEFAULTS.batch,
-    ranks: Annotated[int | None, typer.Option(help="checked against the plan's number of ranks", rich_help_panel=RANKS)] = None,
-    transport: Annotated[
-        str, option(RunOptions, "transport", more=" ({transport})", panel=RANKS, choices=["transport"])
-    ] = DEFAULTS.transport,
-    dtype: Annotated[str, option(RunOptions, "dtype", more=" ({dtype})", panel=RANKS, choices=["dtype"])] = DEFAULTS.dtype,
-    port: Annotated[int, option(RunOptions, "port", panel=RANKS)] = DEFAULTS.port,
-    timeout_s: Annotated[float, option(RunOptions, "timeout_s", "--timeout", panel=RANKS)] = DEFAULTS.timeout_s,
-    order: Annotated[str, option(RunOptions, "order", panel=PORTS, choices=["run_order"])] = DEFAULTS.order,
-    deduplicate: Annotated[bool | None, option(RunOptions, "deduplicate", panel=PORTS)] = DEFAULTS.deduplicate,
-    local_first: Annotated[bool, option(RunOptions, "local_first", "--local-first", panel=PORTS)] = DEFAULTS.local_first,
-    interleave: Annotated[
-        str, option(RunOptions, "interleave", more=" ({interleave})", panel=PORTS, choices=["interleave"])
-    ] = DEFAULTS.interleave,
-    priorities: Priorities = None,
-    colocate: Annotated[str | None, option(RunOptions, "colocate", panel=PORTS)] = DEFAULTS.colocate,
-    micro_batches: Annotated[
-        str | None, option(PlanOptions, "micro_batches", more=INSTEAD, panel=PORTS, choices=["micro_batches"])
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the answers to write (JSON lines)")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="the measured trace to write too (npz); default: beside the plan", rich_help_panel=COMPARE),
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="compare with the plain model in one process", rich_help_panel=COMPARE)
-    ] = False,
+    ranks: Annotated[int | None, typer.Option(help="checked against the plan's number of ranks", rich_help_panel=RANKS)] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="compare each phase with a simulation of the same traffic", rich_help_panel=COMPARE),
+        bool, typer.Option("--compare", help="compare each phase with a simulation of the same traffic")
     ] = False,
     profile: Annotated[
         list[Path] | None,
@@ -89,29 +74,18 @@ def run(
             "--sample-utilisation", help="read the utilisation of this machine's GPUs from NVML", rich_help_panel=COMPARE
         ),
     ] = False,
-    survive: Annotated[bool, option(RunOptions, "survive", "--survive", panel=SURVIVE)] = DEFAULTS.survive,
-    respawn: Annotated[int, option(RunOptions, "respawn", panel=SURVIVE)] = DEFAULTS.respawn,
-    hang_s: Annotated[float, option(RunOptions, "hang_s", "--hang", panel=SURVIVE)] = DEFAULTS.hang_s,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="go on from the journal of an interrupted run with --survive", rich_help_panel=SURVIVE),
+        typer.Option("--resume", help="go on from the journal of an interrupted run with --survive", rich_help_panel=LOST),
     ] = False,
-    lead: Annotated[str | None, option(RunOptions, "lead", panel=HOSTS)] = DEFAULTS.lead,
-    join: Annotated[str | None, option(RunOptions, "join", panel=HOSTS)] = DEFAULTS.join,
-    node: Annotated[int | None, option(RunOptions, "node", panel=HOSTS)] = DEFAULTS.node,
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="move experts to follow the traffic while serving", rich_help_panel=ADAPT)
-    ] = False,
-    loss: Annotated[float, option(ControlOptions, "loss", panel=ADAPT)] = CONTROL.loss,
-    bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s", panel=ADAPT)] = CONTROL.bytes_per_s,
-    period_s: Annotated[float, option(ControlOptions, "period_s", panel=ADAPT)] = CONTROL.period_s,
-    dry_run: Annotated[bool, option(RunOptions, "dry_run", "--dry-run", panel=ADAPT)] = DEFAULTS.dry_run,
+    adapt: Annotated[bool, typer.Option("--adapt", help="move experts to follow the traffic while serving")] = False,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
     """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
-    if join is not None:
-        _join(context, plan, model, as_json)
+    given = RUNNING.get().params
+    if given["join"] is not None:
+        _join(plan, model, options, as_json)
         return
     if not prompts:
         raise BadInput("`prompts`: expected a file, found none")
@@ -121,39 +95,42 @@ def run(
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.simulated_choice import with_preemption
 
-    loaded = with_priorities(load_plan(plan), priorities or (), shared=colocate is not None)
-    if priorities and (known := _profiles_left(loaded, plan)):
+    loaded = with_priorities(load_plan(plan), instead.priorities, shared=given["colocate"] is not None)
+    if instead.priorities and (known := _profiles_left(loaded, plan)):
         loaded = with_preemption(loaded, known)
-    if micro_batches is not None:
-        loaded = _with_micro_batches(loaded, plan, profile, micro_batch_count(micro_batches))
+    if is_given("micro_batches"):
+        loaded = _with_micro_batches(loaded, plan, profile, instead.micro_batches)
     _check_counts(loaded, plan, model, prompts, ranks)
     if not adapt:
-        refuse_given(context, CONTROLLED, "with `adapt`")
-    if not survive:
-        refuse_given(context, ("hang_s",), "with `survive`")
-    given, simulated = [*(profile or []), *([predicted] if predicted else [])], compare and predicted is None
-    if given and not compare:
+        refuse_given((field.name for field in fields(ControlOptions)), "with `adapt`")
+    if not given["survive"]:
+        refuse_given(("hang_s",), "with `survive`")
+    simulated = compare and predicted is None
+    if (profile or predicted) and not compare:
         raise BadInput(f"run: {'--profile' if profile else '--predicted'} goes with --compare")
-    if simulated and (order != DEFAULTS.order or deduplicate is not None or interleave == "processes"):
-        raise BadInput("run --compare: simulates the plan alone and as planned, expected none of --order auto, --deduplicate, --interleave processes")  # fmt: skip # noqa: E501
+    interleave = given["interleave"]
+    if simulated and (given["order"] != RunOptions.order or given["deduplicate"] is not None or interleave == "processes"):
+        raise BadInput(
+            "run --compare: simulates the plan alone and as planned, expected none of --orders auto, --deduplicate, "
+            "--interleave processes"
+        )
     check_output(trace=trace, output=output)
     target = trace or plan.with_suffix(".measured.npz")
     beside = target.with_name(f"{target.stem}.predicted.npz")
-    journal = output.with_suffix(".journal.jsonl") if survive and output is not None else None
+    journal = output.with_suffix(".journal.jsonl") if given["survive"] and output is not None else None
     if resume and journal is None:
         raise BadInput("`resume`: goes on from a run with `survive` and `output`, expected both")
     check_output(trace=target, output=output, predicted_trace=beside if simulated else None, journal=journal)
-    control = chosen(ControlOptions, context) if adapt else None
-    options = chosen(RunOptions, context, keep_logits=verify, predictable=simulated, adapt=control)
+    chosen = options(keep_logits=verify, predictable=simulated, adapt=control() if adapt else None)
     expected = load_trace(predicted) if predicted is not None else None
-    profiles = profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if survive or adapt else []
+    profiles = (
+        profiles_of(loaded, plan, profile) if simulated else _profiles_left(loaded, plan) if chosen.survive or adapt else []
+    )
     files = prompts * len(model) if len(prompts) == 1 else prompts
     arrivals = [[at_s for _, at_s in load_arriving(file)] for file in files]
-    arrivals = arrivals if any(map(any, arrivals)) else []
     for path in model:
         check_model(path)
     need("torch", "transformers")
-    from aurora import api
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
     from aurora.runtime.placement_control import log_decisions
@@ -164,55 +141,53 @@ def run(
         log_decisions()
     tokenizers = [load_tokenizer(path) for path in model]
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
+    arrivals = arrivals if any(map(any, arrivals)) else []
     try:
         with sampled(sample_utilisation) as busy, _terminable():
-            result = api.run(
-                loaded, model, requests, options, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
+            result = aurora.run(
+                loaded, model, requests, chosen, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
             )
     except KeyboardInterrupt:
         if output is None or journal is None or not journal.exists():
             raise
         answers_M = journalled_answers(load_journal(journal), len(model))
-        write_answers(output, loaded, answers_M, tokenizers)
+        _write_answers(output, loaded, answers_M, tokenizers)
         counts = f"{sum(len(answers.finished) for answers in answers_M)} of {sum(map(len, requests))}"
         print(f"aurora: {counts} answers are finished; --resume goes on from {journal}", file=sys.stderr)
         raise typer.Exit(130) from None
     if result is None:
         return  # under torchrun rank 0 speaks
     if output is not None:
-        write_answers(output, loaded, result.answers_M, tokenizers)
+        _write_answers(output, loaded, result.answers_M, tokenizers)
     if journal is not None and result.failure is None:
         journal.unlink(missing_ok=True)
     save(result.trace, target)
     if simulated:
         expected = _predicted(loaded, result, profiles, interleave)
         save(expected, beside)
-    differences = differing(result, model, requests, options) if verify and result.failure is None else None
-    wrote = {"trace": target, "answers": output}
-    show_result(as_json, loaded, result, expected, busy, differences, wrote, None if layers else WORST)
+    differences = differing(result, model, requests, chosen) if verify and result.failure is None else None
+    _show(as_json, loaded, result, expected, busy, differences, {"trace": target, "answers": output}, None if layers else WORST)
     if result.failure is not None:
-        kept = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
-        raise RankFailed(f"{result.failure}; {kept}")
+        left = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
+        raise RankFailed(f"{result.failure}; {left}")
     if differences:
         raise AuroraError(f"outputs differ from the plain model's in {len(differences)} places, first: {differences[0]}")
 
 
-def _join(context: typer.Context, path: Path, models: list[Path], as_json: bool) -> None:
+def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as_json: bool) -> None:
     """Runs this host's ranks in a run that another host leads."""
     from aurora.io import load_plan
 
-    refuse_given(context, sorted(context.params.keys() - JOINING), "none with `join`: the leader says it")
-    options, plan = chosen(RunOptions, context, adapt=None), load_plan(path)
+    refuse_given(sorted(RUNNING.get().params.keys() - JOINING), "none with `join`: the leader says it")
+    chosen, plan = options(), load_plan(path)
     _check_models(plan, path, models)
     for model in models:
         check_model(model)
     need("torch", "transformers")
-    from aurora import api
-
     logging.basicConfig(format="aurora: %(message)s", level=logging.INFO)
     with _terminable():
-        api.run(plan, models, [], options)
-    show(as_json, {"leader": options.join, "node": options.node}, f"the run that {options.join} leads is complete")
+        aurora.run(plan, models, [], chosen)
+    show(as_json, {"leader": chosen.join, "node": chosen.node}, f"the run that {chosen.join} leads is complete")
 
 
 def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: list[Path], ranks: int | None) -> None:
@@ -246,11 +221,9 @@ def _with_micro_batches(plan: Plan, path: Path, given: list[Path] | None, parts:
 
 def _predicted(plan: Plan, result: RunResult, profiles: Sequence[Profile], interleave: str) -> Trace:
     """Simulate the run's own traffic on the network measured just before it, so that only the simulator's error is left."""
-    from aurora import api
-
     assert result.conditions is not None
     seen = replace(plan, cluster=result.conditions.cluster)
-    return api.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
+    return aurora.simulate(seen, result.conditions.traffic(profiles), interleave=interleave, staged=result.transport == "nccl")
 
 
 @contextmanager
@@ -282,3 +255,144 @@ def sampled(wanted: bool) -> Iterator[list[str]]:
                 f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
                 f"{memory_X.max() / 1e9:.1f} GB in use at most"
             )
+
+
+def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
+    """Writes the answers (JSON lines); if the file can no longer be written, prints them, so that they are not lost."""
+    from aurora.io import write_text
+
+    lines = [
+        {
+            "model": planned.model,
+            "prompt": index,
+            "finished": index in answers.finished,
+            "text": tokenizer.decode(tokens),
+            "tokens": tokens,
+        }
+        for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
+        for index, tokens in sorted(answers.tokens.items())
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    try:
+        write_text(output, text)
+    except AuroraError as error:
+        print(text, end="")
+        raise BadInput(f"{error}; the answers are printed instead") from None
+
+
+def _show(
+    as_json: bool,
+    plan: Plan,
+    result: RunResult,
+    expected: Trace | None,
+    busy: list[str],
+    differences: list[str] | None,
+    wrote: dict[str, Path | None],
+    most: int | None,
+) -> None:
+    """Prints a run's result: tables of at most `most` layers, and what `wrote` names by key of the JSON object."""
+    from aurora.reports.trace_tables import (
+        ServedModel,
+        comparison_table,
+        control_line,
+        control_table,
+        network_line,
+        rank_lines,
+        served_table,
+        summary_table,
+    )
+    from aurora.reports.trace_times import compare, summarise
+
+    summary = summarise(result.trace, plan.cluster)
+    compared = None if expected is None else compare(expected, result.trace)
+    served = [
+        ServedModel(
+            planned.model,
+            len(answers.tokens),
+            len(answers.finished),
+            result.tokens_per_second(index),
+            result.tokens_per_second(index, with_start=True),
+            {rank: [*times.ttft_s.values()] for rank, times in sorted(answers.times_R.items())},
+            {rank: times.tpot_s for rank, times in sorted(answers.times_R.items())},
+        )
+        for index, (planned, answers) in enumerate(zip(plan.models, result.answers_M, strict=True))
+    ]
+    found = {
+        **wrote,
+        **summary_json(summary),
+        "transport": result.transport,
+        "micro_batches": len(result.trace.names_M) // len(plan.models),
+        "models": [_served_json(each) for each in served],
+        "start_s": result.start_s,
+        "trace_from_s": result.trace_from_s,
+        "orders": None if result.calibration is None else str(result.calibration),
+        "orders_used": [asdict(used) for used in result.orders_M],
+        "comparison": comparison_json(compared),
+        "changes": [asdict(change) for change in result.changes],
+        "control": [asdict(report) for report in result.control_M],
+        "gpus": busy,
+        "differences": differences,
+        "failure": result.failure,
+    }
+    show(
+        as_json,
+        found,
+        summary_table(summary, bounded=result.transport == "shaped", most=most),
+        None if compared is None else comparison_table(compared),
+        None if result.conditions is None else network_line(result.conditions.cluster),
+        None if result.calibration is None else f"orders before serving: {result.calibration}",
+        *_orders_used(plan, result.orders_M),
+        served_table(served, result.transport, result.start_s),
+        *rank_lines(served),
+        None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
+        *map(_told, result.changes),
+        *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
+        *busy,
+        "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
+        None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
+    )
+
+
+def _served_json(served: ServedModel) -> dict[str, Any]:
+    """What was served of a model, as JSON."""
+    from aurora.reports.trace_tables import percentiles
+
+    return {
+        "model": served.model,
+        "requests": served.requests,
+        "finished": served.finished,
+        "tokens_per_s": served.tokens_per_s,
+        "tokens_per_s_with_start": served.tokens_per_s_with_start,
+        "ttft_s": percentiles(served.ttft_s),
+        "tpot_s": percentiles(served.tpot_s),
+        "ranks": [
+            {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
+            for rank, ttft_s in served.ttft_s_R.items()
+        ],
+    }
+
+
+def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
+    """For each model, or micro-batch, a line with its exchanges by order, and one for each change-over."""
+    for index, used in enumerate(orders_M):
+        counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
+        yield f"{plan.served_names[index]}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        if used.servers:
+            yield f"{plan.served_names[index]}, before serving: {used.servers}"
+        yield from (f"order changed over: {change}" for change in used.changes)
+
+
+def _told(change: MembershipChange) -> str:
+    """Returns a change of membership as a sentence."""
+    parts = [f"lost rank {rank} ({how})" for rank, how in sorted(change.lost.items())]
+    parts += [f"rank {rank} joined" for rank in change.joined]
+    weights = f"{change.moved} experts' weights from other ranks"
+    if change.moved:
+        weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
+    weights += f", {change.from_checkpoint} from the model's files"
+    pause = "nothing to resume"
+    if change.stopped_s is None:
+        pause = "before the first token"
+    elif change.resumed_s is not None:
+        pause = f"no token for {change.resumed_s - change.stopped_s:.3f} s"
+    return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"

@@ -1,120 +1,104 @@
 """aurora simulate: a plan -> a predicted trace, how requests are served, or how a controller follows traffic that changes."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import aurora
 from aurora.cli.choices import completed
-from aurora.cli.common import INSTEAD, check_output, micro_batch_count, profiles_of
-from aurora.cli.subcommand import WORST, Json, Layers, Priorities, chosen, option, refuse_given, show
-from aurora.types import ControlOptions, PlanOptions, RequestOptions
+from aurora.cli.inputs import check_output, profiles_of
+from aurora.cli.options import RUNNING, WORST, Json, Layers, Only, is_given, refuse_given
+from aurora.cli.output import followed_json, models_json, requests_json, show, summary_json
+from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
+from aurora.types.options import CHANGING, SIMULATED_ORDERS
+from aurora.types.run_options import INTERLEAVE
 
-DEFAULTS = ControlOptions()
-ENGINE = RequestOptions()
-DRAWN_WINDOWS = ("windows", "lasting")  # of --adapt, unless the profiles' own windows are replayed
-REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --adapt
+DRAWN_WINDOWS = ("windows", "lasting")  # of --change, unless the profiles' own windows are replayed
+REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --change
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-TRACED = (
-    "interleave",
-    "priorities",
-    "micro_batches",
-    "trace",
-    "layers",
-)  # options that go without --adapt and without requests
-SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --adapt
-CHANGING, SERVED = "Traffic that changes", "Requests"  # panels of the help
+TRACED = ("interleave", "priorities", "micro_batches", "output", "layers")  # that go without --change and without requests
+SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --change
 
 
 def simulate(
-    context: typer.Context,
     plan: Annotated[Path, typer.Argument(help="plan JSON")],
+    instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), "Orders and time slices", "the plan's")],
+    control: Callable[..., ControlOptions],
+    request: Callable[..., RequestOptions],
     profile: Annotated[
         list[Path] | None,
         typer.Option(
             help="the traffic, one profile per model; default: the profiles that the plan was made from; "
-            "with --adapt: the kinds of traffic of one model, two or more"
+            "with --change: the kinds of traffic of one model, two or more"
         ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the predicted trace to write (npz); default: beside the plan")
     ] = None,
     barriers: Annotated[
         str,
         typer.Option(
-            help="what a GPU waits for after an exchange, {barriers}: gpu, its own transfers and all ranks' token counts; "
-            "none, its own transfers only; global, all ranks after every phase",
-            autocompletion=completed("barriers"),
+            help=f"what a GPU waits for after an exchange, {', '.join(BARRIERS)}: gpu, its own transfers and all ranks' token "
+            "counts; none, its own transfers only; global, all ranks after every phase",
+            autocompletion=completed(names=BARRIERS),
         ),
     ] = "gpu",
     orders: Annotated[
         str,
         typer.Option(
-            help="{simulated_order}: the plan's orders; orders recomputed per batch; or an allgather of all tokens and a "
-            "reduce-scatter instead of all-to-alls, as in vLLM without aurora",
-            autocompletion=completed("simulated_order"),
+            help=f"{', '.join(SIMULATED_ORDERS)}: the plan's orders; orders recomputed per batch; or an allgather of all "
+            "tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora",
+            autocompletion=completed(names=SIMULATED_ORDERS),
         ),
     ] = "plan",
     interleave: Annotated[
         str,
         typer.Option(
-            help="several models: on, at the same time; off, one after the other", autocompletion=completed("interleave")
+            help="several models: on, at the same time; off, one after the other",
+            autocompletion=completed(names=INTERLEAVE[:2]),
         ),
     ] = "on",
-    priorities: Priorities = None,
-    micro_batches: Annotated[str | None, option(PlanOptions, "micro_batches", more=INSTEAD, choices=["micro_batches"])] = None,
     staged: Annotated[
         bool, typer.Option("--staged", help="transfers run in stages, as NCCL's grouped calls do, instead of one by one")
     ] = False,
-    trace: Annotated[Path | None, typer.Option(help="the predicted trace to write (npz); default: beside the plan")] = None,
-    adapt: Annotated[
+    change: Annotated[
         str | None,
         typer.Option(
             help="instead: replay traffic that changes between the profiles, {change}, and compare ways to follow it",
             autocompletion=completed("change"),
-            rich_help_panel=CHANGING,
         ),
     ] = None,
-    windows: Annotated[int, typer.Option(help="with --adapt: windows of traffic", rich_help_panel=CHANGING)] = 120,
+    windows: Annotated[int, typer.Option(help="with --change: windows of traffic", rich_help_panel=CHANGING)] = 120,
     lasting: Annotated[
         int,
-        typer.Option(help="with --adapt: windows that a profile's traffic, a day or a crowd lasts", rich_help_panel=CHANGING),
+        typer.Option(help="with --change: windows that a profile's traffic, a day or a crowd lasts", rich_help_panel=CHANGING),
     ] = 10,
-    loss: Annotated[float, option(ControlOptions, "loss", panel=CHANGING)] = DEFAULTS.loss,
-    bytes_per_s: Annotated[float | None, option(ControlOptions, "bytes_per_s", panel=CHANGING)] = DEFAULTS.bytes_per_s,
-    period_s: Annotated[float, option(ControlOptions, "period_s", panel=CHANGING)] = DEFAULTS.period_s,
     requests: Annotated[
         Path | None,
         typer.Option(
             help="instead: serve the requests of a trace (.csv or JSON lines of arrival_s,input_tokens,output_tokens, or as "
-            "Azure's or Mooncake's), beside the engine's default",
-            rich_help_panel=SERVED,
+            "Azure's or Mooncake's), beside the engine's default"
         ),
     ] = None,
-    rate: Annotated[float | None, option(RequestOptions, "rate", panel=SERVED)] = ENGINE.rate,
-    isl: Annotated[int | None, option(RequestOptions, "isl", panel=SERVED)] = ENGINE.isl,
-    osl: Annotated[int | None, option(RequestOptions, "osl", panel=SERVED)] = ENGINE.osl,
-    duration_s: Annotated[float | None, option(RequestOptions, "duration_s", "--duration", panel=SERVED)] = ENGINE.duration_s,
-    max_num_batched_tokens: Annotated[
-        int, option(RequestOptions, "max_num_batched_tokens", panel=SERVED)
-    ] = ENGINE.max_num_batched_tokens,
-    max_num_seqs: Annotated[int, option(RequestOptions, "max_num_seqs", panel=SERVED)] = ENGINE.max_num_seqs,
-    seed: Annotated[int, option(RequestOptions, "seed", panel=SERVED)] = ENGINE.seed,
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
     """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
-    refuse_given(context, *((REPLAYED, "with `adapt`") if adapt is None else (SIMULATED, "without `adapt`")))
-    served = requests is not None or rate is not None
-    if not served or adapt is not None:
-        refuse_given(context, REQUESTED, "with `requests` or `rate`" if adapt is None else "without `adapt`")
-    if adapt is not None:
-        _adapt(context, adapt, as_json)
+    refuse_given(*((REPLAYED, "with `change`") if change is None else (SIMULATED, "without `change`")))
+    served = requests is not None or RUNNING.get().params["rate"] is not None
+    if not served or change is not None:
+        refuse_given(REQUESTED, "with `requests` or `rate`" if change is None else "without `change`")
+    if change is not None:
+        _follow(plan, profile, change, windows, lasting, control(), as_json)
         return
+    how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
-        refuse_given(context, TRACED, "without `requests` and `rate`")
-        _serve(context, as_json)
+        refuse_given(TRACED, "without `requests` and `rate`")
+        _serve(plan, profile, requests, request(), how, as_json)
         return
-    from aurora import api
-    from aurora.cli.as_json import models_json, summary_json
     from aurora.io import load_plan, save
     from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.planner.resolve_options import with_priorities
@@ -123,17 +107,18 @@ def simulate(
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
-    loaded = with_priorities(load_plan(plan), priorities or ())
-    target = trace or plan.with_suffix(".predicted.npz")
-    check_output(trace=target)
+    loaded = with_priorities(load_plan(plan), instead.priorities)
+    target = output or plan.with_suffix(".predicted.npz")
+    check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)
-    if micro_batches is not None:
+    if is_given("micro_batches"):
         check_traffic(loaded, traffic)
-        loaded = with_micro_batches(loaded, traffic, micro_batch_count(micro_batches))
-    given = {"barriers": barriers, "orders": orders, "interleave": interleave}
+        loaded = with_micro_batches(loaded, traffic, instead.micro_batches)
     loaded = with_preemption(loaded, traffic)
-    predicted = api.simulate(loaded, traffic, **given, staged=staged)
-    between_s = seconds_between(loaded, traffic, lambda each: api.simulate(loaded, each, **given, staged=staged).seconds)
+    predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
+    between_s = seconds_between(
+        loaded, traffic, lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds
+    )
     save(predicted, target)
     found = summarise(predicted, loaded.cluster)
     show(
@@ -148,67 +133,68 @@ def simulate(
     )
 
 
-def _adapt(context: typer.Context, change: str, as_json: bool) -> None:
+def _follow(
+    path: Path,
+    profile: list[Path] | None,
+    change: str,
+    windows: int,
+    lasting: int,
+    control: ControlOptions,
+    as_json: bool,
+) -> None:
     """Shows how ways to follow changing traffic do."""
-    from aurora import api
-    from aurora.cli.as_json import followed_json
     from aurora.io import load_plan, load_profile
     from aurora.reports.following import followed_table
     from aurora.simulator.changing_traffic import RECORDED
 
-    given = context.params
     if change == RECORDED:
-        refuse_given(context, DRAWN_WINDOWS, f"without `adapt` {RECORDED}, which replays the profiles' own windows")
-    plan = load_plan(given["plan"])
-    profiles = [load_profile(path) for path in given["profile"] or ()] or profiles_of(plan, given["plan"], None)[:1]
-    found = api.follow(
-        plan, profiles, change, windows=given["windows"], lasting=given["lasting"], options=chosen(ControlOptions, context)
-    )
-    show(as_json, followed_json(found), followed_table(found))
+        refuse_given(DRAWN_WINDOWS, f"without `change` {RECORDED}, which replays the profiles' own windows")
+    plan = load_plan(path)
+    profiles = [load_profile(each) for each in profile or ()] or profiles_of(plan, path, None)[:1]
+    followed = aurora.follow(plan, profiles, change, windows=windows, lasting=lasting, options=control)
+    show(as_json, followed_json(followed), followed_table(followed))
 
 
-def _serve(context: typer.Context, as_json: bool) -> None:
+def _serve(
+    path: Path, profile: list[Path] | None, trace: Path | None, options: RequestOptions, how: dict[str, Any], as_json: bool
+) -> None:
     """Shows how requests are served under the plan, and under the engine's default."""
-    from aurora import api
     from aurora.advisor.recommend import engine_default
-    from aurora.cli.as_json import requests_json
     from aurora.cli.progress import shown
     from aurora.errors import InfeasiblePlan
     from aurora.io import load_plan, load_requests
     from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.reports.trace_tables import request_lines, requests_table
 
-    given, options = context.params, chosen(RequestOptions, context)
-    if given["requests"] is not None:
-        refuse_given(context, DRAWN, "without `requests`")
-    plan = load_plan(given["plan"])
-    profiles = profiles_of(plan, given["plan"], given["profile"])
+    if trace is not None:
+        refuse_given(DRAWN, "without `requests`")
+    plan = load_plan(path)
+    profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)
-    requests = None if given["requests"] is None else load_requests(given["requests"])
+    requests = None if trace is None else load_requests(trace)
     plans, missing = {"plan": plan}, None
     if len(plan.models) == 1:
         try:
             plans["default"] = engine_default(plan.cluster, profiles[0])
         except InfeasiblePlan as error:
             missing = f"default: {error}"
-    how = {name: given[name] for name in ("barriers", "orders", "staged")}
-    found = {}
+    simulated = {}
     for name, each in plans.items():
         with shown() as progress:
-            found[name] = api.simulate_requests(each, profiles[0], requests, options, **how, progress=progress)
-    served = found["plan"].served.requests
+            simulated[name] = aurora.simulate_requests(each, profiles[0], requests, options, progress=progress, **how)
+    served = simulated["plan"].served.requests
     head = {
         "requests": len(served),
         "input_tokens": served.input_tokens_Q.sum(),
         "output_tokens": served.output_tokens_Q.sum(),
         "arrivals_s": served.arrival_s_Q[-1],
     }
-    results = {name: requests_json(found[name]) if name in found else None for name in ("plan", "default")}
+    results = {name: requests_json(simulated[name]) if name in simulated else None for name in ("plan", "default")}
     show(
         as_json,
-        {**head, **results, "assumptions": list(found["plan"].assumptions)},
-        requests_table(found),
+        {**head, **results, "assumptions": list(simulated["plan"].assumptions)},
+        requests_table(simulated),
         missing,
-        *request_lines(found),
+        *request_lines(simulated),
         without_proof(plan, profiles) or None,
     )

@@ -5,25 +5,19 @@ from typing import Annotated
 
 import typer
 
+import aurora
 from aurora.cli.choices import completed
-from aurora.cli.common import check_output
+from aurora.cli.inputs import check_output
+from aurora.cli.options import Json, Layers, refuse_given
 from aurora.cli.profile import shown_profile
-from aurora.cli.subcommand import Json, Layers, chosen, option, refuse_given
 from aurora.types import SyntheticOptions
-
-DEFAULTS = SyntheticOptions()
 
 
 def synthetic(
-    context: typer.Context,
     skew: Annotated[str, typer.Argument(help="popularity of experts: uniform or zipf:EXPONENT")],
     shape: Annotated[Path, typer.Argument(help="the model's config.json or folder, or the name of a shipped model")],
+    options: SyntheticOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="the profile to write")] = Path("profile.npz"),
-    sources: Annotated[int, option(SyntheticOptions, "sources")] = DEFAULTS.sources,
-    window_tokens: Annotated[int, option(SyntheticOptions, "window_tokens")] = DEFAULTS.window_tokens,
-    windows: Annotated[int, option(SyntheticOptions, "windows")] = DEFAULTS.windows,
-    token_level: Annotated[bool, option(SyntheticOptions, "token_level", "--tokens")] = DEFAULTS.token_level,
-    correlation: Annotated[float, option(SyntheticOptions, "correlation")] = DEFAULTS.correlation,
     gpu_kinds: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,19 +33,19 @@ def synthetic(
             "name lists all"
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="with --system: whose kernels: sglang, trtllm or vllm")] = "vllm",
-    seed: Annotated[int, option(SyntheticOptions, "seed")] = DEFAULTS.seed,
+    engine: Annotated[
+        str, typer.Option(help="with --system: the serving engine whose kernels were measured: sglang, trtllm or vllm")
+    ] = "vllm",
     layers: Layers = False,
     as_json: Json = False,
 ) -> None:
     """Make a synthetic profile, for planning before there is traffic: random routing, compute times not measured here."""
-    from aurora import api
     from aurora.io import load_gpus, save
 
     if system is None:
-        refuse_given(context, ("engine",), "with `system`")
+        refuse_given(("engine",), "with `system`")
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
-    made = api.synthetic_profile(skew, shape, chosen(SyntheticOptions, context), gpu_kinds=kinds, system=system, engine=engine)
+    made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds, system=system, engine=engine)
     save(made, output)
-    shown_profile(made, output, layers, as_json, seed)
+    shown_profile(made, output, layers, as_json, options.seed)

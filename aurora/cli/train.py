@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aurora.cli.common import check_folder, check_model, need
-from aurora.cli.subcommand import Json, chosen, option, refuse_given, show
+import aurora
+from aurora.cli.inputs import check_folder, check_model, need
+from aurora.cli.options import RUNNING, Json, refuse_given
+from aurora.cli.output import show
 from aurora.types import TrainOptions
 from aurora.types.train_options import OF_EACH_HOST
 
@@ -20,83 +23,39 @@ if TYPE_CHECKING:
 
     from aurora.training.training_run import TrainResult
 
-DEFAULTS = TrainOptions()
 SHOWN = 10  # steps in the table
-RANKS, LOSS, EXPERTS, CHECKPOINTS, ELASTIC, STRAGGLERS, HOSTS = (
-    "Ranks and transport", "Optimizer", "Placement of experts", "Checkpoints", "Lost ranks", "Slow ranks", "Several hosts"
-)  # fmt: skip
 
 
 def train(
-    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="model folder, or name in the local hub cache")],
     text: Annotated[list[Path], typer.Option(help="text to train on: .jsonl, .npy of token ids, any other as UTF-8 text")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder for the trained model (model), checkpoints and log.jsonl")
     ],
-    steps: Annotated[int, option(TrainOptions, "steps")] = DEFAULTS.steps,
-    batch: Annotated[int, option(TrainOptions, "batch")] = DEFAULTS.batch,
-    length: Annotated[int, option(TrainOptions, "length")] = DEFAULTS.length,
-    seed: Annotated[int, option(TrainOptions, "seed")] = DEFAULTS.seed,
-    ranks: Annotated[int, option(TrainOptions, "ranks", panel=RANKS)] = DEFAULTS.ranks,
-    transport: Annotated[
-        str, option(TrainOptions, "transport", more=" ({train_transport})", panel=RANKS, choices=["train_transport"])
-    ] = DEFAULTS.transport,
-    dtype: Annotated[
-        str, option(TrainOptions, "dtype", more=" ({train_dtype})", panel=RANKS, choices=["train_dtype"])
-    ] = DEFAULTS.dtype,
-    port: Annotated[int, option(TrainOptions, "port", panel=RANKS)] = DEFAULTS.port,
-    timeout_s: Annotated[float, option(TrainOptions, "timeout_s", "--timeout", panel=RANKS)] = DEFAULTS.timeout_s,
-    learning_rate: Annotated[float, option(TrainOptions, "learning_rate", panel=LOSS)] = DEFAULTS.learning_rate,
-    weight_decay: Annotated[float, option(TrainOptions, "weight_decay", panel=LOSS)] = DEFAULTS.weight_decay,
-    max_norm: Annotated[float | None, option(TrainOptions, "max_norm", panel=LOSS)] = DEFAULTS.max_norm,
-    router_loss: Annotated[float | None, option(TrainOptions, "router_loss", panel=LOSS)] = DEFAULTS.router_loss,
-    min_replicas: Annotated[int | None, option(TrainOptions, "min_replicas", panel=EXPERTS)] = DEFAULTS.min_replicas,
-    slots_per_gpu: Annotated[int | None, option(TrainOptions, "slots_per_gpu", panel=EXPERTS)] = DEFAULTS.slots_per_gpu,
-    rebalance_every: Annotated[int | None, option(TrainOptions, "rebalance_every", panel=EXPERTS)] = DEFAULTS.rebalance_every,
-    checkpoint_every: Annotated[
-        int | None, option(TrainOptions, "checkpoint_every", panel=CHECKPOINTS)
-    ] = DEFAULTS.checkpoint_every,
-    resume: Annotated[bool, option(TrainOptions, "resume", "--resume", panel=CHECKPOINTS)] = DEFAULTS.resume,
-    elastic: Annotated[bool, option(TrainOptions, "elastic", "--elastic", panel=ELASTIC)] = DEFAULTS.elastic,
-    respawn: Annotated[int, option(TrainOptions, "respawn", panel=ELASTIC)] = DEFAULTS.respawn,
-    min_ranks: Annotated[int, option(TrainOptions, "min_ranks", panel=ELASTIC)] = DEFAULTS.min_ranks,
-    redundancy: Annotated[int, option(TrainOptions, "redundancy", panel=STRAGGLERS)] = DEFAULTS.redundancy,
-    scheme: Annotated[
-        str, option(TrainOptions, "scheme", more=": {train_scheme}", panel=STRAGGLERS, choices=["train_scheme"])
-    ] = DEFAULTS.scheme,
-    lead: Annotated[str | None, option(TrainOptions, "lead", panel=HOSTS)] = DEFAULTS.lead,
-    join: Annotated[str | None, option(TrainOptions, "join", panel=HOSTS)] = DEFAULTS.join,
+    options: Callable[..., TrainOptions],
     as_json: Json = False,
 ) -> None:
     """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
-    if join is not None:
-        refuse_given(
-            context,
-            (each.name for each in fields(TrainOptions) if each.name not in OF_EACH_HOST),
-            "none with `join`: the leader says it",
-        )
-    options = chosen(TrainOptions, context)
+    if RUNNING.get().params["join"] is not None:
+        of_the_run = (field.name for field in fields(TrainOptions) if field.name not in OF_EACH_HOST)
+        refuse_given(of_the_run, "none with `join`: the leader says it")
+    chosen = options()
     check_model(model)
     check_folder(output, "model")
     need("torch", "transformers")
-    from aurora import api
-
-    result = api.train(model, text, options, output=output)
+    result = aurora.train(model, text, chosen, output=output)
     if result is None:
         return  # under torchrun rank 0 speaks
-    tokens_per_s = result.tokens_per_s
-    found = asdict(result) | {"tokens_per_s": tokens_per_s}
     show(
         as_json,
-        found,
+        asdict(result) | {"tokens_per_s": result.tokens_per_s},
         _table(result),
         *result.lost,
         *result.remarks,
         *_paused(result),
         *_not_waited_for(result),
         f"{len(result.steps)} steps of {result.tokens} tokens on {result.ranks} ranks over {result.transport}, experts on "
-        f"at least {result.min_replicas}: {tokens_per_s:.0f} tokens/s",
+        f"at least {result.min_replicas}: {result.tokens_per_s:.0f} tokens/s",
         f"wrote {result.model}",
     )
 

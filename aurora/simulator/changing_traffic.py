@@ -15,7 +15,7 @@ from aurora.planner.replication.rebalance import rebalance, rebalance_inside
 from aurora.planner.replication.registry import place_unbounded
 from aurora.types import ControlOptions, GpuSlots, Placement, Plan, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
-from aurora.types.option_checks import at_most
+from aurora.types.option_checks import MOST, MOST_TOKENS, at_most
 
 WHOLE = 10  # windows over which the worst mean is taken
 FLASH = 0.9  # part of a window's tokens that a crowd sends
@@ -129,11 +129,12 @@ def changing_traffic(
         domain_W = np.repeat(np.arange(len(profiles)), [len(loads_TLE) for loads_TLE in recorded_D])
         return ChangingTraffic(np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[domain_W], mean_DLE)
     if change not in CHANGES:
-        raise BadInput(f"`adapt`: expected one of {', '.join((*CHANGES, RECORDED))}, found {change!r}")
-    for name, value in (("windows", windows), ("lasting", lasting), ("tokens", 1 if tokens is None else tokens)):
+        raise BadInput(f"`change`: expected one of {', '.join((*CHANGES, RECORDED))}, found {change!r}")
+    limits = (("windows", windows, MOST_TOKENS), ("lasting", lasting, MOST), ("tokens", 1 if tokens is None else tokens, MOST))
+    for name, value, most in limits:
         if value < 1:
             raise BadInput(f"`{name}`: expected one or more, found {value}")
-        at_most(name, value)
+        at_most(name, value, most)
     if len(profiles) < 2:
         raise BadInput(f"`profile`: expected two or more, between which traffic changes, found {len(profiles)}")
     rng = np.random.default_rng(seed)

@@ -1,80 +1,74 @@
-"""Limits of options, and the checks of their numbers."""
+"""Fields of options dataclasses: defaults, limits, and what the command line shows of them; the check of their numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from aurora.errors import BadInput
 
 LONGEST_S = 1e6  # seconds that an option can ask to wait: eleven days
 MOST_PROCESSES = 256  # that an option can ask for on one machine
-MOST = {  # the largest value of an option, by name: far above use, below what would hang or fill the memory
-    "sources": 4096,
-    "prompt_tokens": 1 << 20,
-    "batch": 1 << 20,
-    "max_new_tokens": 1 << 20,
-    "limit": 1 << 40,
-    "share": MOST_PROCESSES,
-    "window": 1 << 40,
-    "precision": 1.0,
-    "workers": 1024,
-    "redundancy": 1024,
-    "timeout_s": LONGEST_S,
-    "hang_s": LONGEST_S,
-    "time_limit_s": LONGEST_S,
-    "respawn": 1000,
-    "min_ranks": 4096,
-    "window_tokens": 1 << 30,
-    "windows": 1 << 20,
-    "lasting": 1 << 40,
-    "tokens": 1 << 40,
-    "slots_per_gpu": 1 << 16,
-    "min_replicas": 1 << 16,
-    "hot": 1 << 16,
-    "threshold": 1e6,
-    "seeds": 1000,
-    "load": 1000,
-    "iterations": 10_000,
-    "process_iterations": 10_000,
-    "stretch": 1000.0,
-    "points": 10_000,
-    "features": 1_000_000,
-    "draws": 100_000,
-    "seed": 2**63 - 1,
-    "steps": 1 << 40,
-    "ranks": MOST_PROCESSES,
-    "length": 1 << 20,
-    "learning_rate": 1e6,
-    "weight_decay": 1e6,
-    "max_norm": 1e30,
-    "router_loss": 1e6,
-    "rebalance_every": 1 << 40,
-    "checkpoint_every": 1 << 40,
-    "rate": 1e6,
-    "isl": 1 << 24,
-    "osl": 1 << 24,
-    "duration_s": LONGEST_S,
-    "max_num_batched_tokens": 1 << 20,
-    "max_num_seqs": 1 << 20,
-    "preemption_s": LONGEST_S,
-}
+MOST_TOKENS = 1 << 20  # of a prompt or an answer
+MOST = 1 << 40  # of what is only counted
+MOST_SEED = 2**63 - 1
 
 
-def above_zero(options: object, *names: str) -> None:
-    """Raises BadInput unless each of these options is None or above zero, and at most its MOST."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise BadInput(f"`{name}`: expected more than zero, found {value}")
-        at_most(name, value)
+@dataclass(frozen=True)
+class OptionField:
+    """Limits of an options dataclass's field, and its option on the command line, whose help is the field's line under Args.
+
+    Attributes:
+        above: the value is more than this; None: no such limit.
+        least: the value is at least this; None: no such limit.
+        most: the value is at most this, far above use and below what would hang or fill the memory; None: no limit.
+        one_of: the names that the value, or each of its values, can be; empty: any.
+        flag: the option as typed; empty: the field's name with dashes.
+        panel: panel of `--help-all`; an option without one is shown by `--help` too.
+        choices: kinds of CHOICES, with spaces between, whose names complete the option.
+        names: text after the help, each {kind} of CHOICES in it becomes names; None: those of `one_of` or of `choices`.
+        read: reads the value from the command line's text; None: the field's type does.
+    """
+
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    one_of: Sequence[str] = ()
+    flag: str = ""
+    panel: str | None = None
+    choices: str = ""
+    names: str | None = None
+    read: Callable[[str], Any] | None = None
 
 
-def zero_or_more(options: object, *names: str) -> None:
-    """Raises BadInput unless each of these options is None or zero or more, and at most its MOST."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < float("inf"):
-            raise BadInput(f"`{name}`: expected zero or more, found {value}")
-        at_most(name, value)
+def option(default: Any, **how: Any) -> Any:
+    """Returns a dataclass field with this default that the command line offers as an option; `how`: see OptionField."""
+    return field(default=default, metadata={"option": OptionField(**how)})
 
 
-def at_most(name: str, value: float | None) -> None:
-    """Raises BadInput unless an option of this name is None or at most its MOST."""
-    if value is not None and value > MOST[name]:
-        raise BadInput(f"`{name}`: expected at most {MOST[name]}, found {value}")
+def check_options(options: Any) -> None:
+    """Check the fields of an options dataclass against the limits of their OptionField.
+
+    Raises:
+        BadInput: if a value is neither None nor within its limits.
+    """
+    for each in fields(options):
+        limits, value = each.metadata.get("option"), getattr(options, each.name)
+        if limits is None or value is None:
+            continue
+        if limits.one_of and isinstance(value, str) and value not in limits.one_of:
+            raise BadInput(f"`{each.name}`: expected one of {', '.join(limits.one_of)}, found {value!r}")
+        if limits.above is not None and not limits.above < value < float("inf"):
+            raise BadInput(f"`{each.name}`: expected more than {_written(limits.above)}, found {value}")
+        if limits.least is not None and not limits.least <= value < float("inf"):
+            raise BadInput(f"`{each.name}`: expected {_written(limits.least)} or more, found {value}")
+        at_most(each.name, value, limits.most)
+
+
+def at_most(name: str, value: float | None, most: float | None) -> None:
+    """Raises BadInput if an option of this name is more than `most`."""
+    if value is not None and most is not None and value > most:
+        raise BadInput(f"`{name}`: expected at most {most}, found {value}")
+
+
+def _written(number: float) -> str:
+    return "zero" if number == 0 else f"{number:g}"

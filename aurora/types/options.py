@@ -1,12 +1,12 @@
 """Options of the public functions; those of runs and training have modules of their own.
 
-The command line takes parameter names, defaults and help texts from these classes.
+Each option is written here alone: `aurora.cli.options` makes parameters, help and completion of commands from the fields.
 """
 
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.option_checks import above_zero, zero_or_more
+from aurora.types.option_checks import LONGEST_S, MOST, MOST_PROCESSES, MOST_SEED, MOST_TOKENS, at_most, check_options, option
 from aurora.types.program import PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
@@ -16,6 +16,16 @@ ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
 MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
+COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all
+PLACES = ": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto"
+AIMS = ": {aim} (mean; for several models or with --co-activation: own)"
+
+
+def read_micro_batches(text: str) -> int:
+    """Returns the number of micro-batches that `text` says; 0 for auto. Raises BadInput if it says none."""
+    if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
+        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
+    return 0 if text == "auto" else int(text)
 
 
 @dataclass(frozen=True)
@@ -36,21 +46,20 @@ class ProfileOptions:
         seed: for the resampling behind `precision`.
     """
 
-    sources: int = 4
-    prompt_tokens: int = 128
-    batch: int = 8
-    max_new_tokens: int = 1
-    limit: int | None = None
-    share: int = 1
-    token_level: bool = False
-    window: int | None = None
-    coactivation: bool = False
-    precision: float | None = None
-    seed: int = 0
+    sources: int = option(4, above=0, most=4096)
+    prompt_tokens: int = option(128, above=0, most=MOST_TOKENS)
+    batch: int = option(8, above=0, most=MOST_TOKENS)
+    max_new_tokens: int = option(1, above=0, most=MOST_TOKENS)
+    limit: int | None = option(None, above=0, most=MOST)
+    share: int = option(1, above=0, most=MOST_PROCESSES, panel=COUNTED)
+    token_level: bool = option(False, flag="--tokens", panel=COUNTED)
+    window: int | None = option(None, above=0, most=MOST, panel=COUNTED)
+    coactivation: bool = option(False, flag="--co-activation")
+    precision: float | None = option(None, above=0, most=1.0)
+    seed: int = option(0, least=0, most=MOST_SEED, panel=COUNTED)
 
     def __post_init__(self) -> None:
-        above_zero(self, "sources", "prompt_tokens", "batch", "max_new_tokens", "limit", "share", "window", "precision")
-        zero_or_more(self, "seed")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -66,16 +75,15 @@ class SyntheticOptions:
         correlation: how often the two experts of a pair are drawn together, from 0 to 1.
     """
 
-    sources: int = 4
-    window_tokens: int = 1024
-    windows: int = 1
-    seed: int = 0
-    token_level: bool = False
-    correlation: float = 0.0
+    sources: int = option(4, above=0, most=4096)
+    window_tokens: int = option(1024, above=0, most=1 << 30)
+    windows: int = option(1, above=0, most=MOST_TOKENS)
+    seed: int = option(0, least=0, most=MOST_SEED)
+    token_level: bool = option(False, flag="--tokens")
+    correlation: float = option(0.0)
 
     def __post_init__(self) -> None:
-        above_zero(self, "sources", "window_tokens", "windows")
-        zero_or_more(self, "seed")
+        check_options(self)
         if (total := self.sources * self.window_tokens * self.windows) > 10**9:
             raise BadInput(f"`window_tokens`: expected at most 1e9 tokens in all, found {total}")
         if not 0 <= self.correlation <= 1:
@@ -106,29 +114,36 @@ class PlanOptions:
         micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
     """
 
-    place: str = "auto"
-    assign: str = "auto"
-    colocate: str = "auto"
-    order: str = "auto"
-    seed: int = 0
-    objective: str = "auto"
-    time_limit_s: float = 60.0
-    slots_per_gpu: int | None = None
-    aim: str = "auto"
-    coactivation: bool = False
-    min_replicas: int | None = None
-    time_slice: str = "auto"
-    all_to_all: str = "auto"
-    priorities: tuple[str, ...] = ()
+    place: str = option(
+        "auto",
+        choices="place survive",
+        names=PLACES,
+    )
+    assign: str = option("auto", choices="assign", panel=STRATEGY)
+    colocate: str = option("auto", choices="colocate", panel=STRATEGY)
+    order: str = option("auto", choices="order")
+    seed: int = option(0, least=0, most=MOST_SEED, panel=STRATEGY)
+    objective: str = option("auto", choices="objective")
+    time_limit_s: float = option(60.0, above=0, most=LONGEST_S, flag="--time-limit", panel=STRATEGY)
+    slots_per_gpu: int | None = option(None, above=0, most=1 << 16)
+    aim: str = option("auto", choices="aim", names=AIMS, panel=STRATEGY)
+    coactivation: bool = option(False, flag="--co-activation", panel=STRATEGY)
+    min_replicas: int | None = option(None, above=0, most=1 << 16)
+    time_slice: str = option("auto", choices="time_slice", panel=STRATEGY)
+    all_to_all: str = option("auto", choices="all_to_all", panel=STRATEGY)
+    priorities: tuple[str, ...] = option((), one_of=PRIORITIES, flag="--priority", panel=STRATEGY)
     weights: tuple[int, ...] = ()
     preemption_s: float | None = None
-    micro_batches: int = 1
+    micro_batches: int = option(1, choices="micro_batches", read=read_micro_batches, panel=STRATEGY)
 
     def __post_init__(self) -> None:
-        zero_or_more(self, "seed")
-        above_zero(self, "slots_per_gpu", "min_replicas", "time_limit_s", "preemption_s")
-        if self.preemption_s is not None and self.preemption_s < LEAST_PREEMPTION_S:
-            raise BadInput(f"`preemption_s`: expected at least {LEAST_PREEMPTION_S:g} seconds, found {self.preemption_s:g}")
+        check_options(self)
+        if self.preemption_s is not None:
+            if not 0 < self.preemption_s < float("inf"):
+                raise BadInput(f"`preemption_s`: expected more than zero, found {self.preemption_s}")
+            if self.preemption_s < LEAST_PREEMPTION_S:
+                raise BadInput(f"`preemption_s`: expected at least {LEAST_PREEMPTION_S:g} seconds, found {self.preemption_s:g}")
+            at_most("preemption_s", self.preemption_s, LONGEST_S)
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
         object.__setattr__(self, "weights", tuple(self.weights or ()))
         for name in self.priorities:
@@ -153,13 +168,12 @@ class DriftOptions:
         seed: for the resampling that tells drift from chance.
     """
 
-    threshold: float = 0.05
-    hot: int | None = None
-    seed: int = 0
+    threshold: float = option(0.05, least=0, most=1e6)
+    hot: int | None = option(None, above=0, most=1 << 16)
+    seed: int = option(0, least=0, most=MOST_SEED)
 
     def __post_init__(self) -> None:
-        above_zero(self, "hot")
-        zero_or_more(self, "seed", "threshold")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -172,9 +186,9 @@ class ControlOptions:
         period_s: seconds between two windows of traffic.
     """
 
-    loss: float = 0.02
-    bytes_per_s: float | None = None
-    period_s: float = 10.0
+    loss: float = option(0.02, panel=CHANGING)
+    bytes_per_s: float | None = option(None, panel=CHANGING)
+    period_s: float = option(10.0, panel=CHANGING)
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < 1:

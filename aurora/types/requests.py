@@ -6,9 +6,10 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers
-from aurora.types.option_checks import above_zero, zero_or_more
+from aurora.types.option_checks import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
 
 MOST_REQUESTS = 1_000_000  # of one simulation
+SERVED = "Requests"  # panel of --help-all
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,17 +73,16 @@ class RequestOptions:
         seed: for arrivals, and for the tokens' experts.
     """
 
-    rate: float | None = None
-    isl: int | None = None
-    osl: int | None = None
-    duration_s: float | None = None
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
-    seed: int = 0
+    rate: float | None = option(None, above=0, most=1e6)
+    isl: int | None = option(None, above=0, most=1 << 24, panel=SERVED)
+    osl: int | None = option(None, above=0, most=1 << 24, panel=SERVED)
+    duration_s: float | None = option(None, above=0, most=LONGEST_S, flag="--duration", panel=SERVED)
+    max_num_batched_tokens: int = option(8192, above=0, most=MOST_TOKENS, panel=SERVED)
+    max_num_seqs: int = option(256, above=0, most=MOST_TOKENS, panel=SERVED)
+    seed: int = option(0, least=0, most=MOST_SEED, panel=SERVED)
 
     def __post_init__(self) -> None:
-        above_zero(self, "rate", "isl", "osl", "duration_s", "max_num_batched_tokens", "max_num_seqs")
-        zero_or_more(self, "seed")
+        check_options(self)
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise BadInput(
                 f"`max_num_seqs`: expected at most the {self.max_num_batched_tokens} of `max_num_batched_tokens`, as each "

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.addresses import check_lead_and_join
-from aurora.types.option_checks import above_zero, zero_or_more
-from aurora.types.options import ControlOptions
+from aurora.types.option_checks import LONGEST_S, MOST_TOKENS, check_options, option
+from aurora.types.options import CHANGING, ControlOptions
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 RUN_ORDERS = ("plan", "auto")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
+
+RANKS, SHARING, LOST, HOSTS = "Ranks and transport", "Orders and time slices", "Lost ranks", "Several hosts"  # panels
 
 
 @dataclass(frozen=True)
@@ -42,30 +44,30 @@ class RunOptions:
         dry_run: with adapt: nothing moves; say what would.
     """
 
-    max_new_tokens: int = 16
-    batch: int = 8
-    transport: str = "auto"
-    timeout_s: float = 300.0
+    max_new_tokens: int = option(16, above=0, most=MOST_TOKENS)
+    batch: int = option(8, above=0, most=MOST_TOKENS)
+    transport: str = option("auto", one_of=TRANSPORTS)
+    timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
     keep_logits: bool = False
-    port: int = 0
-    deduplicate: bool | None = None
-    order: str = "plan"
+    port: int = option(0, panel=RANKS)
+    deduplicate: bool | None = option(None, panel=SHARING)
+    order: str = option("plan", one_of=RUN_ORDERS, names="", flag="--orders", panel=SHARING)
     predictable: bool = False
-    interleave: str = "on"
-    colocate: str | None = None
-    survive: bool = False
-    respawn: int = 0
-    hang_s: float = 5.0
-    lead: str | None = None
-    join: str | None = None
-    node: int | None = None
-    local_first: bool = False
-    dtype: str = "auto"
+    interleave: str = option("on", one_of=INTERLEAVE)
+    colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
+    survive: bool = option(False)
+    respawn: int = option(0, least=0, most=1000, panel=LOST)
+    hang_s: float = option(5.0, above=0, most=LONGEST_S, flag="--hang", panel=LOST)
+    lead: str | None = option(None, panel=HOSTS)
+    join: str | None = option(None, panel=HOSTS)
+    node: int | None = option(None, panel=HOSTS)
+    local_first: bool = option(False, panel=SHARING)
+    dtype: str = option("auto", one_of=DTYPES, panel=RANKS)
     adapt: ControlOptions | None = None
-    dry_run: bool = False
+    dry_run: bool = option(False, panel=CHANGING)
 
     def __post_init__(self) -> None:
-        above_zero(self, "max_new_tokens", "batch", "timeout_s", "hang_s")
+        check_options(self)
         if self.survive and (self.transport == "memory" or self.predictable):
             raise BadInput("`survive`: expected gloo, nccl or the shaped transport, and no `compare`")
         if self.survive and self.interleave != "on":
@@ -74,13 +76,9 @@ class RunOptions:
             raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
         if self.dry_run and self.adapt is None:
             raise BadInput("`dry_run`: expected with `adapt`")
-        zero_or_more(self, "respawn")
         if self.respawn and not self.survive:
             raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
         self._check_hosts()
-        for name, known in (("interleave", INTERLEAVE), ("order", RUN_ORDERS), ("transport", TRANSPORTS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):

@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.addresses import check_lead_and_join
-from aurora.types.option_checks import above_zero, zero_or_more
+from aurora.types.option_checks import LONGEST_S, MOST, MOST_PROCESSES, MOST_SEED, MOST_TOKENS, check_options, option
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
 # Options of each host; all others are the leader's.
 OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "elastic", "timeout_s", "port", "lead", "join"))
+
+RANKS, OPTIMIZER, EXPERTS = "Ranks and transport", "Optimizer", "Placement of experts"  # panels of --help-all
+LOST, STRAGGLERS, HOSTS = "Lost ranks", "Slow ranks", "Several hosts"
 
 
 @dataclass(frozen=True)
@@ -44,41 +47,34 @@ class TrainOptions:
         port: port of the ranks' rendezvous; 0: a free one.
     """
 
-    steps: int = 100
-    ranks: int = 1
-    batch: int = 8
-    length: int = 128
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    max_norm: float | None = 1.0
-    router_loss: float | None = None
-    min_replicas: int | None = None
-    slots_per_gpu: int | None = None
-    rebalance_every: int | None = None
-    checkpoint_every: int | None = None
-    resume: bool = False
-    elastic: bool = False
-    respawn: int = 0
-    min_ranks: int = 1
-    redundancy: int = 1
-    scheme: str = "balanced"
-    lead: str | None = None
-    join: str | None = None
-    dtype: str = "float32"
-    transport: str = "auto"
-    seed: int = 0
-    timeout_s: float = 300.0
-    port: int = 0
+    steps: int = option(100, above=0, most=MOST)
+    ranks: int = option(1, above=0, most=MOST_PROCESSES)
+    batch: int = option(8, above=0, most=MOST_TOKENS)
+    length: int = option(128, above=0, most=MOST_TOKENS)
+    learning_rate: float = option(1e-3, above=0, most=1e6)
+    weight_decay: float = option(0.01, least=0, most=1e6, panel=OPTIMIZER)
+    max_norm: float | None = option(1.0, above=0, most=1e30, panel=OPTIMIZER)
+    router_loss: float | None = option(None, least=0, most=1e6, panel=OPTIMIZER)
+    min_replicas: int | None = option(None, above=0, most=1 << 16)
+    slots_per_gpu: int | None = option(None, above=0, most=1 << 16, panel=EXPERTS)
+    rebalance_every: int | None = option(None, above=0, most=MOST, panel=EXPERTS)
+    checkpoint_every: int | None = option(None, above=0, most=MOST)
+    resume: bool = option(False)
+    elastic: bool = option(False)
+    respawn: int = option(0, least=0, most=1000, panel=LOST)
+    min_ranks: int = option(1, above=0, most=4096, panel=LOST)
+    redundancy: int = option(1, above=0, most=1024, panel=STRAGGLERS)
+    scheme: str = option("balanced", choices="train_scheme", panel=STRAGGLERS)
+    lead: str | None = option(None, panel=HOSTS)
+    join: str | None = option(None, panel=HOSTS)
+    dtype: str = option("float32", one_of=TRAIN_DTYPES, panel=RANKS)
+    transport: str = option("auto", one_of=TRAIN_TRANSPORTS, panel=RANKS)
+    seed: int = option(0, least=0, most=MOST_SEED)
+    timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
+    port: int = option(0, panel=RANKS)
 
     def __post_init__(self) -> None:
-        above_zero(self, "steps", "ranks", "batch", "length", "learning_rate", "max_norm", "min_replicas", "slots_per_gpu")
-        above_zero(self, "rebalance_every", "checkpoint_every", "timeout_s", "min_ranks", "redundancy")
-        zero_or_more(self, "weight_decay", "seed", "respawn")
-        if self.router_loss is not None:
-            zero_or_more(self, "router_loss")
-        for name, known in (("dtype", TRAIN_DTYPES), ("transport", TRAIN_TRANSPORTS)):
-            if getattr(self, name) not in known:
-                raise BadInput(f"`{name}`: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        check_options(self)
         if self.elastic and self.transport == "memory":
             raise BadInput(f"`elastic`: expected `transport` auto, gloo or nccl, found {self.transport}")
         for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):

@@ -82,7 +82,7 @@ check_stages() { many; python -m torch.distributed.run --standalone --nproc-per-
 check_links_under_torchrun() { many; timeout 300 python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python aurora measure links --transport "$transport" -o links.toml; }
 check_answers() { run a.json --model "$mixtral" --verify; }
 check_deduplicated() { run a.json --model "$mixtral" --verify --deduplicate; }
-check_order_by_measurement() { many; run a.json --model "$mixtral" --verify --order auto; }
+check_order_by_measurement() { many; run a.json --model "$mixtral" --verify --orders auto; }
 check_order_held() {
     many
     aurora plan --cluster cluster.toml --profile a.npz --order matchings -o held.json && run held.json --model "$mixtral" --verify --trace held.npz
@@ -95,8 +95,8 @@ check_time_slices_by_layer() {
 }
 check_two_processes() {
     aurora plan --cluster cluster.toml --profile b.npz -o b.json || return
-    run a.json --model "$mixtral" --verify --interleave processes --colocate "gpu-$$" --trace one.npz &
-    run b.json --model "$qwen" --verify --interleave processes --colocate "gpu-$$" --trace other.npz && wait $!
+    run a.json --model "$mixtral" --verify --interleave processes --gpu-group "gpu-$$" --trace one.npz &
+    run b.json --model "$qwen" --verify --interleave processes --gpu-group "gpu-$$" --trace other.npz && wait $!
 }
 check_experts_follow() { many; tokens=64 run a.json --model "$mixtral" --verify --adapt --period-s 1 --loss 0; }
 check_lost_rank_is_named() {

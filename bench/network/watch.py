@@ -1,4 +1,4 @@
-"""`--order auto` beside torch's own collective while other processes come and go: quiet, four busy, quiet.
+"""`--orders auto` beside torch's own collective while other processes come and go: quiet, four busy, quiet.
 
     python bench/network/watch.py [--hosts 8] [--seconds 0.06] [--exchanges 500] [--busy 4]
 

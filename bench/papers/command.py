@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aurora.cli.common import make_folder, need
-from aurora.cli.subcommand import documented
+from aurora.cli.inputs import make_folder, need
+from aurora.cli.options import documented
 from aurora.errors import AuroraError, BadInput
 from aurora.io import write_text
 

@@ -55,7 +55,6 @@ FOLDERS = {
     "recommend",
     "demo",
     "train",
-    "bench colocate",
 }  # whose output is a folder
 ANY_TEXT = {
     ("profile", "text"),

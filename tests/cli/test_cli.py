@@ -183,11 +183,11 @@ def test_a_run_is_compared_with_a_prediction_of_its_own_traffic(aurora, folder):
             assert set(times["ttft_s"]) == set(times["tpot_s"]) == {"p50", "p90", "p99"}
         assert sum(each["requests"] for each in served["ranks"]) == served["requests"]
     refused(aurora(*run, "--predicted", "x.npz"), "run: --predicted goes with --compare")
-    refused(aurora(*run, "--compare", "--order", "auto"), "run --compare: simulates the plan alone and as planned")
+    refused(aurora(*run, "--compare", "--orders", "auto"), "run --compare: simulates the plan alone and as planned")
     refused(aurora(*run, "--period-s", "1"), "--period-s: expected with --adapt")
     refused(aurora(*run, "--adapt", "--compare"), "--adapt: moves experts, expected no --compare")
     refused(aurora(*run, "--interleave", "maybe"), "--interleave: expected one of on, off, processes")
-    refused(aurora(*run, "--colocate", "x"), "--colocate: expected with --interleave processes")
+    refused(aurora(*run, "--gpu-group", "x"), "--gpu-group: expected with --interleave processes")
 
 
 def test_one_profile_means_exclusive_and_a_mixed_cluster_means_mixed(aurora, folder):
@@ -291,7 +291,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
             ["plan", "--cluster", "DEMO", "--profile", "a.npz", "-o", "/dev/null"],
             ["/dev/null: cannot be written: not a regular file"],
         ),
-        (["simulate", "plan.json", "--trace", "plan.json"], [r"it would replace plan\.json"]),
+        (["simulate", "plan.json", "-o", "plan.json"], [r"it would replace plan\.json"]),
         (["simulate", "none.json"], [r"none\.json: no such file"]),
         (["simulate", "."], [r"\.: "]),
         (

@@ -148,7 +148,7 @@ def test_the_demos_terminal_and_report_have_one_headline(aurora, folder):
     assert (
         aurora("plan", "--cluster", "demo-4", "--profile", folder / "a.npz", "--profile", folder / "b.npz", "-o", plan)[0] == 0
     )
-    assert aurora("simulate", plan, "--trace", folder / "p.npz")[0] == 0
+    assert aurora("simulate", plan, "-o", folder / "p.npz")[0] == 0
     trace = load_trace(folder / "p.npz")
     slower = replace(trace, kind="measured", start_s_X=trace.start_s_X * 1.5, end_s_X=trace.end_s_X * 1.5)
     outcomes = [demo.DemoOutcome(2.0, 3.0), demo.DemoOutcome(2.0, 3.0), demo.DemoOutcome(trace.seconds, slower.seconds)]

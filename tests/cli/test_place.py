@@ -89,7 +89,7 @@ def test_other_files(aurora, tmp_path):
 
 def test_surviving_prints_what_the_slots_give(aurora, csv):
     """From the printed slots alone."""
-    code, out, err = aurora("place", csv, "--nodes", 4, "--slots", 5, "--min-replicas", 2, "--survive", "--json")
+    code, out, err = aurora("place", csv, "--nodes", 4, "--slots", 5, "--min-replicas", 2, "--for-failures", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert list(found) == ["schema", "method", "layers"]
@@ -106,7 +106,7 @@ def test_surviving_prints_what_the_slots_give(aurora, csv):
 def test_surviving_by_name_with_replicas_racks_and_rates(aurora, csv):
     given = ["--replicas", "3,3,3,3,2,2,2,2", "--racks", "0,0,1,1", "--rates", "1,3", "--seed", 1]
     for method in ("mro", "spread", "compact", "aurora"):
-        code, out, _ = aurora("place", csv, "--nodes", 4, "--slots", 5, "--survive", "--method", method, *given, "--json")
+        code, out, _ = aurora("place", csv, "--nodes", 4, "--slots", 5, "--for-failures", "--method", method, *given, "--json")
         assert code == 0
         layer = json.loads(out)["layers"][0]
         assert sorted(e for held in layer["slots"] for e in held) == sorted(np.repeat(range(8), [3, 3, 3, 3, 2, 2, 2, 2]))
@@ -115,7 +115,7 @@ def test_surviving_by_name_with_replicas_racks_and_rates(aurora, csv):
 
 
 def test_the_table_of_what_survives(aurora, csv):
-    code, out, _ = aurora("place", csv, "--nodes", 3, "--slots", 8, "--survive", "--alive", 1)
+    code, out, _ = aurora("place", csv, "--nodes", 3, "--slots", 8, "--for-failures", "--alive", 1)
     assert code == 0
     for text in ("at least 2 replicas each", "1.000000", "survives"):
         assert text in out
@@ -124,15 +124,15 @@ def test_the_table_of_what_survives(aurora, csv):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--survive"], "place --survive: expected --nodes"),
-        (["--survive", "--nodes", 4, "--gpus", 4], "--gpus: has no effect with --survive"),
-        (["--survive", "--nodes", 4, "--min-replicas", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
-        (["--survive", "--nodes", 4, "--racks", "0,x"], "--racks: expected whole numbers"),
-        (["--survive", "--nodes", 4, "--racks", "0,0,2,2"], "failure domains: expected numbers from 0 on without a gap"),
-        (["--survive", "--nodes", 4, "--racks", "0,1"], "expected one for each of 4 nodes"),
-        (["--survive", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
-        (["--survive", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
-        (["--survive", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
+        (["--for-failures"], "place --for-failures: expected --nodes"),
+        (["--for-failures", "--nodes", 4, "--gpus", 4], "--gpus: has no effect with --for-failures"),
+        (["--for-failures", "--nodes", 4, "--min-replicas", 3], "8 experts x 3 replicas need 24 slots; 4 nodes have 20"),
+        (["--for-failures", "--nodes", 4, "--racks", "0,x"], "--racks: expected whole numbers"),
+        (["--for-failures", "--nodes", 4, "--racks", "0,0,2,2"], "failure domains: expected numbers from 0 on without a gap"),
+        (["--for-failures", "--nodes", 4, "--racks", "0,1"], "expected one for each of 4 nodes"),
+        (["--for-failures", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
+        (["--for-failures", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
+        (["--for-failures", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
         (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected --survive"),
     ],
 )

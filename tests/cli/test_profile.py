@@ -37,7 +37,7 @@ def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
     assert code == 0
     save(curves("fast"), "fast.npz")
     save(curves("slow", 1e-5), "slow.npz")
-    code, out, _ = aurora("measure", "compute", "--join", "fast.npz", "--join", "slow.npz", "-o", "p.npz")
+    code, out, _ = aurora("measure", "compute", "--add", "fast.npz", "--add", "slow.npz", "-o", "p.npz")
     assert code == 0
     assert "wrote p.npz" in out
     made = load_profile("p.npz")
@@ -45,10 +45,10 @@ def test_two_kinds_of_gpu_measure_each_their_own(aurora, here):
     assert made.provenance["curves of slow"] == "slope 1e-05"
     assert made.tokens_TLSE.sum() > 0
     save(curves("fast", 2e-6), "again.npz")
-    assert aurora("measure", "compute", "--join", "again.npz", "-o", "p.npz")[0] == 0
+    assert aurora("measure", "compute", "--add", "again.npz", "-o", "p.npz")[0] == 0
     assert list(load_profile("p.npz").curves) == ["reference", "fast", "slow"]
     assert float(load_profile("p.npz").curves["fast"]["expert"](64)) == pytest.approx(1e-5 + 63 * 2e-6)
-    assert aurora("measure", "compute", "--join", "fast.npz", "--join", "slow.npz", "-o", "both.npz")[0] == 0
+    assert aurora("measure", "compute", "--add", "fast.npz", "--add", "slow.npz", "-o", "both.npz")[0] == 0
     assert list(load_curves("both.npz").kinds) == ["fast", "slow"]  # nothing to add to: curves alone
 
 
@@ -82,18 +82,18 @@ def test_curves_of_a_model_are_measured_into_a_file(aurora, here, mixtral):
 def test_curves_of_another_model_are_refused(aurora, here, changed, says):
     save(curves("fast"), "p.npz")
     save(curves("slow", **changed), "slow.npz")
-    refused(aurora("measure", "compute", "--join", "slow.npz", "-o", "p.npz"), says)
+    refused(aurora("measure", "compute", "--add", "slow.npz", "-o", "p.npz"), says)
     assert list(load_curves("p.npz").kinds) == ["fast"]
     save(curves("slow", fingerprint="a"), "a.npz")
     save(curves("slow", fingerprint="b"), "b.npz")
-    refused(aurora("measure", "compute", "--join", "a.npz", "-o", "b.npz"), "other router weights")
+    refused(aurora("measure", "compute", "--add", "a.npz", "-o", "b.npz"), "other router weights")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("compute",), "expected a model folder, or --join"),
-        (("compute", "--join", "config.json"), "expected an aurora curves"),
+        (("compute", "--add", "config.json"), "expected an aurora curves"),
         (("links",), "--ranks: expected two or more, found None"),
         (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),
         (("devices", "-o", "nowhere/c.toml"), "no such folder"),
@@ -151,7 +151,7 @@ def test_a_shape_and_a_system_become_curves_without_traffic(aurora, here, monkey
     assert [curve["partners"] for curve in found["link_curves"]] == [1]
     assert len(load_cluster("one.toml")) == 4
     assert aurora("synthetic", "uniform", "config.json", "--sources", 2, "-o", "p.npz")[0] == 0
-    assert aurora("measure", "compute", "--join", "one.npz", "-o", "p.npz")[0] == 0
+    assert aurora("measure", "compute", "--add", "one.npz", "-o", "p.npz")[0] == 0
     assert set(load_profile("p.npz").curves) == {"reference", "NVIDIA One"}
     code, out, _ = aurora(*shape, "--sources", 2, "-o", "two.npz")
     assert code == 0

@@ -73,13 +73,13 @@ def test_recorded_routing_is_planned_for_and_drifts(aurora, shape, tmp_path):
     )
     plan = tmp_path / "plan.json"
     assert aurora("plan", "--cluster", tmp_path / "c.toml", "--profile", tmp_path / "a.npz", "-o", plan)[0] == 0
-    code, out, _ = aurora("drift", tmp_path / "a.npz", tmp_path / "b.npz", "--plan", plan, "--json")
+    code, out, _ = aurora("evaluate", plan, "--before", tmp_path / "a.npz", "--profile", tmp_path / "b.npz", "--json")
     assert code == 0
     found = json.loads(out)
     assert found["moved"]
     assert found["replan"] == (found["loss"] > found["threshold"])
     assert len(found["layers"]) == 2
-    code, out, _ = aurora("drift", tmp_path / "a.npz", tmp_path / "a.npz")
+    code, out, _ = aurora("evaluate", "--before", tmp_path / "a.npz", "--profile", tmp_path / "a.npz")
     assert (code, "keep the plan: shares differ by 0.00%" in out) == (0, True)
 
 
@@ -99,4 +99,7 @@ def test_what_is_refused(aurora, shape, tmp_path):
     )
     refused(aurora("import", shape, shape, "--format", "sglang", "--gpus", 2), "expected one file, found 2")
     refused(aurora("synthetic", "uniform", shape, "--window-tokens", 0), "--window-tokens: expected more than zero, found 0")
-    refused(aurora("drift", tmp_path / "a.npy", tmp_path / "a.npy"), "expected an aurora profile, found another kind of file")
+    refused(
+        aurora("evaluate", "--before", tmp_path / "a.npy", "--profile", tmp_path / "a.npy"),
+        "expected an aurora profile, found another kind of file",
+    )

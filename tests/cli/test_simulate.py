@@ -130,7 +130,7 @@ def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
     synthetic = ("synthetic", "zipf:1", shape, "--windows", 3, "--window-tokens", 50, "--seed", 1)
     assert aurora(*synthetic, "-o", tmp_path / "b.npz")[0] == 0
     both = ("simulate", plan, "--profile", tmp_path / "a.npz", "--profile", tmp_path / "b.npz")
-    again = (*both, "--adapt", "steps", "--windows", 12, "--lasting", 4)
+    again = (*both, "--change", "steps", "--windows", 12, "--lasting", 4)
     code, out, _ = aurora(*again)
     assert code == 0
     assert "clairvoyant" in out
@@ -139,15 +139,15 @@ def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
     assert (found["change"], found["windows"]) == ("steps", 12)
     assert [way["name"] for way in found["ways"]][-3:] == ["controller", "mean known", "clairvoyant"]
     assert found["ways"][0]["bytes"] == 0
-    assert json.loads(aurora("simulate", plan, "--adapt", "recorded", "--json")[1])["windows"] == 3
-    each = (*both, "--adapt", "alternating", "--windows", 5, "--lasting", 1)  # begins other traffic
+    assert json.loads(aurora("simulate", plan, "--change", "recorded", "--json")[1])["windows"] == 3
+    each = (*both, "--change", "alternating", "--windows", 5, "--lasting", 1)  # begins other traffic
     assert all(way["slowest"] == way["slowest_all"] for way in json.loads(aurora(*each, "--json")[1])["ways"])
     assert "all windows, each of other traffic" in " ".join(aurora(*each)[1].split())
-    refused(aurora("simulate", plan, "--adapt", "suddenly"), "--adapt: expected one of alternating, steps, drift")
+    refused(aurora("simulate", plan, "--change", "suddenly"), "--change: expected one of alternating, steps, drift")
     refused(
-        aurora("simulate", plan, "--adapt", "drift"), "--profile: expected two or more, between which traffic changes, found 1"
+        aurora("simulate", plan, "--change", "drift"), "--profile: expected two or more, between which traffic changes, found 1"
     )
-    refused(aurora(*both, "--adapt", "recorded", "--lasting", 4), "--lasting: expected without --adapt recorded")
+    refused(aurora(*both, "--change", "recorded", "--lasting", 4), "--lasting: expected without --change recorded")
     for option in ("--period-s", "--bytes-per-s", "--loss", "--windows", "--lasting"):
         for value in ("nan", "0" if option != "--loss" else "1", "-1", "inf", "many"):
             refused(aurora(*again, option, value), f"{option}'?: ")
@@ -155,8 +155,8 @@ def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
         refused(aurora(*again, option, 10**30), f"{option}: expected at most ")
     refused(aurora(*again, "--loss", 2), "--loss: expected a number from zero to below one, found 2")
     refused(aurora(*again, "--lasting", 0), "--lasting: expected one or more, found 0")
-    refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --adapt")
-    refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --adapt")
+    refused(aurora("simulate", plan, "--windows", 12), "--windows: expected with --change")
+    refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --change")
 
 
 def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
@@ -194,6 +194,6 @@ def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_pa
     refused(aurora("simulate", plan, "--rate", 2), "--isl: expected a number, or a trace of --requests, found neither")
     refused(aurora("simulate", plan, "--rate", 2, "--layers"), "--layers: expected without --requests and --rate")
     refused(aurora("simulate", plan, "--rate", 0, "--isl", 2, "--osl", 2), "--rate: expected more than zero, found 0")
-    refused(aurora("simulate", plan, "--adapt", "steps", "--rate", 2), "--rate: expected without --adapt")
+    refused(aurora("simulate", plan, "--change", "steps", "--rate", 2), "--rate: expected without --change")
     few = ("--rate", 2, "--isl", 2, "--osl", 2, "--max-num-seqs", 9, "--max-num-batched-tokens", 8)
     refused(aurora("simulate", plan, *few), "--max-num-seqs: expected at most the 8 of --max-num-batched-tokens")

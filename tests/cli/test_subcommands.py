@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import typer.main
 
+import aurora as library
 from aurora.advisor.sweep import Setting
 from aurora.cli import choices, demo, main
-from aurora.cli.subcommand import documented
+from aurora.cli.options import documented, is_further
 from aurora.io import save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS
 from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFormat
@@ -60,13 +61,13 @@ def documented_keys():
 def test_every_subcommand_has_json_and_a_section_of_the_page():
     found = dict(commands())
     assert all(any("--json" in param.opts for param in command.params) for command in found.values())
-    assert set(documented_keys()) == set(found)
+    assert {name.split(" --")[0] for name in documented_keys()} == set(found)
 
 
 def test_few_options_and_only_registered_placeholders():
     for name, command in commands():
-        options = [param for param in command.params if param.opts[0].startswith("-") and param.name != "help"]
-        assert name != "profile" or len(options) <= 23
+        options = [param for param in command.params if param.opts[0].startswith("-")]
+        assert sum(not is_further(param) for param in options) <= 13, name  # and --help
         for param in command.params:
             assert set(re.findall(r"\{(\w+)\}", param.help or "")) <= set(choices.CHOICES)
     for kind in choices.CHOICES:
@@ -83,7 +84,7 @@ def test_few_options_and_only_registered_placeholders():
         ("run", ControlOptions, set()),
         ("simulate", ControlOptions, set()),
         ("simulate", RequestOptions, set()),
-        ("drift", DriftOptions, set()),
+        ("evaluate", DriftOptions, set()),
         ("train", TrainOptions, set()),
     ],
 )
@@ -102,15 +103,13 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
 
 
 def test_interleave_has_the_same_values_everywhere():
-    from aurora import api
     from aurora.types.run_options import INTERLEAVE
 
-    assert choices.names("interleave") == INTERLEAVE
     subcommands = dict(commands())
     for subcommand in ("run", "simulate"):
         (param,) = (param for param in subcommands[subcommand].params if param.name == "interleave")
         assert param.default in INTERLEAVE
-    assert inspect.signature(api.simulate).parameters["interleave"].default == RunOptions.interleave
+    assert inspect.signature(library.simulate).parameters["interleave"].default == RunOptions.interleave
 
 
 @pytest.fixture
@@ -134,7 +133,7 @@ LINES = {
     "recommend": "--gpus l40s:4 --model config.json --engine sglang -o r",
     "plan": "--cluster demo-4 --profile b.npz --from p.json --explain -o n.json",
     "evaluate": "p.json --profile b.npz",
-    "drift": "a.npz b.npz",
+    "evaluate --before": "a.npz --profile b.npz",
     "simulate": "p.json",
     "sweep": "speed=1:1:1 --shape config.json --cluster demo-4 -o maps",
     "train": "MIXTRAL --text TEXT --steps 2 --ranks 2 --batch 2 --length 16 --transport memory -o trained",
@@ -144,7 +143,7 @@ LINES = {
     "export": "p.json --format eplb",
     "demo": "-o d",
     "doctor": "",
-    "bench colocate": "--profile a.npz --profile b.npz --cluster demo-4 --batch 8 --bandwidth 1 --skew 1 --steps 2 -o won",
+    "sweep --ways": "--profile a.npz --profile b.npz --cluster demo-4 --step-tokens 8 --bandwidth 1 --skew 1 --steps 2 -o won",
     "measure compute": "MIXTRAL --prompt-tokens 8 --batch 1 -o c.npz",
 }
 
@@ -166,7 +165,7 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
 
 def test_json_of_every_subcommand_is_tested():
     elsewhere = {"run", "measure links", "measure devices", "measure system"}  # with their results
-    assert set(LINES) | elsewhere == {name for name, _ in commands()}
+    assert {name.split(" --")[0] for name in LINES} | elsewhere == {name for name, _ in commands()}
 
 
 def test_json_of_all_orders(aurora, made):
@@ -178,7 +177,7 @@ def test_tables_show_the_worst_layers_and_all_on_request(aurora, made):
         ["plan", "--cluster", DEMO, "--profile", made / "a.npz", "-o", made / "again.json"],
         ["evaluate", made / "p.json", "--profile", made / "b.npz"],
         ["simulate", made / "p.json"],
-        ["drift", made / "a.npz", made / "b.npz"],
+        ["evaluate", "--before", made / "a.npz", "--profile", made / "b.npz"],
         ["synthetic", "zipf:1", made / "config.json", "-o", made / "s.npz"],
     ]
     for command in cases:
@@ -226,10 +225,11 @@ def test_other_names_come_from_their_registries(aurora, monkeypatch):
     monkeypatch.setitem(PLACEMENT_FORMATS, "toy-engine", PLACEMENT_FORMATS["eplb"])
     monkeypatch.setitem(SCHEMES, "toy-scheme", SCHEMES["bcc"])
     for subcommand, name in (("export", "toy-engine"), ("import", "toy-engine"), ("train", "toy-scheme")):
-        assert name in aurora(subcommand, "--help")[1]
+        assert name in aurora(subcommand, "--help-all")[1]
     printed = aurora("sweep", "--help")[1]
     assert all(field.name in printed for field in fields(Setting))
     assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
+    assert choices.completed(names=("gloo", "nccl"))("n") == ["nccl"]
 
 
 def test_help_lists_auto_where_it_is_the_default():
@@ -247,3 +247,26 @@ def test_version_and_completion(aurora):
     code, out, _ = aurora("--version")
     assert (code, out.startswith("aurora 0.")) == (0, True)
     assert "--install-completion" in aurora("--help")[1]
+
+
+def test_help_says_how_many_more_options_there_are_and_help_all_shows_them(aurora):
+    for subcommand in ("plan", "run", "train", "simulate"):
+        short, long = (aurora(subcommand, each)[1] for each in ("--help", "--help-all"))
+        params = dict(commands())[subcommand].params
+        further = {param.opts[0] for param in params if is_further(param)}
+        assert short.rstrip().endswith(f"aurora {subcommand} --help-all shows {len(further)} more options.")
+        shown, all_shown = (set(re.findall(r"^│ (?:\*  |   )?(--[\w-]+)", page, re.MULTILINE)) for page in (short, long))
+        assert shown == {param.opts[0] for param in params if param.opts[0].startswith("--")} - further | {"--help"}
+        assert all_shown == shown | further
+
+
+def test_a_flag_has_one_kind_of_value_and_output_is_what_is_written():
+    kinds = {}
+    for name, command in commands():
+        for param in command.params:
+            annotation = str(param.type_descriptor.annotation)
+            kind = next((kind for kind in ("Path", "bool", "float", "int") if kind in annotation), "str")
+            if param.opts[0].startswith("--") and param.opts[0] not in ("--gpus", "--model"):  # which: a number, or names
+                kinds.setdefault(param.opts[0], set()).add(kind)
+            assert param.name != "output" or set(param.opts) == {"--output", "-o"}, name
+    assert {flag: found for flag, found in kinds.items() if len(found) > 1} == {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io import load_cluster
-from aurora.types.option_checks import above_zero
+from aurora.types.option_checks import check_options, option
 from bench.papers.aurora.figures import FIGURES, Run
 from bench.papers.aurora.jobs import PRICINGS
 from bench.papers.aurora.studies import STUDIES, StudySetting
@@ -30,10 +30,10 @@ class ReproduceOptions:
 
     figure: str = "all"
     traffic: str = "all"
-    seeds: int = 6
+    seeds: int = option(6, above=0, most=1000)
 
     def __post_init__(self) -> None:
-        above_zero(self, "seeds")
+        check_options(self)
 
 
 def reproduce(options: ReproduceOptions, folder: Path | None, progress: Callable[[str, int, int], None]) -> list[Run]:

@@ -12,7 +12,7 @@ from aurora.planner.gradient_codes import GradientCode, make_code
 from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.types import WorkerReport
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.option_checks import above_zero, at_most, zero_or_more
+from aurora.types.option_checks import MOST_SEED, at_most, check_options, option
 from bench.papers.bcc.delays import DELAYS, Times, recorded_steps
 from bench.papers.bcc.descent import Descent, batch_of, gradient, loss, start
 from bench.papers.bcc.mixed_workers import (
@@ -50,20 +50,19 @@ class BccOptions:
     """
 
     workers: tuple[int, ...] = (50, 100)
-    load: int = 10
-    iterations: int = 100
-    process_iterations: int = 6
-    stretch: float = 3.0
-    points: int = 10
-    features: int = 8000
-    draws: int = 400
-    seed: int = 0
+    load: int = option(10, above=0, most=1000)
+    iterations: int = option(100, above=0, most=10_000)
+    process_iterations: int = option(6, least=0, most=10_000)
+    stretch: float = option(3.0, above=0, most=1000)
+    points: int = option(10, above=0, most=10_000)
+    features: int = option(8000, above=0, most=1_000_000)
+    draws: int = option(400, above=0, most=100_000)
+    seed: int = option(0, least=0, most=MOST_SEED)
 
     def __post_init__(self) -> None:
-        above_zero(self, "load", "iterations", "stretch", "points", "features", "draws")
-        zero_or_more(self, "process_iterations", "seed")
+        check_options(self)
         for workers in self.workers:
-            at_most("workers", workers)
+            at_most("workers", workers, 1024)
             if workers < self.load:
                 raise BadInput(f"`workers`: expected at least `load` {self.load} workers, found {workers}")
 

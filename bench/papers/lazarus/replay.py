@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from aurora.cli.subcommand import terminal
+from aurora.cli.output import terminal
 from aurora.errors import AuroraError, BadInput
 from aurora.reports.formatting import percent
 from bench.papers.command import refuse

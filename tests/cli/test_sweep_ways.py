@@ -1,4 +1,4 @@
-"""aurora bench colocate: the page, cells that are run for real, and what is refused."""
+"""aurora sweep --ways: the page, cells that are run for real, and what is refused."""
 
 import json
 
@@ -14,7 +14,7 @@ from tests.cli.test_subcommands import CONFIG
 
 pytestmark = pytest.mark.full
 
-ONE_CELL = ("--batch", 4, "--bandwidth", 1, "--skew", 1, "--steps", 2)
+ONE_CELL = ("--step-tokens", 4, "--bandwidth", 1, "--skew", 1, "--steps", 2)
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def profile(tmp_path):
 
 
 def test_a_page_with_all_ways_and_a_map_in_the_terminal(aurora, profile, tmp_path):
-    given = ("--profile", profile, "--cluster", "demo-4", "--batch", 8, "--bandwidth", 100)
-    code, out, err = aurora("bench", "colocate", *given, "--steps", 2, "-o", tmp_path / "won")
+    given = ("--profile", profile, "--cluster", "demo-4", "--step-tokens", 8, "--bandwidth", 100)
+    code, out, err = aurora("sweep", "--ways", *given, "--steps", 2, "-o", tmp_path / "won")
     assert code == 0, err
     told = " ".join(out.split())
     assert "experts equally popular" in told
@@ -43,12 +43,12 @@ def test_a_page_with_all_ways_and_a_map_in_the_terminal(aurora, profile, tmp_pat
 
 @pytest.mark.parametrize("stage", measured_ways.STAGES)
 def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
-    """In threads of this process; only `aurora bench` itself starts processes."""
+    """In threads of this process; only `aurora sweep --ways` itself starts processes."""
     monkeypatch.setattr(measured_ways, "STAGES", (stage,))
     monkeypatch.setattr(measured_ways, "TRANSPORT", "memory")
     drawn = SyntheticOptions(window_tokens=50)
     monkeypatch.setattr(demo, "_profile", lambda _, name, *rest: synthetic_profile("zipf:1", load_model_config(name), drawn))
-    code, out, err = aurora("bench", "colocate", *ONE_CELL, "--measure", "--seconds", 0.001, "--json")
+    code, out, err = aurora("sweep", "--ways", *ONE_CELL, "--measure", "--time-limit", 0.001, "--json")
     assert code == 0, err
     (cell,) = json.loads(out)["measured"]
     assert (cell["batch"], cell["bandwidth"], cell["skew"], cell["stage"]) == (4, 1, 1, stage)
@@ -69,14 +69,14 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
         (("--measure", "--skew", 0), "--skew: expected 1 among them with --measure"),
         (("--measure", "--cluster", "h100-servers-32"), "h100-servers-32: --measure holds ports"),
         (("--profile", "PROFILE", "--cluster", "h100-nvlink-8"), "source ranks"),
-        (("--profile", "PROFILE", "--batch", 4, "--batch", 4), "--batch: expected different values"),
+        (("--profile", "PROFILE", "--step-tokens", 4, "--step-tokens", 4), "--step-tokens: expected different values"),
         (("--profile", "PROFILE", "--skew", -1), "--skew: expected different values from 0 to 99, found -1"),
         (("--profile", "PROFILE", "--seed", -1), "--seed: expected"),
         (("--profile", "PROFILE", "--steps", 1), "--steps: expected from 2"),
-        (("--profile", "PROFILE", "--seconds", 5), "--seconds: expected with --measure"),
-        (("--measure", "--seconds", 0), "--seconds: expected a number above zero"),
+        (("--profile", "PROFILE", "--time-limit", 5), "--time-limit: expected with --measure"),
+        (("--measure", "--time-limit", 0), "--time-limit: expected a number above zero"),
         (("--profile", "PROFILE") * 4, "--profile: expected from 1 to 3 models"),
     ],
 )
 def test_what_cannot_be_is_refused(aurora, profile, more, said):
-    refused(aurora("bench", "colocate", *(profile if each == "PROFILE" else each for each in more)), said)
+    refused(aurora("sweep", "--ways", *(profile if each == "PROFILE" else each for each in more)), said)

@@ -1,7 +1,9 @@
-"""What `--json` prints for each kind of result; docs/json.md names every key."""
+"""Output of subcommands: tables and sentences, or with `--json` one object, whose keys docs/json.md names."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from aurora.planner.evaluate import Drift, Evaluation
     from aurora.planner.migrate import Migration
     from aurora.planner.placement.explain import LayerExplanation
@@ -18,6 +22,45 @@ if TYPE_CHECKING:
     from aurora.types.arrays import FloatArray, IntArray
 
 Found = dict[str, Any]
+
+SCHEMA = 1  # of the JSON that subcommands print: docs/json.md
+
+
+def terminal() -> Console:
+    """Returns the console that tables are printed on, with markup off."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False)
+
+
+def show(as_json: bool, found: Mapping[str, Any], *parts: RenderableType | None) -> None:
+    """Print a result.
+
+    Args:
+        as_json: print `found` as one JSON object with its schema, and nothing else; otherwise print `parts`.
+        found: the result.
+        parts: tables and sentences, printed in sequence; None is skipped.
+    """
+    if as_json:
+        print(json.dumps(_plain({"schema": SCHEMA, **found}), allow_nan=False))
+        return
+    console = terminal()
+    for part in parts:
+        if part is not None:
+            console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _plain(value: Any) -> Any:
+    """Returns `value` in JSON's types: arrays as lists, null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def profile_json(profile: Profile) -> Found:

@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from aurora.cli.subcommand import RUNNING
+from aurora.cli.options import RUNNING
 from aurora.errors import BadInput, MissingDependency
 from aurora.types import Plan, Profile
-from aurora.types.options import MICRO_BATCH_COUNTS
-
-INSTEAD = ": {micro_batches}; default: the plan's"  # of an option that takes the place of a plan's own
 
 
 def need(*modules: str, extra: str = "run") -> None:
@@ -103,7 +100,7 @@ def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
 
 def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
-    for name, value in RUNNING.get({}).items():
+    for name, value in RUNNING.get().params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if name in but or not isinstance(each, str | Path) or not _exists(path := Path(each)):
                 continue
@@ -168,13 +165,6 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
             if profile.digest != model.profile_digest:
                 raise BadInput(f"{path}: has changed since {plan_path} was made; plan again, or give --profile")
     return found
-
-
-def micro_batch_count(text: str) -> int:
-    """Returns a number of micro-batches as PlanOptions has it. Raises BadInput if `text` is neither auto nor one of them."""
-    if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
-        raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
-    return 0 if text == "auto" else int(text)
 
 
 def relative(path: Path, plan_path: Path) -> str:

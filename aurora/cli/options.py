@@ -1,0 +1,196 @@
+"""Options of the command line, made from options dataclasses; and subcommands, whose errors and help name options."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache, partial
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from aurora.cli.choices import completed, filled
+from aurora.errors import AuroraError, BadInput
+from aurora.types.option_checks import OptionField
+
+WORST = 3  # layers that tables show without --layers
+ALL = "--help-all"
+
+RUNNING: ContextVar[typer.Context] = ContextVar("RUNNING")  # the context of the subcommand that runs
+
+
+@dataclass(frozen=True)
+class Only:
+    """Fields of an options dataclass that a subcommand offers.
+
+    Attributes:
+        names: the fields.
+        panel: panel of their options; None: each field's own.
+        instead: what each takes the place of in this subcommand, which is its default.
+    """
+
+    names: tuple[str, ...]
+    panel: str | None = None
+    instead: str | None = None
+
+
+class Subcommand(TyperCommand):
+    """A subcommand whose `--help` shows the options without a panel, `--help-all` all; its errors name options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ALL in args:
+            typer.echo(self._help(ctx, everything=True), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._show_help(ctx, formatter, everything=False)
+
+    def _help(self, ctx: Any, everything: bool) -> str:
+        formatter = ctx.make_formatter()
+        self._show_help(ctx, formatter, everything)
+        return str(formatter.getvalue()).rstrip("\n")
+
+    def _show_help(self, ctx: Any, formatter: Any, everything: bool) -> None:
+        further: list[Any] = [param for param in self.params if is_further(param)]
+        for param in self.params:
+            if text := getattr(param, "help", None):
+                param.help = filled(text)  # type: ignore[attr-defined]
+        for param in further:
+            param.hidden = not everything
+        if further and not everything:
+            self.epilog = f"{ctx.command_path} {ALL} shows {len(further)} more options."
+        super().format_help(ctx, formatter)
+        for param in further:
+            param.hidden = False
+        self.epilog = None
+
+    def invoke(self, ctx: Any) -> Any:
+        running = RUNNING.set(ctx)
+        try:
+            return super().invoke(ctx)
+        except AuroraError as error:
+            error.args = (as_options(str(error)),)
+            raise
+        finally:
+            RUNNING.reset(running)
+
+
+def is_further(param: Any) -> bool:
+    """Returns whether only `--help-all` shows a click parameter: an option that has a panel."""
+    return str(param.opts[0]).startswith("-") and getattr(param, "rich_help_panel", None) is not None
+
+
+def as_options(message: str) -> str:
+    """Returns `message` with options and arguments in place of the running subcommand's parameters in backticks."""
+    spoken: dict[str, str] = {}
+    for param in RUNNING.get().command.params:
+        flag = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
+        spoken |= {str(param.name): flag, flag.lstrip("-").replace("-", "_"): flag}
+    return re.sub(r"`([A-Za-z_]+)`", lambda found: spoken.get(found[1]) or found[0], message)
+
+
+def refuse_given(names: Iterable[str], expected: str) -> None:
+    """Raises BadInput, which says what is `expected`, if the command line has an option of one of these parameters."""
+    for name in names:
+        if is_given(name):
+            raise BadInput(f"`{name}`: expected {expected}")
+
+
+def is_given(name: str) -> bool:
+    """Returns whether the command line has an option of this parameter."""
+    source = RUNNING.get().get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns a subcommand's function with the fields of its options dataclasses as parameters of their own.
+
+    Args:
+        function: a parameter that is annotated with an options dataclass gets an instance, one with Callable[..., dataclass] a
+            function that makes it, given further fields. `Only` in an annotation says which fields.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters: dict[str, inspect.Parameter] = {}
+    kinds: dict[str, tuple[Any, bool, list[str]]] = {}
+    for name, given in inspect.signature(function).parameters.items():
+        kind, only = hints[name], Only(())
+        if get_origin(kind) is Annotated and isinstance(get_args(kind)[1], Only):
+            kind, only = get_args(kind)
+        later = get_origin(kind) is Callable
+        kind = get_args(kind)[-1] if later else kind
+        if not is_dataclass(kind):
+            parameters[name] = given.replace(kind=given.KEYWORD_ONLY, annotation=hints[name])
+            continue
+        names = [each.name for each in fields(kind) if "option" in each.metadata and each.name in (only.names or [each.name])]
+        kinds[name] = kind, later, names
+        for field in names:
+            parameters.setdefault(field, field_parameter(kind, field, only))
+
+    def call(**given: Any) -> None:
+        values = {name: given[name] for name in hints if name in given}
+        for name, (kind, later, names) in kinds.items():
+            made = partial(kind, **{field: _read(kind, field, given[field]) for field in names})
+            values[name] = made if later else made()
+        function(**values)
+
+    call.__doc__, call.__name__, call.__module__ = function.__doc__, function.__name__, function.__module__
+    call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return call
+
+
+def field_parameter(kind: Any, name: str, only: Only = Only(())) -> inspect.Parameter:
+    """Returns the parameter of a field of an options dataclass, with the help text from the class's docstring.
+
+    Args:
+        kind: the dataclass, with a line for each field under Args in its docstring.
+        name: the field, made by `aurora.types.option_checks.option`.
+        only: how the subcommand offers it.
+    """
+    (field,) = (each for each in fields(kind) if each.name == name)
+    how: OptionField = field.metadata["option"]
+    hint, default = get_type_hints(kind)[name], field.default
+    if get_origin(hint) is tuple:
+        hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
+    elif how.read is not None:
+        hint, default = str, "auto" if default is None else str(default)
+    if only.instead is not None or default is MISSING:
+        hint, default = hint | None, None
+    names = how.names
+    if names is None:
+        names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
+    told = documented(kind)[name].replace("; None:", "; default:") + names
+    flags = [how.flag] if how.flag else [f"--{name.replace('_', '-')}"] if hint is bool else []
+    made = typer.Option(
+        *flags,
+        help=told if only.instead is None else f"{told}; default: {only.instead}",
+        rich_help_panel=only.panel or how.panel,
+        autocompletion=completed(*how.choices.split(), names=how.one_of),
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, made], default=default)
+
+
+def _read(kind: Any, name: str, value: Any) -> Any:
+    """Returns the field's value from the command line's: the default if there is none; a list becomes a tuple."""
+    (field,) = (each for each in fields(kind) if each.name == name)
+    if value is None or value == []:
+        return None if field.default is MISSING else field.default
+    if field.metadata["option"].read is not None:
+        return field.metadata["option"].read(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@cache
+def documented(kind: type) -> dict[str, str]:
+    """Returns a dict from each field of the dataclass `kind` to its description under Args in the docstring."""
+    lines = (re.match(r"    (\w+): (.+)\.$", line) for line in inspect.getdoc(kind).splitlines())  # type: ignore[union-attr]
+    return {line[1]: line[2] for line in lines if line}
+
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see docs/json.md, and nothing else")]
+Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instead of the {WORST} worst")]
