@@ -127,7 +127,7 @@ def _measured(
     def serve(plan: Plan, *models: int) -> ServedSteps:
         result = run(plan, [paths[OF[model]] for model in models], [prompts_M[model] for model in models], options)
         if result is None:
-            raise BadInput("bench colocate: starts its own ranks; run it without torchrun's environment variables")
+            raise BadInput("sweep --ways: starts its own ranks; run it without torchrun's environment variables")
         return served_steps(result.trace, [0] * plan.options.micro_batches if plan.options.micro_batches > 1 else None)
 
     given = [profiles[of] for of in OF]

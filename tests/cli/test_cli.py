@@ -108,7 +108,7 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
         out.rmdir()
         return result
 
-    monkeypatch.setattr(api, "run", run_while_the_folder_goes)
+    monkeypatch.setattr("aurora.run", run_while_the_folder_goes)
     code, printed, err = aurora(
         "run", plan, "--model", shipped("models/mixtral-topics"), "--prompts", folder / "prompts.txt", "--max-new-tokens", 2,
         "--transport", "memory", "-o", out / "answers.jsonl",
@@ -135,7 +135,7 @@ def test_a_run_that_is_ended_leaves_answers_that_say_whether_they_are_finished(a
             os.kill(os.getpid(), signal.SIGTERM if resume else signal.SIGINT)
             time.sleep(60)
 
-    monkeypatch.setattr(api, "run", run_until_it_is_ended)
+    monkeypatch.setattr("aurora.run", run_until_it_is_ended)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     for more, finished in (([], [False, True]), (["--resume"], [True, True])):
         code, _, err = aurora(*given, *more, "-o", answers)

@@ -84,7 +84,7 @@ def test_the_controller_is_near_clairvoyant_and_moves_a_fraction_of_what_eplb_mo
 
 def test_what_cannot_be_replayed_is_refused(domains):
     for arguments, sentence in (
-        (("sudden",), "`adapt`: expected one of alternating, steps, drift, diurnal, flash-crowd, recorded, found 'sudden'"),
+        (("sudden",), "`change`: expected one of alternating, steps, drift, diurnal, flash-crowd, recorded, found 'sudden'"),
         (("steps", 0), "`windows`: expected one or more, found 0"),
         (("steps", 5, 0), "`lasting`: expected one or more, found 0"),
     ):
