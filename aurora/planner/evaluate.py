@@ -36,7 +36,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """How much longer the plan takes than `own`, as a share: 0.1 means 10 % longer."""
+        """The time of the plan over that of `own`, minus 1: 0.1 means 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
     @property
@@ -83,7 +83,7 @@ def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -
 
 @dataclass(frozen=True)
 class Drift:
-    """How far the traffic of a second profile is from that of a first, and what a plan made for the first loses on it.
+    """The distance of a second profile's traffic from a first's, and what a plan made for the first loses on it.
 
     Attributes:
         variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
@@ -107,12 +107,12 @@ class Drift:
 
     @property
     def moved(self) -> bool:
-        """Whether the mean variation is above `noise`, so that traffic has changed."""
+        """True if the mean variation is above `noise`, so that traffic has changed."""
         return float(self.variation_L.mean()) > self.noise
 
     @property
     def replan(self) -> bool:
-        """Whether planning again pays."""
+        """True if planning again pays."""
         return self.moved and self.loss > self.threshold
 
     @property

@@ -36,5 +36,5 @@ def of_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Pr
 
 
 def _cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

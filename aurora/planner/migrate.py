@@ -195,7 +195,7 @@ def _alike(cluster: Cluster) -> IntArray:
 
 
 def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
-    """Whether a layer of the present placement has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
+    """Tells if a layer of the present placement has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
     if new.options.min_replicas is None:
         return False
     held_EG = kept.holds_EG(layer)

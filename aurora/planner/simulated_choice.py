@@ -201,7 +201,7 @@ def faster_all_to_all(
 
 
 def _choosable(cluster: Cluster) -> bool:
-    """Whether there are several servers, of which one has several GPUs."""
+    """Tells if there are several servers, of which one has several GPUs."""
     server_G = cluster.fabric.server_G if cluster.fabric is not None else ()
     return len(set(server_G)) not in (len(server_G), 1)
 
@@ -232,7 +232,7 @@ def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
 
 
 def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
-    """How many layers `_seconds` simulates of one model, in all windows."""
+    """Returns the number of layers that `_seconds` simulates of one model, in all windows."""
     if first := _first_windows(cluster, [profile], parts):
         return first[0].windows * profile.layers
     return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
@@ -250,13 +250,13 @@ def _by_time_slice(plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> list[
 
 
 def _micro_batches_of(plan: Plan) -> str:
-    """How many micro-batches a plan has, and with several their time slice."""
+    """Names the number of a plan's micro-batches, and with several their time slice."""
     parts = plan.options.micro_batches
     return "1" if parts == 1 else f"{parts} (by {plan.options.time_slice})"
 
 
 def _pairs(cluster: Cluster) -> int:
-    """How many ordered pairs of GPUs there are, at least one."""
+    """Returns the number of ordered pairs of GPUs, at least one."""
     return max(1, len(cluster) * (len(cluster) - 1))
 
 

@@ -18,7 +18,7 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class ColocatedPlacement:
-    """Which groups of M models each GPU holds.
+    """The groups of M models that each GPU holds.
 
     Attributes:
         group_MG: (M, G) int64, the group of each model on each GPU.

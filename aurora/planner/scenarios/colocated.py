@@ -41,7 +41,7 @@ class GroupedLayer:
     searched: GroupCosts
 
     def gpu_E(self, held_G: IntArray) -> IntArray:
-        """(E,) the GPU of each expert, with group held_G[g] on GPU g."""
+        """Returns (E,) the GPU of each expert, with group held_G[g] on GPU g."""
         return np.asarray(np.argsort(held_G)[self.group_E])
 
 
@@ -129,7 +129,7 @@ class Colocated(Scenario):
 
     @cached_property
     def _replicas_fit(self) -> bool:
-        """Whether memory holds one expert of a model twice."""
+        """True if memory holds one expert of a model twice."""
         return replicas_fit(self.cluster, self.profiles)
 
     def _grouped(self, model: int, layer: int, rng: np.random.Generator) -> GroupedLayer:

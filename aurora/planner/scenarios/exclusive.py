@@ -78,7 +78,7 @@ class ExclusiveProblem:
 
     @property
     def exact(self) -> bool:
-        """Whether the recorded counts are taken as exact."""
+        """True if the recorded counts are taken as exact."""
         return self.judge is self.expected
 
     @property
@@ -88,15 +88,15 @@ class ExclusiveProblem:
 
     @property
     def any_group_fits(self) -> bool:
-        """Whether every GPU has slots for any group if experts are divided into one group per GPU, as equally as possible."""
+        """True if every GPU has slots for any group of experts that are divided over GPUs as equally as possible."""
         return bool((self.slots_G >= -(-len(self.load_E) // len(self.slots_G))).all())
 
     def judged_s(self, placement: Placement) -> float:
-        """The seconds of a placement of this layer in the scenarios by which placements are compared."""
+        """Returns the seconds of a placement of this layer in the scenarios by which placements are compared."""
         return self.judge.value_s(placement.split_EG(0))
 
     def evenly_s(self, held_GP: IntArray) -> float:
-        """The seconds as `judged_s`, with even replicas; held_GP is (G, P) int64, the expert in each slot, -1 for none."""
+        """Returns the seconds, as `judged_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
         experts, gpus = len(self.load_E), len(held_GP)
         slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)

@@ -189,12 +189,12 @@ class Servers(Scenario):
 
     @property
     def _colocated(self) -> bool:
-        """Whether several models share the GPUs."""
+        """True if several models share the GPUs."""
         return len(self.profiles) > 1
 
     @property
     def _searches_servers(self) -> bool:
-        """Whether experts are placed over servers."""
+        """True if experts are placed over servers."""
         options = self.options
         if any(profile.routing is None for profile in self.profiles):  # counts alone tell loads, and nothing else
             return False
@@ -214,7 +214,7 @@ class Servers(Scenario):
 
     @cached_property
     def _replicas_fit(self) -> bool:
-        """Whether bounds are of placements with replicas."""
+        """True if bounds are of placements with replicas."""
         return not self._colocated or replicas_fit(self.cluster, self.profiles)
 
     def _bounds(self, costs_M: Sequence[LayerCosts], replicas: Sequence[bool]) -> list[float]:
@@ -270,7 +270,7 @@ def fastest_hierarchy(
 
 
 def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
-    """What part of the busiest NICs' rows levelling can save at most, of some all-to-alls."""
+    """Returns the part of the busiest NICs' rows that levelling can save at most, of some all-to-alls."""
     if fabric.shared_nic:
         return 0.0
     server_G, busiest, even = np.array(fabric.server_G), 0.0, 0.0
@@ -329,7 +329,7 @@ def _replicated(
 
 
 def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
-    """What the search is held to, by the seconds of the start and of an even division over servers."""
+    """Returns the limits of the search, by the seconds of the start and of an even division over servers."""
     gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
     server_s_NE = _divided(gpu_s_GE, hierarchy)
     beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)

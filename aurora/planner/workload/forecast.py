@@ -150,7 +150,7 @@ def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
 
 
 def _in_kinds(own_WE: FloatArray, all_E: FloatArray, spread: float, sample_W: FloatArray) -> bool:
-    """Whether windows differ in few ways that come again, rather than each in its own: their deviations are correlated."""
+    """Tells if windows differ in few ways that come again, not each in its own: their deviations are correlated."""
     windows, experts = own_WE.shape
     if windows < FEW or spread <= 0:
         return True
@@ -193,7 +193,7 @@ def _design_effect(evidence_W: Sequence[IntArray]) -> float:
 
 
 def _spread(count_WE: FloatArray, all_E: FloatArray, effect: float) -> float:
-    """How much the scenarios' true shares differ: their variance over that of a single choice; 0 if chance explains it all."""
+    """Returns the spread of the scenarios' true shares: their variance over a single choice's; 0 if chance explains it all."""
     total_W = count_WE.sum(axis=1)
     lever_W = 1 - total_W / max(total_W.sum(), 1)
     weight = float((total_W * lever_W).sum())

@@ -220,14 +220,14 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _every(number_L: IntArray, step: Any) -> BoolArray:
-    """Which layers are the last of each `step`."""
+    """Marks the last layer of each `step`."""
     if type(step) is not int or step < 1:
         raise ValueError(step)
     return np.asarray((number_L + 1) % step == 0)
 
 
 def _listed(number_L: IntArray, listed: Any) -> BoolArray:
-    """Which layers a list names."""
+    """Marks the layers that a list names."""
     if not isinstance(listed, list) or any(type(number) is not int for number in listed):
         raise ValueError(listed)
     return np.isin(number_L, listed)
@@ -241,7 +241,7 @@ def _from(number_L: IntArray, first: Any) -> BoolArray:
 
 
 def _types(number_L: IntArray, types: Any) -> BoolArray:
-    """Which layers are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
+    """Marks the layers that are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
     if type(types) is int and types > 0:
         return np.asarray(number_L % types == 0)
     found = np.array([each in ("sparse", 1) for each in types])

@@ -138,7 +138,7 @@ def _dealt(tokens_TLSE: IntArray, top_k: int, part: int, parts: int) -> IntArray
     tokens_TLS1 = -(-upto_TLSE[..., -1:] // top_k)
 
     def before(pairs: IntArray) -> IntArray:
-        """How many of a rank's first pairs are of tokens of the part."""
+        """Counts those of a rank's first pairs that are of tokens of the part."""
         rounds, rest = np.divmod(pairs, np.maximum(tokens_TLS1, 1))
         return np.asarray(rounds * ((tokens_TLS1 + parts - 1 - part) // parts) + (rest + parts - 1 - part) // parts)
 
