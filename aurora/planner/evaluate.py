@@ -12,7 +12,7 @@ from aurora.planner.placement.grouping import balanced
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.plan import layer_seconds, make_plan, objective_between
 from aurora.planner.resolve_options import remade
-from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of
+from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
@@ -159,13 +159,6 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     )
 
 
-def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
-    """Returns the total variation between the shares along the last axis of two tables, from 0 to 1; 0 where one is empty."""
-    sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
-    apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
-    return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
-
-
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
     """Returns (L,) the Jaccard index of each layer's `hot` most loaded experts; of equal loads the lower index is first."""
     tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
@@ -207,25 +200,3 @@ def _by_chance(before: Profile, after: Profile, rng: np.random.Generator) -> Flo
             made.append(variation(mixed_ULE[:first].sum(axis=0), mixed_ULE[first:].sum(axis=0)))
         return np.stack(made)
     return variation_by_chance(rounds[0].sum(axis=0), rounds[1].sum(axis=0), rng, REPLICATES)
-
-
-def variation_by_chance(
-    load_LE: IntArray | FloatArray, other_LE: IntArray | FloatArray, rng: np.random.Generator, replicates: int
-) -> FloatArray:
-    """Draws the variation between two samples of the same traffic, as large as two tables, token by token.
-
-    Args:
-        load_LE, other_LE: (L, E), tokens by layer and expert. The sum of both is the traffic that is drawn from.
-        rng: for the samples.
-        replicates: number of draws.
-
-    Returns:
-        (B, L) float64, the `variation` of each draw.
-    """
-    both_LE = load_LE + other_LE
-    experts = both_LE.shape[1]
-    sum_L1 = both_LE.sum(axis=1, keepdims=True)
-    share_LE = np.where(sum_L1 > 0, both_LE / np.maximum(sum_L1, 1), 1 / experts)
-    size = replicates, len(share_LE)
-    drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
-    return variation(drawn_BLE, other_BLE)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from aurora.planner.evaluate import variation, variation_by_chance
 from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.routes import nics_of
-from aurora.planner.workload.load_statistics import LEVEL
+from aurora.planner.workload.load_statistics import LEVEL, variation, variation_by_chance
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray
 from aurora_vllm.served_plan import planned_profile

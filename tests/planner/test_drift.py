@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap, variation
+from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap
 from aurora.planner.plan import make_plan
+from aurora.planner.workload.load_statistics import variation
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.types import DriftOptions, SyntheticOptions
 from tests.conftest import cluster

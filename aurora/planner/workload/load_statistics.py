@@ -1,4 +1,4 @@
-"""Bootstrap intervals of every expert's load and of a placement's bottleneck.
+"""Statistics of the experts' loads: bootstrap intervals of loads and of a placement's bottleneck, and how samples vary.
 
 Tokens of a prompt choose similar experts, so resampling single tokens would give too narrow an interval. The bootstrap
 resamples whole rounds of each source rank with replacement. A round is a prefill with the decoding that follows it; prompts of
@@ -127,6 +127,35 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
     alike = np.full(load_XE.shape, 1 / load_XE.shape[-1])
     np.divide(load_XE, sum_X1, out=alike, where=sum_X1 > 0)
     return alike
+
+
+def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
+    """Returns the total variation between the shares along the last axis of two tables, from 0 to 1; 0 where one is empty."""
+    sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
+    apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
+    return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
+
+
+def variation_by_chance(
+    load_LE: IntArray | FloatArray, other_LE: IntArray | FloatArray, rng: np.random.Generator, replicates: int
+) -> FloatArray:
+    """Draws the variation between two samples of the same traffic, as large as two tables, token by token.
+
+    Args:
+        load_LE, other_LE: (L, E), tokens by layer and expert. The sum of both is the traffic that is drawn from.
+        rng: for the samples.
+        replicates: number of draws.
+
+    Returns:
+        (B, L) float64, the `variation` of each draw.
+    """
+    both_LE = load_LE + other_LE
+    experts = both_LE.shape[1]
+    sum_L1 = both_LE.sum(axis=1, keepdims=True)
+    share_LE = np.where(sum_L1 > 0, both_LE / np.maximum(sum_L1, 1), 1 / experts)
+    size = replicates, len(share_LE)
+    drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
+    return variation(drawn_BLE, other_BLE)
 
 
 def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
