@@ -14,7 +14,7 @@ import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.control.move_sequence import move_sequence
+from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan

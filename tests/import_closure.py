@@ -44,13 +44,13 @@ choices = ChoiceCounter(torch.zeros(4, 2, 2, dtype=torch.int64), {0: 0, 1: 1}, 2
 worker.begin_serving(facts, "m", {0: 0, 1: 1}, choices)
 """
 ADAPTS = """
-from aurora_vllm.control_metrics import ControlMetrics
+from aurora_vllm.plugin_status import ControlMetrics
 metrics = ControlMetrics("m", 0)
 """
 BY_EPLB = """
 import aurora_vllm.vllm_internals.eplb_moves
 from aurora_vllm.eplb_placement import EplbPlacement
-from aurora_vllm.move_rounds import move_rounds
+from aurora.planner.control.move_rounds import buffered_rounds
 live = EplbPlacement(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
 live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """

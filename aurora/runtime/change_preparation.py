@@ -1,4 +1,4 @@
-"""What ranks change over to when experts move: expert maps of each round, and orders at the end. Made beside serving."""
+"""Preparation of a placement change, in a background thread: expert maps of each round, and orders after the last one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
-from aurora.planner.control.move_sequence import Move
-from aurora.planner.control.move_times import LENGTHENED
+from aurora.planner.control.feedback import LENGTHENED
+from aurora.planner.control.move_rounds import Move, fill
 from aurora.planner.workload.traffic import tokens_to_gpus
 from aurora.types import Exchange, Network, Op, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
@@ -31,7 +31,7 @@ _compiled: set[str] = set()  # methods of orders, in this process
 
 @dataclass
 class Prepared:
-    """What changes with each round of moves: expert maps by layer; and at the end the operations by layer, in new orders."""
+    """Expert maps by layer after each round of moves; and at the end the operations by layer, in new orders."""
 
     maps: list[dict[int, ExpertMap]] = field(default_factory=list)  # of the rounds that are prepared
     ops: dict[int, tuple[Op, ...]] | None = None
@@ -43,7 +43,7 @@ class Prepared:
 
 
 class ChangePreparation:
-    """Makes what a rank changes over to. Replicas share their expert's tokens evenly.
+    """Builds one rank's expert maps and orders of a placement change. Replicas share their expert's tokens evenly.
 
     Args:
         rank: this rank.
@@ -130,12 +130,6 @@ def _method(ops: tuple[Op, ...]) -> str | None:
     return QUICK.get(method, method)
 
 
-def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
-    """Puts the experts of moves into their slots."""
-    for move in moves:
-        held_LGP[move.layer, move.dst, move.slot] = move.expert
-
-
 def slots_G(held_GP: IntArray) -> SlotsG:
     """The experts that each GPU holds in a layer, by slot."""
     return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_GP.tolist())
@@ -147,7 +141,7 @@ def _split_EG(held_G: SlotsG) -> FloatArray:
 
 
 def _rested(make: Callable[..., Any], *args: Any) -> Any:
-    """What `make` returns. Then this thread rests, so that it takes no more than LENGTHENED of the interpreter from serving."""
+    """Returns the result of `make`. Then this thread rests, to take no more than LENGTHENED of the interpreter from serving."""
     began_s = time.thread_time()
     made = make(*args)
     time.sleep(min((time.thread_time() - began_s) * (1 / LENGTHENED - 1), REST_S))

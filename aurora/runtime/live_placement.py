@@ -1,9 +1,9 @@
-"""Live placement: one model's experts change their ranks while the model serves.
+"""Live placement: one model's experts change their ranks while the model serves, and on rank 0 a follower decides on it.
 
 Between two steps all ranks wait for each other anyway. There they agree on what comes next: rank 0 says when a window of
-traffic ends, and what its control loop has decided; each rank says how long its last step and its last slice of weights took.
+traffic ends, and what its follower has decided; each rank says how long its last step and its last slice of weights took.
 
-The experts of a decision move in rounds (`aurora.planner.control.move_sequence`). A round's weights travel in slices. When they
+The experts of a decision move in rounds (`aurora.planner.control.move_rounds`). A round's weights travel in slices. When they
 have arrived everywhere, its layers change over, each on all ranks before the same step. Slices and layers are pieces of work.
 Between two steps come as many as do not lengthen a step by more than LENGTHENED. What a round needs, expert maps and orders, is
 made in a thread meanwhile.
@@ -11,31 +11,34 @@ made in a thread meanwhile.
 
 import logging
 import statistics
-import threading
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.control.controller import Decision
-from aurora.planner.control.move_sequence import Move
+from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.move_rounds import Move, fill, rounds_of
+from aurora.planner.control.plan_controller import plan_controller
 from aurora.planner.migration.recovery import ExpertTransfer
-from aurora.runtime.change_preparation import ChangePreparation, Prepared, fill, slots_G
-from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
-from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights
-from aurora.runtime.work_pieces import WorkPieces
-from aurora.types import Network, Op, Order, Placement
-from aurora.types.arrays import IntArray
+from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
+from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights, WorkPieces
+from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesHandover
+from aurora.types import Cluster, ControlReport, Network, Op, Order, Placement, Program, RunOptions
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
+from aurora.types.program import hierarchy_of
+
+if TYPE_CHECKING:
+    from aurora.runtime.model_worker import ModelWorker
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
@@ -47,7 +50,7 @@ ACTIVE, WINDOW_ENDS, MOVES, PREPARED, STEP_NS, PIECE_NS, GATHER_NS = range(7)  #
 
 
 class BetweenSteps(Protocol):
-    """What a live placement needs of the context of a model's layers: a `LayerContext`, or an engine's."""
+    """Context of a model's layers, as a live placement needs it: a `LayerContext`, or an engine's."""
 
     transport: Transport
     tokens_LE: torch.Tensor | None  # (L, E) int64, this rank's tokens of each expert are added to it; None: not counted
@@ -94,7 +97,8 @@ class LivePlacement:
         period_s: seconds between two windows.
 
     Attributes:
-        control: on rank 0, the control loop that gets the windows and calls `perform`; None: no moves are asked for here.
+        handover: hands over the decisions whose experts are moved, on rank 0.
+        follower: on rank 0, gets the windows, and asks for moves through `handover`; None: windows are not followed here.
     """
 
     def __init__(
@@ -108,7 +112,8 @@ class LivePlacement:
         local_first: bool,
         period_s: float,
     ) -> None:
-        self.control: ControlLoop | None = None
+        self.handover = MovesHandover()
+        self.follower: Follower | None = None
         self._layers, self._ops_L, self._context, self._period_s = layers, list(ops_L), context, period_s
         self._held_LGP = placement.held_LGP()
         device, transport = next(iter(layers[0].empty_weights().values())).device, context.transport
@@ -119,10 +124,7 @@ class LivePlacement:
         pairs = 1 - np.eye(transport.ranks, dtype=np.int64)
         self._order = ORDER["all-at-once"](pairs, network, rng=np.random.default_rng(0))  # of a slice: a rank has one partner
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="aurora-moves")
-        self._lock = threading.Lock()
-        self._request: tuple[Decision, Future[float]] | None = None  # on rank 0
         self._announced = torch.empty(0, 6, dtype=torch.int64)
-        self._closed = False
         self._moves: _MovesUnderWay | None = None
         self._slices = self._pieces = WorkPieces(FIRST_BYTES)  # the latter: those of the last work between steps
         self._layers_at_once = WorkPieces(1)
@@ -135,22 +137,6 @@ class LivePlacement:
         self._began_s: float | None = None  # this window
         self._left_s: float | None = None  # the last work between steps; None: no step began since
 
-    def perform(self, decision: Decision) -> float:
-        """Moves the experts of a decision, and returns when the new placement is in force. Called on rank 0, in any thread.
-
-        Returns:
-            The seconds that serving waited for it: of each piece of work between steps, those of the slowest rank.
-
-        Raises:
-            MovesFailed: if the moves are given up; it says which placement is in force.
-        """
-        done: Future[float] = Future()
-        with self._lock:
-            if self._closed:
-                raise ServingEnded("serving has ended")
-            self._request = decision, done
-        return done.result()
-
     def next_step(self, active: bool) -> bool:
         """Returns whether any rank is active, and does what is due between two steps. A collective call."""
         now_s, paused = time.perf_counter(), self._began_s is not None and self._left_s is None
@@ -160,10 +146,10 @@ class LivePlacement:
         if not rows_RX[:, ACTIVE].any():
             self._left_s = None  # the next step may be long after
             return False
-        if self.control is not None:
+        if self.follower is not None:
             if paused:
-                self.control.beat()  # moves waited for this step
-            self.control.check()
+                self.follower.beat()  # moves waited for this step
+            self.follower.check()
         self._learn(rows_RX[:, STEP_NS].max() / 1e9)
         self._learn_piece(rows_RX[:, PIECE_NS].max() / 1e9)
         self._telling_s = rows_RX[:, GATHER_NS].min() / 1e9  # who came last waited for nobody
@@ -178,13 +164,12 @@ class LivePlacement:
     @property
     def closed(self) -> bool:
         """Whether no more moves are asked for."""
-        return self._closed
+        return self.handover.closed
 
     def close(self) -> None:
         """Gives up what is under way, and asks for no more moves."""
-        with self._lock:
-            self._closed = True
-        self._end_moves(ServingEnded("serving has ended", self._held_LGP.copy()))
+        self.handover.close(self._held_LGP.copy())
+        self._end_moves(None)
         self._context.tokens_LE = None
         self._pool.shutdown(wait=False)
 
@@ -193,8 +178,8 @@ class LivePlacement:
         first = self._context.transport.rank == 0
         ends = first and self._began_s is not None and time.perf_counter() - self._began_s >= self._period_s
         announced = prepared = 0
-        if self._request is not None and self._moves is None:
-            self._announced = _encoded(self._request[0], self._held_LGP)
+        if self._moves is None and (decision := self.handover.decision) is not None:
+            self._announced = _encoded(decision, self._held_LGP)
             announced = len(self._announced)
             if not announced:
                 self._end_moves(None)
@@ -226,14 +211,14 @@ class LivePlacement:
             self._waited_s += piece_s
 
     def _end_window(self) -> None:
-        """Sums the window's tokens over all ranks, and hands them to the control loop."""
+        """Sums the window's tokens over all ranks, and hands them to the follower."""
         tokens_LE = self._context.tokens_LE
         assert tokens_LE is not None
         self._tokens_SLE = self._context.gather_between_steps(tokens_LE.cpu()).numpy()
         tokens_LE.zero_()
-        if self.control is not None:
+        if self.follower is not None:
             load_LE, step_s = self._tokens_SLE.sum(axis=0), statistics.median(self._steps_s) if self._steps_s else None
-            self.control.add(load_LE, step_s, load_LE.sum() / self._steps if self._steps else None)
+            self.follower.add(load_LE, step_s, load_LE.sum() / self._steps if self._steps else None)
         self._steps = 0
         self._steps_s.clear()
         self._began_s = time.perf_counter()
@@ -242,7 +227,7 @@ class LivePlacement:
         """Begins the moves that rank 0 has announced."""
         mine = self._announced if self._context.transport.rank == 0 else torch.zeros(count, 6, dtype=torch.int64)
         moves = [Move(*row) for row in self._context.gather_between_steps(mine)[0].tolist()]
-        rounds, prepared = [list(each) for _, each in groupby(moves, attrgetter("round"))], Prepared()
+        rounds, prepared = rounds_of(moves), Prepared()
         given = prepared, rounds, self._held_LGP.copy(), list(self._ops_L), self._tokens_SLE
         preparing = self._pool.submit(self._preparation.prepare, *given)
         preparing.add_done_callback(_tell_failure)
@@ -296,8 +281,8 @@ class LivePlacement:
         sends, recvs = moves.messages.cut(moves.sent, moves.sent + size)
         self._piece_s = self._context.exchange_between_steps(self._order, sends, recvs)
         moves.sent += size
-        if self.control is not None:
-            self.control.beat()
+        if self.follower is not None:
+            self.follower.beat()
 
     def _change_layers(self, count: int) -> None:
         """Changes so many layers of a round over; after its last one the next round begins."""
@@ -328,17 +313,13 @@ class LivePlacement:
         self._end_moves(None)
 
     def _end_moves(self, failure: MovesFailed | None) -> None:
-        """Tells the control loop, if it waits, that its decision is in force, or what is, between two rounds, and why."""
+        """Tells the follower, if it waits, that its decision is in force, or what is, between two rounds, and why."""
         self._moves = None
         self._steps_s.clear()
-        with self._lock:
-            request, self._request = self._request, None
-        if request is None:
-            return
         if failure is None:
-            request[1].set_result(self._waited_s + self._piece_s)  # the last piece's seconds on this rank
+            self.handover.commit(Moved(self._waited_s + self._piece_s))  # the last piece's seconds on this rank
         else:
-            request[1].set_exception(failure)
+            self.handover.give_up(failure)
 
 
 def _tell_failure(preparing: Future[None]) -> None:
@@ -360,3 +341,104 @@ def _encoded(decision: Decision, held_LGP: IntArray) -> torch.Tensor:
     emptied = np.argwhere((after_LGP != decision.held_LGP) & (decision.held_LGP == EMPTY)).tolist()
     rows = [*decision.moves, *(Move(last, layer, EMPTY, NO_TRANSFER, gpu, slot) for layer, gpu, slot in emptied)]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+
+
+class PlacementControl:
+    """Runs the follower of one model's live placement, until it is closed.
+
+    Args:
+        live: the model's placement on rank 0; it hands its windows to the follower from now on.
+        controller: decides.
+        dry_run: whether nothing moves.
+        model: the model's name, for the log.
+        began_s: when the run began, by time.perf_counter, which is the controller's clock.
+        tell: receives the report after each decision, in another thread, and at the end; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        live: LivePlacement,
+        controller: Controller,
+        dry_run: bool,
+        model: str,
+        began_s: float,
+        tell: Callable[[ControlReport], None] | None = None,
+    ) -> None:
+        self._live, self._model, self._began_s, self._tell = live, model, began_s, tell
+        self._follower = live.follower = Follower(controller, live.handover.perform, dry_run, self._say)
+
+    def close(self) -> None:
+        """Ends the follower; what is under way is given up."""
+        self._live.close()
+        self._follower.close()
+        if self._tell is not None:
+            self._tell(self.report())
+
+    def report(self) -> ControlReport:
+        """Returns the report of what was seen and decided so far."""
+        return self._follower.report(self._model, self._began_s)
+
+    def _say(self, line: str) -> None:
+        """Logs a line, and tells the report with what it says."""
+        if self._tell is not None:
+            self._tell(self.report())
+        LOG.info("%s: %s", self._model, line)
+
+
+class _DecisionLog(logging.StreamHandler[TextIO]):
+    """Writes lines, and raises what prevents it, so that the follower counts it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream.write(self.format(record) + self.terminator)
+        self.flush()
+
+
+def controlled(
+    workers: "Sequence[ModelWorker]",
+    program: Program,
+    cluster: Cluster,
+    options: RunOptions,
+    min_replicas: int | None,
+    began_s: float,
+    cost_MG: FloatArray | None = None,
+    tell: Callable[[int, ControlReport], None] | None = None,
+) -> list[PlacementControl]:
+    """Makes each model's placement follow its traffic, if `options.adapt`. All ranks make the call.
+
+    Args:
+        workers: the models' workers, which perform `program`.
+        program: the program of all ranks.
+        cluster: the ranks' GPUs.
+        options: of the run.
+        min_replicas: as of the plan's options; moves keep them.
+        began_s: when the run began, by time.perf_counter.
+        cost_MG: (M, G) what a unit of load costs on each GPU, by model; None: the GPUs' speeds tell.
+        tell: receives the index of a model and its report, as `PlacementControl` tells it.
+
+    Returns:
+        What controls the placements, to be closed when serving ends; only on rank 0.
+    """
+    controls: list[PlacementControl] = []
+    if options.adapt is None:
+        return controls
+    for index, worker in enumerate(workers):
+        context, placement = worker.context, program.placements_M[index]
+        how = cluster.network, options.local_first, options.adapt.period_s
+        live = LivePlacement(worker.layers, placement, program.ops_ML[index], context, worker.row_bytes, *how)
+        worker.between_steps, worker.end_serving = live.next_step, live.close
+        if context.transport.rank == 0:
+            rules = options.adapt, time.perf_counter, min_replicas or 1, None if cost_MG is None else cost_MG[index]
+            hierarchy = hierarchy_of(program.ops_ML[index][0])
+            controller = plan_controller(placement, cluster, worker.expert_bytes, *rules, hierarchy)
+            told = None if tell is None else partial(tell, index)
+            controls.append(PlacementControl(live, controller, options.dry_run, program.names_M[index], began_s, told))
+    return controls
+
+
+def log_decisions() -> None:
+    """Writes the log of decisions to stderr, unless it goes elsewhere; for a process that is one rank."""
+    if not LOG.hasHandlers():
+        handler = _DecisionLog(sys.stderr)
+        handler.setFormatter(logging.Formatter("aurora: %(message)s"))
+        LOG.addHandler(handler)
+        LOG.setLevel(logging.INFO)

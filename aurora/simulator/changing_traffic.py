@@ -7,9 +7,9 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.control.controller import Controller
+from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
-from aurora.planner.control.move_sequence import move_sequence
-from aurora.planner.control.move_times import LENGTHENED
+from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.control.plan_controller import load_cost_G, slots_in_use, slowest_port_Bps
 from aurora.planner.replication.rebalance import rebalance, rebalance_inside
 from aurora.planner.replication.registry import place_unbounded

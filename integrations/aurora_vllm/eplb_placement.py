@@ -1,32 +1,27 @@
 """A placement that follows its traffic through EPLB: rank 0 decides after each of its windows, and all ranks take its maps.
 
-EPLB has one map after each of its windows. Where serving waits while experts move, a decision has many: between two forward
-passes come as many rounds of its moves as a pass may wait for, so that a pass is lengthened by a tenth, or by one round.
+EPLB applies one expert map per rebalance window. With synchronous moves a decision is split into rounds: between two forward
+passes come as many of them as lengthen a pass by a tenth, or one round.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 
 import numpy as np
 import torch
 
 from aurora.planner.control.controller import Controller, Decision
-from aurora.planner.control.move_sequence import Move
+from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, slowest_port_Bps
-from aurora.runtime.work_pieces import WorkPieces
+from aurora.runtime.expert_moves import WorkPieces
+from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp, MovesHandover
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY
-from aurora_vllm.control_metrics import ControlMetrics
-from aurora_vllm.heartbeat import HeartbeatThread
+from aurora_vllm.plugin_status import ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 
@@ -34,6 +29,7 @@ LOG = logging.getLogger("vllm.aurora")
 MOST_PASSES = 1000  # whose times are kept for a window
 RECENT = 8  # passes, of which the shortest tells how long moves between two of them may take
 PATIENCE_S = 2.0  # after which a decision is too late; one takes less than 0.1 s
+WAIT_S = 0.001  # between two looks whether it has come
 
 
 class PassTimes:
@@ -66,11 +62,11 @@ class PassTimes:
 
 
 class EplbPlacement:
-    """What EPLB's physical experts hold, on one rank.
+    """Experts in EPLB's physical experts, on one rank.
 
-    Rank 0 has the controller; what it decides goes to all ranks as maps, so that their clocks and step times may differ. No
-    error leaves this class, and no decision keeps serving waiting for long: experts then stay where they are, and one line and
-    a counter say so.
+    Rank 0 has the follower; what it decides goes to all ranks as maps, so that their clocks and step times may differ. No error
+    leaves this class, and no decision keeps serving waiting for long: experts then stay where they are, and one line and a
+    counter say so.
 
     Args:
         settings: what users set of the controller, and whether it only says what it would do.
@@ -103,23 +99,23 @@ class EplbPlacement:
         clock: Callable[[], float] = time.monotonic,
         profile: Profile | None = None,
     ) -> None:
-        self._profile = profile
         self.layers, self.in_pieces, self.under_way = facts.layers, False, False
-        self._settings, self._facts, self._cluster, self._stalls = settings, facts, cluster, stalls
-        self._broadcast, self._metrics, self._clock = broadcast, metrics, clock
-        self._deciding: Future[Decision] | None = None  # what rank 0's controller is about to decide
-        self._asked_s = 0.0  # since when
-        self._late: Future[Decision] | None = None  # what it is about to decide too late
+        self._settings, self._facts, self._cluster, self._profile = settings, facts, cluster, profile
+        self._broadcast, self._metrics, self._clock, self._stalls = broadcast, metrics, clock, stalls
         self.heartbeat, self.passes = HeartbeatThread(self._beat, alive), PassTimes(clock)
-        self._controller: Controller | None = None
-        if facts.rank == 0:
-            compile_decisions()
+        self._controller: Controller | None = None  # with its follower on rank 0, from the first window on
+        self._follower: Follower | None = None
+        self._handover = MovesHandover()
+        self._asked_s: float | None = None  # since when a decision is awaited; None: none is
+        self._late = False  # whether the follower is about to decide too late
         self._wanted: Decision | None = None  # whose moves are under way
         self._rounds: deque[list[Move]] = deque()  # of these, those that are left
         self._expected_LGP: IntArray | None = None  # what vLLM holds between two pieces
         self._pieces = WorkPieces(1)  # of rounds
         self._pass_s = self._piece_s = 0.0  # what a pass without moves takes, and what the last piece took
         self._move_s, self._began_s = 0.0, clock()
+        if facts.rank == 0:
+            compile_decisions()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns (L, P) int64, the expert in each physical expert from now on, the same on all ranks. A collective call.
@@ -144,7 +140,7 @@ class EplbPlacement:
         self._move_s += self._piece_s
 
     def _agreed(self, make: Callable[[IntArray], IntArray], physical_LP: torch.Tensor) -> torch.Tensor:
-        """What rank 0 makes of (L, G, P), the physical experts as they are, on all ranks, and whether more is to come."""
+        """The map that rank 0 makes of (L, G, P), the one in force, on all ranks; and whether more is to come."""
         with self.heartbeat.step():
             now_LP = physical_LP.to("cpu", torch.int64, copy=True)
             told = torch.zeros(now_LP.numel() + 1, dtype=torch.int64)
@@ -155,7 +151,7 @@ class EplbPlacement:
                 except Exception as error:
                     next_LGP = held_LGP
                     self._failed(error, held_LGP)
-                told = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._deciding is not None)))
+                told = torch.from_numpy(np.append(next_LGP, len(self._rounds) + (self._asked_s is not None)))
             try:
                 self._broadcast(told)
             except Exception as error:  # the group is broken, so the engine will say more
@@ -166,130 +162,125 @@ class EplbPlacement:
             return told[:-1].view(now_LP.shape)
 
     def _decide(self, load_LE: IntArray, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map after a window, for which the controller decides from now on."""
-        if self._deciding is not None or self._rounds:  # vLLM asks for another reason
+        """(L, G, P) the first map after a window, on which the follower decides from now on."""
+        if self._asked_s is not None or self._rounds:  # vLLM asks for another reason
             return self._go_on(held_LGP)
-        if self._late is not None and not self._late.done():
+        if self._late and self._deciding:
             self._metrics.failed()
             return held_LGP
-        self._pass_s, times = self.passes.shortest_s(), self.passes.take() or (None, None)
-        self._deciding, self._asked_s = _begun(lambda: self._planned(load_LE, held_LGP, times)), self._clock()
-        self._expected_LGP = held_LGP
+        follower = self._settled(held_LGP)
+        self._pass_s, (step_s, tokens) = self.passes.shortest_s(), self.passes.take() or (None, None)
+        began_s, self._began_s = self._began_s, self._clock()
+        follower.add(load_LE, step_s, tokens, max(self._began_s - began_s, 1e-3))
+        self._asked_s, self._expected_LGP = self._clock(), held_LGP
         if not self.in_pieces:
-            wait([self._deciding], PATIENCE_S)
+            _wait(lambda: not self._deciding)
         return self._go_on(held_LGP)
 
-    def _planned(self, load_LE: IntArray, held_LGP: IntArray, times: tuple[float | None, float | None]) -> Decision:
-        """The controller's decision after a window."""
-        controller = self._settled(held_LGP)
-        ended_s = self._clock()
-        controller.options = replace(controller.options, period_s=max(ended_s - self._began_s, 1e-3))
-        self._began_s = ended_s
-        return controller.window(load_LE, *times)
+    @property
+    def _deciding(self) -> bool:
+        """Whether the follower is about to decide."""
+        return self._follower is not None and self._handover.decision is None and self._follower.busy
 
-    def _decided(self, held_LGP: IntArray) -> IntArray:
+    def _decided(self, held_LGP: IntArray, asked_s: float) -> IntArray:
         """(L, G, P) the first map by what is decided; the one in force if that is not there yet, or does not come in time."""
-        deciding = self._deciding
-        assert deciding is not None
-        if not deciding.done() and self.in_pieces and self._clock() - self._asked_s < PATIENCE_S:
+        decision = self._handover.decision
+        late = decision is None and self._deciding
+        if late and self.in_pieces and self._clock() - asked_s < PATIENCE_S:
             return held_LGP
-        self._deciding = None
-        if deciding.done():
-            return self._begin(deciding.result(), held_LGP)
-        self._late = deciding
-        self._metrics.failed()
-        LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
-        return held_LGP
-
-    def _begin(self, decision: Decision, held_LGP: IntArray) -> IntArray:
-        """(L, G, P) the first map on the way to what was decided on."""
-        assert self._controller is not None
-        next_LGP = held_LGP
-        if decision.action != "keep" and self._settings.dry_run:
-            self._controller.failed()
-        elif decision.action != "keep":
-            next_LGP = _filled(decision.held_LGP, held_LGP)
-            _check_all_held(next_LGP, self._facts.experts)
-            self._wanted = decision
-            if self.in_pieces:
-                self._rounds.extend(list(moves) for _, moves in groupby(decision.moves, attrgetter("round")))
-                self._piece_s, next_LGP = 0.0, self._go_on(held_LGP)
-        self._metrics.decided(decision.kind, decision.balancedness, decision.expected_balancedness)
-        LOG.info("aurora: %s%s", "dry run: " if self._settings.dry_run else "", decision)
-        return next_LGP
+        self._asked_s, self._late, self._wanted = None, late, decision
+        if late:
+            self._metrics.failed()
+            LOG.warning("aurora: experts stay where they are: no decision within %g s; vLLM serves on", PATIENCE_S)
+        if self._wanted is None:
+            return held_LGP
+        next_LGP = _filled(self._wanted.held_LGP, held_LGP)
+        _check_all_held(next_LGP, self._facts.experts)
+        if not self.in_pieces:
+            return next_LGP
+        self._rounds.extend(rounds_of(self._wanted.moves))
+        self._piece_s = 0.0
+        return self._go_on(held_LGP)
 
     def _go_on(self, held_LGP: IntArray) -> IntArray:
         """(L, G, P) the next map: as it is until a decision is there, then after as many rounds as a pass may wait for."""
         if self._expected_LGP is None or not np.array_equal(held_LGP, self._expected_LGP):
             raise RuntimeError("vLLM has other experts in place than were decided on")
-        if self._deciding is not None:
-            return self._decided(held_LGP)
+        if self._asked_s is not None:
+            return self._decided(held_LGP, self._asked_s)
         if self._piece_s:
             self._pieces.took(self._piece_s)
             self.passes.take()  # which had moves between them
         next_LGP = held_LGP.copy()
         for _ in range(self._pieces.next(len(self._rounds), self._pass_s)):
-            for move in self._rounds.popleft():
-                next_LGP[move.layer, move.dst, move.slot] = move.expert
+            fill(next_LGP, self._rounds.popleft())
         _check_all_held(next_LGP, self._facts.experts)
         self._expected_LGP = next_LGP
         return next_LGP
 
-    def _settled(self, held_LGP: IntArray) -> Controller:
-        """The controller, which has been told what became of its last decision: what EPLB holds is in force."""
-        if self._late is not None and self._controller is not None:  # nobody has waited for its decision
-            self._controller.failed()
-        self._late = None
-        if self._controller is None:
-            options, cluster = ControlOptions(self._settings.loss, self._settings.bytes_per_s), self._cluster
-            slots = move_Bps = None
-            if cluster is not None:
-                width_G = np.full(self._facts.ranks, held_LGP.shape[2])
-                slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
-                move_Bps = slowest_port_Bps(cluster) * len(cluster)
-            made_of = (held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock)
-            self._controller = Controller(*made_of, stalls=self._stalls)
-        controller, wanted, self._wanted = self._controller, self._wanted, None
-        moved_LGP = controller.held_LGP if wanted is None else wanted.held_LGP
-        as_wanted = bool((_filled(moved_LGP, held_LGP) == held_LGP).all())
-        if not as_wanted:
-            LOG.warning("aurora: vLLM has other experts in place than were decided on")
-            controller.failed(held_LGP)
-        elif wanted is not None:
-            controller.moved(self._move_s)
-            self._metrics.moved(wanted.bytes, self._move_s)
+    def _settled(self, held_LGP: IntArray) -> Follower:
+        """The follower, which has been told what became of its last decision: what EPLB holds is in force."""
+        if self._controller is None or self._follower is None:
+            self._controller = self._made_controller(held_LGP)
+            dry_run = self._settings.dry_run
+            self._follower = Follower(self._controller, self._handover.perform, dry_run, self._say, self._clock)
+        follower, wanted, self._wanted = self._follower, self._wanted, None
+        if wanted is None and not self._late:
+            _wait(lambda: not follower.busy)
+        if self._late:
+            self._late = False
+            self._handover.give_up(MovesGivenUp("the decision came too late", held_LGP))
+        elif not self._settings.dry_run:
+            in_force_LGP = self._controller.held_LGP if wanted is None else wanted.held_LGP
+            if not np.array_equal(_filled(in_force_LGP, held_LGP), held_LGP):
+                LOG.warning("aurora: vLLM has other experts in place than were decided on")
+                if wanted is None:
+                    self._controller.failed(held_LGP)
+                else:
+                    self._handover.give_up(MovesGivenUp("vLLM has moved other experts", held_LGP))
+            elif wanted is not None:
+                self._handover.commit(Moved(seconds=self._move_s))
+                self._metrics.moved(wanted.bytes, self._move_s)
         self._move_s = 0.0
-        return controller
+        _wait(lambda: not follower.busy)
+        return follower
+
+    def _made_controller(self, held_LGP: IntArray) -> Controller:
+        options, slots, move_Bps = ControlOptions(self._settings.loss, self._settings.bytes_per_s), None, None
+        if (cluster := self._cluster) is not None:
+            width_G = np.full(self._facts.ranks, held_LGP.shape[2])
+            slots = GpuSlots(width_G, load_cost_G(cluster, self._profile))
+            move_Bps = slowest_port_Bps(cluster) * len(cluster)
+        made_of = held_LGP, self._facts.expert_bytes, options, slots, move_Bps, self._clock
+        return Controller(*made_of, stalls=self._stalls)
 
     def _failed(self, error: Exception, held_LGP: IntArray | None = None) -> None:
         """Says that experts stay where they are: in `held_LGP`, if not where they were before the last decision."""
-        self._wanted = None
         self._rounds.clear()
-        if self._deciding is not None:
-            self._late, self._deciding = self._deciding, None
-        elif self._controller is not None:
-            self._controller.failed(held_LGP if held_LGP is not None and self._move_s else None)
-        self._metrics.failed()
-        LOG.warning("aurora: experts stay where they are: %s: %s", type(error).__name__, error)
+        self._late = self._late or self._asked_s is not None
+        self._asked_s = None
+        if self._wanted is None:
+            self._metrics.failed()
+            LOG.warning("aurora: experts stay where they are: %s: %s", type(error).__name__, error)
+        else:  # the follower says so
+            self._wanted = None
+            self._handover.give_up(MovesFailed(f"{type(error).__name__}: {error}", held_LGP if self._move_s else None))
+
+    def _say(self, line: str) -> None:
+        assert self._follower is not None
+        self._metrics.tell(line, self._follower.status())
 
     def _beat(self) -> None:
         """Says that what moves experts is well, unless a decision is late."""
-        if self._late is None or self._late.done():
+        if not (self._late and self._deciding):
             self._metrics.beat()
 
 
-def _begun(work: Callable[[], Decision]) -> Future[Decision]:
-    """Begins work in a thread of its own, which does not keep the process from ending."""
-    found: Future[Decision] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(work())
-        except BaseException as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="aurora-decision").start()
-    return found
+def _wait(done: Callable[[], bool]) -> None:
+    """Waits until something is done in another thread, for PATIENCE_S at most."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not done() and time.monotonic() < until_s:
+        time.sleep(WAIT_S)
 
 
 def _filled(table_LGP: IntArray, held_LGP: IntArray) -> IntArray:

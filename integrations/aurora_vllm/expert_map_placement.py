@@ -11,13 +11,12 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, plan_controller
-from aurora.runtime.control_loop import ControlLoop
+from aurora.runtime.follower import Follower, Moved
 from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.choice_counter import ChoiceCounter
-from aurora_vllm.control_metrics import ControlMetrics
-from aurora_vllm.heartbeat import STUCK_S, HeartbeatThread
 from aurora_vllm.layer_alltoall import LayerAllToAll
+from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import EngineFacts
@@ -133,7 +132,7 @@ class BetweenPasses:
 
 
 class ExpertMapPlacement:
-    """What a model's expert maps hold, on one rank: rank 0 decides beside serving, and experts move between forward passes.
+    """Experts by a model's expert maps, on one rank: rank 0 decides beside serving, and experts move between forward passes.
 
     All ranks make the same forward passes, dummy passes of idle ranks included, because each has collectives of all of them.
 
@@ -171,9 +170,7 @@ class ExpertMapPlacement:
         self._live = LivePlacement(
             layers, placement, ops_L, self._context, facts.dispatch_bytes, network, False, settings.period_s
         )  # fmt: skip
-        self._loop: ControlLoop | None = None
-        self._told: Decision | None = None  # the last decision that the metrics have
-        self._failures = 0  # that they have
+        self._follower: Follower | None = None
         if facts.rank == 0:
             compile_decisions()
             options = ControlOptions(settings.loss, settings.bytes_per_s, settings.period_s)
@@ -183,8 +180,8 @@ class ExpertMapPlacement:
                 controller = plan_controller(
                     placement, cluster, facts.expert_bytes, options, cost_G=load_cost_G(cluster, profile)
                 )
-            self._loop = self._live.control = ControlLoop(controller, self._perform, settings.dry_run, self._say)
-        self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its loop does
+            self._follower = self._live.follower = Follower(controller, self._perform, settings.dry_run, self._say)
+        self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its follower does
 
     def begin(self) -> None:
         """Begins to follow the traffic with the next forward pass. Called on all ranks after warm-up."""
@@ -195,8 +192,8 @@ class ExpertMapPlacement:
         if not self._serving:
             return
         now_s = time.monotonic()
-        if self._loop is not None and now_s - self._passed_s > STUCK_S:
-            self._loop.beat()  # moves waited for this pass
+        if self._follower is not None and now_s - self._passed_s > STUCK_S:
+            self._follower.beat()  # moves waited for this pass
         self._passed_s = now_s
         with self.heartbeat.step(), torch.inference_mode():
             self._live.next_step(True)
@@ -207,37 +204,26 @@ class ExpertMapPlacement:
             tokens_LE += self._choices.counted(rows)
 
     def close(self) -> None:
-        """Ends the control loop; what is under way is given up."""
+        """Ends the follower; what is under way is given up."""
         self._live.close()
-        if self._loop is not None:
-            self._loop.close()
+        if self._follower is not None:
+            self._follower.close()
 
     def _gets_on(self) -> bool:
-        """Whether the control loop is well; moves wait for forward passes, of which idle engines make none."""
+        """Whether the follower is well; moves wait for forward passes, of which idle engines make none."""
         idle = time.monotonic() - self._passed_s > STUCK_S
-        return self._loop is None or idle or not self._loop.status().stuck
+        return self._follower is None or idle or not self._follower.status().stuck
 
-    def _perform(self, decision: Decision) -> float:
-        """Moves the experts of a decision, and counts its bytes and seconds. Returns the seconds that passes waited for it."""
+    def _perform(self, decision: Decision) -> Moved:
+        """Moves the experts of a decision, and counts its bytes and seconds."""
         start_s = time.monotonic()
-        waited_s = self._live.perform(decision)
+        moved = self._live.handover.perform(decision)
         self._metrics.moved(decision.bytes, time.monotonic() - start_s)
-        return waited_s
+        return moved
 
     def _say(self, line: str) -> None:
-        """Logs what the control loop says, and counts decisions and failures."""
-        assert self._loop is not None
-        status = self._loop.status()
-        if status.last is not None and status.last is not self._told:
-            self._told = status.last
-            self._metrics.decided(status.last.kind, status.last.balancedness, status.last.expected_balancedness)
-            LOG.info("aurora: %s", line)
-        elif status.failures > self._failures:
-            self._failures = status.failures
-            self._metrics.failed()
-            LOG.warning("aurora: experts stay where they are: %s", line.removeprefix("failed: "))
-        else:
-            LOG.log(logging.WARNING if status.stuck else logging.INFO, "aurora: %s", line)
+        assert self._follower is not None
+        self._metrics.tell(line, self._follower.status())
 
 
 def _finished_s() -> float:

@@ -1,17 +1,37 @@
-"""What the plugin says of itself: whether it is engaged, and if not why, in the log and as a metric."""
+"""The plugin's account of itself, in the log and as metrics: whether it is engaged, its heartbeat, how experts follow."""
 
 import logging
+import math
 import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
 
 from aurora.errors import RankFailed
 from aurora_vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from aurora.planner.control.controller import Decision
+    from aurora.runtime.follower import ControlStatus
 
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 ENGAGED = "1 if the plugin does what its settings ask for; 0 if it does not, for the reason in the label"
+BALANCEDNESS = "Mean over largest load of the GPUs in the last window, all layers: 1 is balanced"
+EXPECTED = "The same as expected in the next window, after the moves that were decided on"
+CHANGED = "When the placement was last changed, in Unix time; before that, when serving began"
+DECISIONS = "Decisions after windows of traffic, by kind"
+BYTES = "Bytes of expert weights that were moved between ranks"
+SECONDS = "Seconds in which expert weights were moved"
+FAILURES = "Windows in which an error left the experts where they were"
+HEARTBEAT = "When what moves experts was last seen well, in Unix time"
+BEAT_S = 2.0
+STUCK_S = 5.0  # a step that takes longer is stuck; with BEAT_S below the 10 s within which that is to be seen
 
 
 class PluginStatus:
@@ -75,3 +95,154 @@ class PluginStatus:
     def _set(self, value: int, reason: str) -> None:
         if self._gauge is not None:
             self._gauge.labels(*self._labels, reason).set(value)
+
+
+class HeartbeatThread:
+    """Beats in a thread of its own, unless a step takes longer than STUCK_S. One line says when it ceases to beat.
+
+    Args:
+        beat: called every BEAT_S while all is well.
+        alive: returns whether what is watched still runs.
+        tells: whether that line is said here.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        beat: Callable[[], None],
+        alive: Callable[[], bool] = lambda: True,
+        tells: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._beat, self._alive, self._tells, self._clock = beat, alive, tells, clock
+        self._began_s: float | None = None  # when the present step began
+        self._beats = True
+        threading.Thread(target=self._run, daemon=True, name="aurora-heartbeat").start()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Context manager of one step of what is watched."""
+        self._began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._began_s = None
+
+    @property
+    def well(self) -> bool:
+        """Whether what is watched runs and is not stuck."""
+        began_s = self._began_s
+        return self._alive() and (began_s is None or self._clock() - began_s < STUCK_S)
+
+    def look(self) -> None:
+        """Beats if all is well; else says so, if it was well until now."""
+        before, self._beats = self._beats, self.well
+        if self._beats:
+            self._beat()
+        elif before and self._tells:
+            LOG.warning("aurora: what moves experts is stuck or gone; vLLM serves on, and experts may stay where they are")
+
+    def _run(self) -> None:
+        while True:
+            self.look()
+            time.sleep(BEAT_S)
+
+
+class ControlMetrics:
+    """Metrics of the controller, which runs on rank 0, and the heartbeat of each rank.
+
+    Where processes share metrics through files, a full disk may prevent that a value is kept. One line says so, and
+    serving goes on.
+
+    Args:
+        model_name: the name under which vLLM serves the model, a label of all metrics.
+        rank: this expert-parallel rank, the label `ep_rank`.
+        registry: where the metrics are registered. If it has metrics of these names already, these are not shown.
+    """
+
+    def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
+        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        self._lost = False
+        self._told: Decision | None = None  # the last decision that is counted
+        self._failed = 0  # failures of the follower that are counted
+        try:
+            self._register(registry)
+        except ValueError as error:
+            LOG.warning("aurora: no metrics of the placement: %s", error)
+            self._register(CollectorRegistry())
+        with self._kept():
+            self._failures.labels(**self._labels)
+        if rank == 0:
+            self.changed()
+
+    def _register(self, registry: CollectorRegistry) -> None:
+        common: tuple[str, ...] = (*self._labels,)
+        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
+        self._heartbeat = Gauge("aurora_control_heartbeat_timestamp_seconds", HEARTBEAT, common, **latest)
+        self._failures = Counter("aurora_control_failures", FAILURES, common, registry=registry)
+        self._balancedness = Gauge("aurora_control_balancedness", BALANCEDNESS, common, **latest)
+        self._expected = Gauge("aurora_control_expected_balancedness", EXPECTED, common, **latest)
+        self._changed = Gauge("aurora_control_changed_timestamp_seconds", CHANGED, common, **latest)
+        self._decisions = Counter("aurora_control_decisions", DECISIONS, (*common, "kind"), registry=registry)
+        self._bytes = Counter("aurora_control_moved_bytes", BYTES, common, registry=registry)
+        self._seconds = Counter("aurora_control_move_seconds", SECONDS, common, registry=registry)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Context manager in which values are set; it tells once if they cannot be."""
+        try:
+            yield
+        except OSError as error:
+            if not self._lost:
+                LOG.warning("aurora: metrics of the placement are not kept: %s", error)
+            self._lost = True
+
+    def beat(self) -> None:
+        """Says that what moves experts is well."""
+        with self._kept():
+            self._heartbeat.labels(**self._labels).set_to_current_time()
+
+    def tell(self, line: str, status: "ControlStatus") -> None:
+        """Logs a line that the follower says, and counts the decision or the failure that it tells of.
+
+        Args:
+            line: the line.
+            status: of the follower.
+        """
+        if (decision := status.last) is not None and decision is not self._told:
+            self._told = decision
+            self._decided(decision)
+            LOG.info("aurora: %s", line)
+        elif status.failures > self._failed:
+            self._failed = status.failures
+            self.failed()
+            LOG.warning("aurora: experts stay where they are: %s", line.removeprefix("failed: "))
+        else:
+            LOG.log(logging.WARNING if status.stuck else logging.INFO, "aurora: %s", line)
+
+    def _decided(self, decision: "Decision") -> None:
+        """Adds a decision, and the balancedness of its window and of the next one; NaN: the window tells nothing of it."""
+        shown = (self._balancedness, decision.balancedness), (self._expected, decision.expected_balancedness)
+        for gauge, value in shown:
+            if not math.isnan(value):
+                with self._kept():
+                    gauge.labels(**self._labels).set(value)
+        with self._kept():
+            self._decisions.labels(**self._labels, kind=decision.kind).inc()
+
+    def moved(self, moved_bytes: int, seconds: float) -> None:
+        """Adds the moves of a decision, which is in force now."""
+        with self._kept():
+            self._bytes.labels(**self._labels).inc(moved_bytes)
+            self._seconds.labels(**self._labels).inc(seconds)
+        self.changed()
+
+    def changed(self) -> None:
+        """Says that the placement in force is new."""
+        with self._kept():
+            self._changed.labels(**self._labels).set_to_current_time()
+
+    def failed(self) -> None:
+        """Adds a window in which there was an error."""
+        with self._kept():
+            self._failures.labels(**self._labels).inc()

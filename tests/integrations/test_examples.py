@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.metrics import Metrics
+from aurora_vllm.plugin_status import ControlMetrics
 from aurora_vllm.settings import Settings, read_settings
 from prometheus_client import CollectorRegistry
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm.choice_counter import ChoiceCounter
-from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
-from aurora_vllm.heartbeat import STUCK_S
+from aurora_vllm.plugin_status import STUCK_S, ControlMetrics
 from aurora_vllm.settings import Settings
 from aurora_vllm.traffic_recorder import EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
@@ -18,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Controller
-from aurora.runtime.control_loop import ControlLoop
+from aurora.runtime.follower import Follower
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Network, Placement
 from tests.runtime.test_live_placement import patient
@@ -110,7 +109,7 @@ def served(planned=False, idle=(), passes=100, **settings):
 @pytest.mark.parametrize(("planned", "idle"), [(False, ()), (True, (2,))])
 def test_experts_follow_the_traffic_between_passes(monkeypatch, caplog, planned, idle):
     """Every pass's answers are right, whoever holds an expert; weights and maps stay where they are in memory."""
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     caplog.set_level(logging.INFO, "vllm.aurora")
     monkeypatch.setattr("aurora_vllm.layer_alltoall.SMALL_BYTES", 0)
     ranks = served(planned, idle, loss=0.0)
@@ -136,7 +135,7 @@ def test_experts_follow_the_traffic_between_passes(monkeypatch, caplog, planned,
 
 
 def test_a_dry_run_moves_nothing(monkeypatch, caplog):
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     caplog.set_level(logging.INFO, "vllm.aurora")
     ranks = served(passes=30, loss=0.0, dry_run=True)
     assert [rank.held_L() for rank in ranks] == [[list(held_G[rank]) for held_G in FIRST.slots_LG] for rank in range(RANKS)]
@@ -147,14 +146,14 @@ def test_moves_that_wait_for_requests_are_not_stuck(monkeypatch):
     """An idle engine makes no passes. A loop that is stuck while it makes some gives no sign of life."""
     moving = Rank(0, Memory(RANKS, 10.0), False).integration.moving
     status = SimpleNamespace(stuck=True)
-    monkeypatch.setattr(moving, "_loop", SimpleNamespace(status=lambda: status, close=lambda: None))
+    monkeypatch.setattr(moving, "_follower", SimpleNamespace(status=lambda: status, close=lambda: None))
     assert not moving.heartbeat.well
     monkeypatch.setattr(moving, "_passed_s", moving._passed_s - STUCK_S - 1)
     assert moving.heartbeat.well
 
 
 def test_an_error_in_planning_is_said_and_counted(monkeypatch, caplog):
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     window, calls = Controller.window, []
     monkeypatch.setattr(Controller, "window", lambda *given: calls.append(0) or (window(*given) if len(calls) != 2 else 1 / 0))
     ranks = served(passes=60, loss=0.0)

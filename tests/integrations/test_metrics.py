@@ -17,9 +17,8 @@ import torch
 pytest.importorskip("prometheus_client")
 from aurora_vllm import metrics as module
 from aurora_vllm import plugin_status
-from aurora_vllm.control_metrics import ControlMetrics
 from aurora_vllm.metrics import BUCKETS_S, Metrics, drift, exchange_bound
-from aurora_vllm.plugin_status import PluginStatus
+from aurora_vllm.plugin_status import ControlMetrics, PluginStatus
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration

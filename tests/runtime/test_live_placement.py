@@ -20,16 +20,16 @@ from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import Controller, Decision
-from aurora.planner.control.move_sequence import move_sequence
-from aurora.planner.control.move_times import LENGTHENED
+from aurora.planner.control.feedback import LENGTHENED
+from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.control.plan_controller import plan_controller
-from aurora.runtime import placement_control, serving_rank
+from aurora.runtime import live_placement, serving_rank
 from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS
-from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.elastic_rank import HeldExperts, serve_elastic_rank
+from aurora.runtime.follower import Follower, MovesFailed, MovesGivenUp
 from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
 from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import merge_results
@@ -61,7 +61,7 @@ def placed(plan, slots_G):
 
 
 def patient(add):
-    """ControlLoop.add that returns when its window is decided on, so that few steps have many decisions."""
+    """Follower.add that returns when its window is decided on, so that few steps have many decisions."""
 
     def add_and_wait(loop, load_LE, *more):
         last, until_s = loop.status().last, time.monotonic() + 10
@@ -73,7 +73,7 @@ def patient(add):
 
 
 def serve_patiently(rank_info, *args):
-    ControlLoop.add = patient(ControlLoop.add)
+    Follower.add = patient(Follower.add)
     return serve_rank(rank_info, *args)
 
 
@@ -99,7 +99,7 @@ def check_moved(mixtral, result, found):
 )
 def test_answers_are_the_same_while_experts_move(monkeypatch, mixtral, slots_G, options):
     """Replicas appear and vanish, and a rank without experts gets some."""
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     plan = placed(plan_for([mixtral], 4), slots_G)
     asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 40, "batch": 1, **options}
     check_moved(mixtral, *differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked))
@@ -107,7 +107,7 @@ def test_answers_are_the_same_while_experts_move(monkeypatch, mixtral, slots_G, 
 
 @pytest.mark.full
 def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     changed, seen = LivePlacement._change_layers, []
 
     def change(live, *given):
@@ -124,7 +124,7 @@ def test_min_replicas_are_kept_while_experts_move(monkeypatch, mixtral):
 @pytest.mark.full
 def test_over_servers_experts_move_inside_them(monkeypatch, mixtral):
     """One expert is on both servers, others are twice on one."""
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     changed, server_G, seen = LivePlacement._change_layers, np.array([0, 1, 0, 1]), set()
 
     def change(live, *given):
@@ -149,7 +149,7 @@ def test_experts_move_between_processes(mixtral):
 
 @pytest.mark.full
 def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     paths = [mixtral, qwen]
     plan = placed(plan_for(paths, 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
     prompts = [prompts_for(mixtral, 2), prompts_for(qwen, 2, seed=1)]
@@ -160,7 +160,7 @@ def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
 
 def test_requests_arrive_while_experts_follow_them(monkeypatch, mixtral):
     """Between two bursts no rank makes steps; windows go on after it, and the pause is in no step's time."""
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     steps_s = []
     learn = LivePlacement._learn
     monkeypatch.setattr(LivePlacement, "_learn", lambda live, step_s: steps_s.append(step_s) or learn(live, step_s))
@@ -174,7 +174,7 @@ def test_requests_arrive_while_experts_follow_them(monkeypatch, mixtral):
 
 
 def test_a_dry_run_only_says_what_it_would_do(monkeypatch, mixtral):
-    monkeypatch.setattr(ControlLoop, "add", patient(ControlLoop.add))
+    monkeypatch.setattr(Follower, "add", patient(Follower.add))
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
     options = RunOptions(max_new_tokens=20, batch=2, transport="memory", adapt=EAGER, dry_run=True)
     (report,) = aurora.run(plan, [mixtral], [prompts_for(mixtral, 4)], options).control_M
@@ -200,7 +200,7 @@ def test_all_that_decisions_and_orders_need_is_compiled_before_the_first_step(mo
 
 def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
     plan, seen = plan_for([mixtral], 2), []
-    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
+    monkeypatch.setattr(live_placement, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
     kinds = [replace(gpu, kind=kind) for gpu, kind in zip(plan.cluster.gpus, ("slow", "fast"), strict=True)]
     plan = replace(plan, cluster=replace(plan.cluster, gpus=tuple(kinds)))
     curves = {kind: dict.fromkeys(FLAT, Curve(np.array([1.0]), np.array([s]))) for kind, s in (("slow", 3e-3), ("fast", 1e-3))}
@@ -353,7 +353,7 @@ class Ranks:
                     wait([moves.preparing], timeout=self.patience_s)
                 if step == 3 and rank == 0:
                     asking.start()
-                    while self.live_R[0]._request is None:
+                    while self.live_R[0].handover.decision is None:
                         time.sleep(0.001)
             assert not self.live_R[rank].next_step(False)
             self.live_R[rank].close()
@@ -387,7 +387,7 @@ def test_slices_lengthen_a_step_by_a_tenth_at_most(monkeypatch):
     outcome = []
 
     def perform():
-        outcome.append(ranks.live_R[0].perform(decision))
+        outcome.append(ranks.live_R[0].handover.perform(decision))
 
     ranks.serve(60, perform)
     assert outcome == [pytest.approx(sum(seconds for _, seconds in ranks.slices_s) + sum(ranks.changes_s), rel=0.1)]
@@ -419,7 +419,7 @@ def replicas_in_each_layer(Bps, monkeypatch):
 def test_as_many_layers_change_over_as_a_step_waits_for(monkeypatch, change_s, most):
     ranks, decision = replicas_in_each_layer(5e9, monkeypatch)
     ranks.change_s = change_s
-    ranks.serve(80, lambda: ranks.live_R[0].perform(decision))
+    ranks.serve(80, lambda: ranks.live_R[0].handover.perform(decision))
     assert max(ranks.changes_s) == pytest.approx(most * change_s)
     assert max(ranks.pauses_s) <= LENGTHENED * ranks.step_s
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
@@ -430,7 +430,7 @@ def test_a_rounds_last_slice_and_its_layers_share_a_pause_that_has_time_for_both
     """An expert takes 0.32 ms, and 1.4 ms of 2 are meant to be used."""
     ranks, decision = replicas_in_each_layer(1e9, monkeypatch)
     ranks.change_s = change_s
-    ranks.serve(80, lambda: ranks.live_R[0].perform(decision))
+    ranks.serve(80, lambda: ranks.live_R[0].handover.perform(decision))
     assert any("sc" in pieces for pieces in ranks.pieces) == together
     assert max(ranks.pauses_s) <= LENGTHENED * ranks.step_s
     assert ranks.held_L() == [[[e for e in row if e >= 0] for row in layer] for layer in decision.held_LGP.tolist()]
@@ -472,7 +472,7 @@ def test_moves_that_are_given_up_lose_no_expert(monkeypatch, caplog, fault):
 
     def perform():
         with pytest.raises(MovesFailed) as failed:
-            ranks.live_R[0].perform(decision)
+            ranks.live_R[0].handover.perform(decision)
         failures.append(failed.value)
 
     ranks.serve(6, perform)
@@ -491,11 +491,11 @@ def test_moves_that_do_not_get_on_give_no_sign_of_life(monkeypatch):
     monkeypatch.setattr(ranks.live_R[2]._pool, "submit", lambda *_: Future())
     beats, decision = [], decision_for(CONTIGUOUS, LOADS_LE)
     control = {"beat": lambda _: beats.append(1), "check": lambda _: None}
-    ranks.patience_s, ranks.live_R[0].control = 0, type("Control", (), control)()
+    ranks.patience_s, ranks.live_R[0].follower = 0, type("Control", (), control)()
 
     def perform():
-        with pytest.raises(ServingEnded):
-            ranks.live_R[0].perform(decision)
+        with pytest.raises(MovesGivenUp):
+            ranks.live_R[0].handover.perform(decision)
 
     ranks.serve(40, perform)
     assert len(beats) == len(ranks.slices_s) < 30
@@ -527,7 +527,7 @@ def test_a_rank_lost_at_any_moment_of_moves_leaves_the_experts_of_the_others(mon
 
     def perform():
         with suppress(MovesFailed):
-            ranks.live_R[0].perform(decision)
+            ranks.live_R[0].handover.perform(decision)
 
     ranks.meet = meet_or_die
     ranks.serve(60, perform)
@@ -543,7 +543,7 @@ def test_a_rank_lost_at_any_moment_of_moves_leaves_the_experts_of_the_others(mon
 
 def serve_and_die(victim, method, count, rank_info, *args):
     """Serves by one rank of a run that survives; the victim dies in its so many-th call of a method of LivePlacement."""
-    ControlLoop.add = patient(ControlLoop.add)
+    Follower.add = patient(Follower.add)
     if rank_info.rank == victim:
         called, calls = getattr(LivePlacement, method), []
 

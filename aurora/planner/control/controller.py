@@ -18,7 +18,7 @@ The controller is pure: it is told of loads, times and finished moves, and reads
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -26,12 +26,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.control.gain_record import GainRecord
+from aurora.planner.control.feedback import AFTER, GainRecord, MoveTimes, StepTimes
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.load_tracker import LoadTracker
-from aurora.planner.control.move_sequence import Move, move_sequence, sequence_inside
-from aurora.planner.control.move_times import MoveTimes
-from aurora.planner.control.step_times import AFTER, StepTimes
+from aurora.planner.control.move_rounds import Move, move_sequence, sequence_inside
 from aurora.planner.replication.rebalance import checked_min_replicas, rebalance, rebalance_inside
 from aurora.types import ControlOptions, GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray, locked
@@ -172,18 +170,23 @@ class Controller:
         self._undone: _Undone | None = None
         self._hold_off = HOLD_OFF  # windows
 
-    def window(self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> Decision:
+    def window(
+        self, loads: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
+    ) -> Decision:
         """Decides after a window.
 
         Args:
             loads: (L, E) tokens of each expert in the window.
             step_s: seconds that a step took in it; None: not measured.
             tokens: of a step in it, in any unit; None: as many as before. Only times of steps with about as many are compared.
+            period_s: seconds that the window took; None: as many as the one before, at first as the options say.
 
         Returns:
             The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
         """
         changes = self.tracker.changes
+        if period_s is not None:
+            self.options = replace(self.options, period_s=period_s)
         try:
             load_LE = self.tracker.add(loads)
         except BadInput as error:

@@ -40,8 +40,8 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
     """
-    from aurora_vllm.control_metrics import ControlMetrics
     from aurora_vllm.eplb_placement import EplbPlacement
+    from aurora_vllm.plugin_status import ControlMetrics
 
     assert worker.integration is not None
     worker.live = worker.integration.live = EplbPlacement(
@@ -153,14 +153,14 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
 
 def move_in_rounds() -> None:
     """Makes EPLB send experts in rounds of ours, in which each rank sends to one rank and receives from one at a time."""
-    from aurora_vllm.move_rounds import move_rounds
+    from aurora.planner.control.move_rounds import buffered_rounds
 
     execute, background = find(f"{EPLB_EXECUTE}:"), find(f"{EPLB_ASYNC}:")
     flow = find(MIGRATION_FLOW)
 
     def schedule(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[Any]]:
         held_RP, wanted_RP = (np.asarray(each).reshape(-1, num_local_experts) for each in (old_indices, new_indices))
-        return [[flow(*each) for each in moves] for moves in move_rounds(held_RP, wanted_RP)]
+        return [[flow(*each) for each in moves] for moves in buffered_rounds(held_RP, wanted_RP)]
 
     def schedule_layers(num_local_experts: int, old_indices: IntArray, new_indices: IntArray) -> list[list[list[Any]]]:
         return [schedule(num_local_experts, *layer) for layer in zip(old_indices, new_indices, strict=True)]

@@ -22,8 +22,8 @@ def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: 
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
     """
-    from aurora_vllm.control_metrics import ControlMetrics
     from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
+    from aurora_vllm.plugin_status import ControlMetrics
 
     integration = worker.integration
     assert integration is not None

@@ -1,22 +1,33 @@
-"""The control loop: real threads, a clock that the test sets."""
+"""The follower: real threads, a clock that the test sets; its history, in memory that does not grow."""
 
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
 from aurora.planner.control.controller import Controller
-from aurora.runtime.control_loop import ControlLoop, MovesFailed, ServingEnded
+from aurora.runtime.follower import (
+    MOST_CHANGES,
+    MOST_WINDOWS,
+    ControlHistory,
+    Follower,
+    Moved,
+    MovesFailed,
+    MovesGivenUp,
+)
 
 SKEWED = np.array([[900.0, 800.0, 100.0, 200.0]])
 HELD = np.array([[[0, 1], [2, 3]]])
+KEPT = replace(Controller(HELD, 1).window([[1, 1, 1, 1]]), expected_balancedness=0.5)
+MOVED = Controller(HELD, 1000).window([[900, 800, 100, 200]])
 WAIT_S = 20.0  # for a thread on a busy machine
 
 
 class Serving:
-    """A loop, what it said, and moves that end when they are allowed to."""
+    """A follower, what it said, and moves that end when they are allowed to."""
 
     def __init__(self, perform=lambda decision: None, **options):
         self.now_s, self.lines, self.controller = 0.0, SimpleQueue(), Controller(HELD, 1000, clock=lambda: self.now_s)
@@ -25,26 +36,26 @@ class Serving:
         def recorded(decision):
             self.performed.append(decision)
             perform(decision)
-            return self.waited_s
+            return Moved(self.waited_s)
 
-        self.loop = ControlLoop(self.controller, recorded, **{"say": self.lines.put, "clock": lambda: self.now_s, **options})
+        self.follower = Follower(self.controller, recorded, **{"say": self.lines.put, "clock": lambda: self.now_s, **options})
 
     def window(self, load_LE=SKEWED):
         """Hands over a window; returns the line about its decision."""
-        self.loop.add(load_LE)
+        self.follower.add(load_LE)
         return self.lines.get(timeout=WAIT_S)
 
     def settle(self):
         """Waits until the last decision is performed."""
         until_s = time.monotonic() + WAIT_S
-        while self.loop._busy and time.monotonic() < until_s:
+        while self.follower._busy and time.monotonic() < until_s:
             time.sleep(1e-3)
 
     def ended(self):
         """The status after everything that was handed over."""
-        self.loop.close()
-        self.loop._thread.join(WAIT_S)
-        return self.loop.status()
+        self.follower.close()
+        self.follower._thread.join(WAIT_S)
+        return self.follower.status()
 
 
 @pytest.fixture
@@ -57,7 +68,7 @@ def serving(request):
 
     yield serve
     for each in made:
-        each.loop.close()
+        each.follower.close()
 
 
 def test_a_move_is_performed_and_told(serving):
@@ -88,33 +99,33 @@ def test_moves_that_are_stuck_make_the_heartbeat_stale_and_serving_goes_on(servi
         assert on.wait(WAIT_S)
 
     serve = serving(stuck)
-    assert serve.loop.status().heartbeat_s == 0
+    assert serve.follower.status().heartbeat_s == 0
     serve.window()
     assert begun.wait(WAIT_S)
     serve.now_s = 4.0
-    serve.loop.beat()
-    assert not serve.loop.status().stuck
+    serve.follower.beat()
+    assert not serve.follower.status().stuck
     serve.now_s = 15.0
     for load_LE in (np.nan * SKEWED, np.zeros((1, 4)), SKEWED):
-        serve.loop.add(load_LE)
-    status = serve.loop.status()
+        serve.follower.add(load_LE)
+    status = serve.follower.status()
     assert (status.heartbeat_s, status.stuck, status.windows, status.skipped) == (11.0, True, 4, 2)
     assert serve.lines.get(timeout=WAIT_S) == "stuck: serving goes on without decisions"
-    serve.loop.check()
-    assert serve.loop.status().times_stuck == 1
+    serve.follower.check()
+    assert serve.follower.status().times_stuck == 1
     on.set()
     assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")  # the newest window; those before it are gone
     status = serve.ended()
     assert (status.move_s, sum(status.decisions.values())) == (15.0, 2)
 
 
-def test_a_stuck_loop_is_told_before_the_next_window(serving):
+def test_a_stuck_follower_is_told_before_the_next_window(serving):
     begun, on = threading.Event(), threading.Event()
     serve = serving(lambda _: begun.set() or on.wait(WAIT_S))
     serve.window()
     assert begun.wait(WAIT_S)
     for serve.now_s in (9.0, 10.0, 11.0):
-        serve.loop.check()
+        serve.follower.check()
     assert serve.lines.get(timeout=WAIT_S) == "stuck: serving goes on without decisions"
     on.set()
     assert serve.ended().times_stuck == 1
@@ -133,7 +144,7 @@ def test_what_was_seen_and_decided_is_reported(serving):
     serve.controller.tracker.changes = 1
     serve.window(other)
     serve.ended()
-    report = serve.loop.report("m", 90.0)
+    report = serve.follower.report("m", 90.0)
     assert (report.model, report.dry_run, report.windows, report.failures, report.stuck) == ("m", False, 3, 0, 0)
     assert report.decisions == {"gain": 2, "no-tokens": 1}
     first, last = report.changes
@@ -188,7 +199,7 @@ def test_moves_that_are_given_up_are_tried_again_from_what_is_in_force(serving, 
 
 def test_moves_that_end_with_serving_are_no_failure(serving):
     def ends(_):
-        raise ServingEnded("serving has ended")
+        raise MovesGivenUp("serving has ended")
 
     serve = serving(ends)
     assert serve.window().startswith("move")
@@ -199,11 +210,11 @@ def test_moves_that_end_with_serving_are_no_failure(serving):
 
 def test_steps_before_a_change_do_not_tell_against_it(serving):
     """A window that ended while experts moved has steps by the placement before."""
-    serve = serving(lambda _: serve.loop.add(SKEWED, 9.0, 8))
-    serve.loop.add(SKEWED, 1.0, 8)
+    serve = serving(lambda _: serve.follower.add(SKEWED, 9.0, 8))
+    serve.follower.add(SKEWED, 1.0, 8)
     assert [serve.lines.get(timeout=WAIT_S)[:4] for _ in range(2)] == ["move", "keep"]
     for _ in range(2):
-        serve.loop.add(SKEWED, 1.0, 8)
+        serve.follower.add(SKEWED, 1.0, 8)
         assert serve.lines.get(timeout=WAIT_S).startswith("keep (balanced)")
 
 
@@ -221,6 +232,39 @@ def test_lines_that_cannot_be_written_are_counted(serving):
         raise OSError("no space left on device")
 
     serve = serving(lambda _: followed.set(), say=full)
-    serve.loop.add(SKEWED)
+    serve.follower.add(SKEWED)
     assert followed.wait(WAIT_S)
     assert serve.ended().failures == 1
+
+
+def test_a_long_run_is_a_series_of_bounded_length():
+    """Its entries are means over as many windows each, and none is lost."""
+    history = ControlHistory()
+    balancedness = np.random.default_rng(0).random(5 * MOST_WINDOWS + 3)
+    for at, value in enumerate(balancedness):
+        history.add(replace(KEPT, at_s=float(at), balancedness=float(value)), float(at), at // 100)
+    assert MOST_WINDOWS // 2 <= len(history.series) <= MOST_WINDOWS
+    assert sum(each.windows for each in history.series) == len(balancedness)
+    assert len({each.windows for each in history.series[:-1]}) == 1
+    many = history.series[0].windows
+    for number, each in enumerate(history.series):
+        of = balancedness[number * many : (number + 1) * many]
+        assert each.balancedness == pytest.approx(of.mean())
+        last = number * many + len(of) - 1
+        assert (each.at_s, each.age_s, each.traffic, each.expected_balancedness) == (last, last, last // 100, 0.5)
+
+
+def test_the_newest_changes_are_kept_without_their_tables():
+    history = ControlHistory()
+    for at in range(MOST_CHANGES + 5):
+        history.add(replace(MOVED, at_s=float(at)), 0.0, 0)
+    history.in_force(2.0)
+    assert [history.changes[0].at_s, history.changes[-1].at_s] == [5.0, MOST_CHANGES + 4.0]
+    assert (history.changes[-1].took_s, history.changes[-2].took_s) == (2.0, None)
+    assert (history.changes[-1].moves, history.changes[-1].bytes) == (len(MOVED.moves), MOVED.bytes)
+
+
+def test_a_window_that_tells_nothing_is_no_entry():
+    history = ControlHistory()
+    history.add(Controller(HELD, 1).window([[0, 0, 0, 0]]), 0.0, 0)
+    assert history.series == []

@@ -1,19 +1,29 @@
-"""The sequence of moves from one placement to another: no GPU sends or receives two experts at once, and none is ever lost.
+"""Rounds of moves from one placement to another: no GPU sends or receives two experts at once, and none is ever lost.
 
-Moves come in rounds. In a round each GPU sends at most one expert and receives at most one, and what it sends it holds when the
-round begins: received weights take their slots when the round ends. After every round the slots are a placement: every expert
-is held somewhere, and has its min replicas, so that a system can serve from them, and stop there if a GPU is lost.
+`move_sequence` moves experts in place. In a round each GPU sends at most one expert and receives at most one, and what it sends
+it holds when the round begins: received weights take their slots when the round ends. After every round the slots are a
+placement: every expert is held somewhere, and has its min replicas, so that a system can serve from them, and stop there if a
+GPU is lost.
+
+`buffered_rounds` moves them into buffers that take their slots after the last round, as vLLM's EPLB does.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from aurora.planner.alltoall.birkhoff import slots
 from aurora.types.arrays import BoolArray, IntArray
 from aurora.types.placement import EMPTY_INT64 as EMPTY
+
+Flow = tuple[int, int, tuple[int, ...]]  # sender, receiver, experts
 
 
 class Move(NamedTuple):
@@ -34,6 +44,17 @@ class Move(NamedTuple):
     src: int
     dst: int
     slot: int
+
+
+def rounds_of(moves: Sequence[Move]) -> list[list[Move]]:
+    """Returns the moves of each round."""
+    return [list(of_round) for _, of_round in groupby(moves, attrgetter("round"))]
+
+
+def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
+    """Puts the experts of moves into their slots."""
+    for move in moves:
+        held_LGP[move.layer, move.dst, move.slot] = move.expert
 
 
 class _State(NamedTuple):
@@ -136,6 +157,51 @@ def sequence_inside(
     moves, reached_LGP = move_sequence(names_LGP, wanted_names_LGP, min_replicas, domain_G)
     named = tuple(move._replace(expert=move.expert % experts) for move in moves)
     return named, np.where(reached_LGP == EMPTY, EMPTY, reached_LGP % experts)
+
+
+def buffered_rounds(held_RP: IntArray, wanted_RP: IntArray) -> list[list[Flow]]:
+    """Returns rounds of a layer's moves in which each rank sends to at most one rank and receives from at most one.
+
+    Weights arrive in buffers, so ranks send what they held before the first round, and no slot has to be free.
+    Together the rounds take as long as the busiest rank sends or receives; that is the least.
+
+    Args:
+        held_RP: (R, P) int64, the expert in each slot of each rank, EMPTY for none.
+        wanted_RP: (R, P) int64, the same afterwards.
+
+    Returns:
+        For each round its flows: (sender, receiver, experts). Each expert that a rank wants and does not hold comes once; one
+        that no rank holds does not come.
+
+    Source: Birkhoff 1946, by `slots`.
+    """
+    ranks = len(held_RP)
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank, held_P in enumerate(held_RP.tolist()):
+        for expert in set(held_P) - {EMPTY}:
+            holders[expert].append(rank)
+    lacking = [
+        (expert, rank)
+        for rank, wanted_P in enumerate(wanted_RP.tolist())
+        for expert in sorted(set(wanted_P) - set(held_RP[rank].tolist()) - {EMPTY})
+        if expert in holders
+    ]
+    lacking.sort(key=lambda move: len(holders[move[0]]))  # those with a choice of senders last
+    work_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    waiting: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    for expert, rank in lacking:
+        sender = min(holders[expert], key=lambda holder: work_RR[holder].sum())
+        work_RR[sender, rank] += 1
+        waiting[sender, rank].append(expert)
+    _, partner_XR, units_XR = slots(work_RR, ranks * ranks)
+    return [
+        [
+            (sender, partner, tuple(waiting[sender, partner].popleft() for _ in range(units)))
+            for sender, (partner, units) in enumerate(zip(partner_R.tolist(), units_R.tolist(), strict=True))
+            if units
+        ]
+        for partner_R, units_R in zip(partner_XR, units_XR, strict=True)
+    ]
 
 
 def _holds(held_LGP: IntArray, experts: int) -> BoolArray:

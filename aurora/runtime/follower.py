@@ -1,15 +1,17 @@
-"""Runs a controller beside serving, in a thread of its own, and says what it does.
+"""The follower: runs a controller beside serving, in a thread of its own, and says what it does.
 
-Serving hands windows over and goes on, whatever happens here: an exception, a thread that is stuck or a log that cannot be
-written is counted, and said where that is possible.
+An engine hands windows of loads over and goes on serving, whatever happens here: an exception, a thread that is stuck or a log
+that cannot be written is counted, and said where that is possible. What the controller decides on comes to the engine through a
+MovesHandover. Between two steps the engine pauses, moves some experts, and commits the placement once it is in force.
 """
 
 import logging
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,16 +19,17 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from aurora.planner.control.controller import Action, Controller, Decision, Kind
-from aurora.runtime.control_history import ControlHistory
-from aurora.types import ControlReport
+from aurora.types import ControlReport, ControlWindow, PlacementChange
 from aurora.types.arrays import IntArray
 
-STALE_S = 10.0  # of a heartbeat: the loop is stuck
+STALE_S = 10.0  # of a heartbeat: the follower is stuck
 JOIN_S = 1.0  # that `close` waits for the thread
+MOST_CHANGES = 1000  # that a history keeps, the newest ones
+MOST_WINDOWS = 512  # entries of its series; when it is full, each two neighbours become one
 
 
 class MovesFailed(Exception):
-    """What performs a decision raises this when it gives the moves up.
+    """Moves of a decision are given up.
 
     Args:
         held_LGP: (L, G, P) the placement that is in force now; None: the one before the moves.
@@ -37,13 +40,69 @@ class MovesFailed(Exception):
         self.held_LGP = held_LGP
 
 
-class ServingEnded(MovesFailed):
-    """Moves are given up because serving has ended, which is no failure."""
+class MovesGivenUp(MovesFailed):
+    """Moves are given up for a reason that is no failure, such as the end of serving."""
+
+
+class Moved(NamedTuple):
+    """Seconds that the moves of a decision took, as far as the engine has measured them."""
+
+    waited_s: float | None = None  # that serving waited for them
+    seconds: float | None = None  # in all; None: from the decision until its placement was in force
+
+
+class MovesHandover:
+    """Hands the decisions of a follower's thread to an engine, which moves experts between two steps.
+
+    Attributes:
+        decision: the decision whose experts the engine is to move, or moves; None: no moves are asked for.
+        closed: whether no more moves are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done: Future[Moved] | None = None
+        self.decision: Decision | None = None
+        self.closed = False
+
+    def perform(self, decision: Decision) -> Moved:
+        """Asks for the moves of a decision, and returns when the new placement is in force. Called by the follower's thread.
+
+        Raises:
+            MovesFailed: if the moves are given up; it says which placement is in force.
+        """
+        done: Future[Moved] = Future()
+        with self._lock:
+            if self.closed:
+                raise MovesGivenUp("serving has ended")
+            self.decision, self._done = decision, done
+        return done.result()
+
+    def commit(self, moved: Moved = Moved()) -> None:
+        """Says that the placement of the decision is in force."""
+        if (done := self._taken()) is not None:
+            done.set_result(moved)
+
+    def give_up(self, failure: MovesFailed) -> None:
+        """Says that the moves are given up, and which placement is in force."""
+        if (done := self._taken()) is not None:
+            done.set_exception(failure)
+
+    def close(self, held_LGP: IntArray) -> None:
+        """Gives up what is under way, with a placement (L, G, P) in force, and asks for no more moves."""
+        with self._lock:
+            self.closed = True
+        self.give_up(MovesGivenUp("serving has ended", held_LGP))
+
+    def _taken(self) -> "Future[Moved] | None":
+        with self._lock:
+            done, self.decision, self._done = self._done, None, None
+        return done
 
 
 @dataclass(frozen=True, eq=False)
 class ControlStatus:
-    """What a control loop has done so far. In a dry run it is what it would have done.
+    """State and counts of a follower. In a dry run they are those of what it would have done.
 
     Attributes:
         balancedness: mean over largest load of the placement in force in the last window; NaN before the first.
@@ -55,8 +114,8 @@ class ControlStatus:
         windows: windows that were handed over.
         skipped: of these, how many were replaced by later ones before they were looked at.
         failures: exceptions in planning, moving or saying.
-        times_stuck: how many times the loop was found to be stuck.
-        heartbeat_s: seconds since the loop was last seen alive; from STALE_S on it is stuck.
+        times_stuck: how many times the follower was found to be stuck.
+        heartbeat_s: seconds since it was last seen alive; from STALE_S on it is stuck.
         last: the last decision, if there was one.
     """
 
@@ -75,36 +134,36 @@ class ControlStatus:
 
     @property
     def stuck(self) -> bool:
-        """Whether the loop has not been seen alive for STALE_S."""
+        """Whether the follower has not been seen alive for STALE_S."""
         return self.heartbeat_s >= STALE_S
 
 
 class _LoadWindow(NamedTuple):
-    """What `ControlLoop.add` is given."""
+    """Arguments of `Follower.add`."""
 
     load_LE: ArrayLike
     step_s: float | None
     tokens: float | None
+    period_s: float | None
 
 
-class ControlLoop:
-    """Runs a Controller in a daemon thread beside serving.
+class Follower:
+    """Makes the placement of an engine follow its traffic: runs a Controller in a daemon thread beside serving.
 
     Args:
-        controller: decides. From now on only the loop calls it.
-        perform: moves the experts of a decision and returns when its placement is in force, with the seconds that serving
-            waited for it, None if they were not measured; raises MovesFailed if it gives up. Moves that take long call `beat`
-            now and then.
-        dry_run: whether nothing moves: the loop says what it would do, and goes on as if it had been done.
-        say: receives one line for each decision and each failure, and one when the loop is stuck, in another thread; None: logs
-            it as "aurora.control".
+        controller: decides. From now on only the follower calls it.
+        perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
+            Usually `MovesHandover.perform`. Moves that take long call `beat` now and then.
+        dry_run: whether nothing moves: the follower says what it would do, and goes on as if it had been done.
+        say: receives one line for each decision and each failure, and one when the follower is stuck, in another thread; None:
+            logs it as "aurora.control".
         clock: returns seconds.
     """
 
     def __init__(
         self,
         controller: Controller,
-        perform: Callable[[Decision], float | None],
+        perform: Callable[[Decision], Moved],
         dry_run: bool = False,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -124,40 +183,47 @@ class ControlLoop:
         self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
         self._thread.start()
 
-    def add(self, load_LE: ArrayLike, step_s: float | None = None, tokens: float | None = None) -> None:
+    def add(
+        self, load_LE: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
+    ) -> None:
         """Hands over a window; never blocks, never raises. A window that still waits is replaced.
 
         Args:
             load_LE: (L, E) tokens of each expert in the window, which nobody changes from now on.
-            step_s: seconds that a step took in it; None: not measured.
-            tokens: of a step in it, as of `Controller.window`.
+            step_s, tokens, period_s: as of `Controller.window`.
         """
         with self._changed:
             if self._waiting is None and not self._busy:
                 self._seen_s = self._clock()
             self._windows += 1
             self._skipped += self._waiting is not None
-            self._waiting = _LoadWindow(load_LE, step_s, tokens)
+            self._waiting = _LoadWindow(load_LE, step_s, tokens, period_s)
             self._changed.notify()
         self.check()
 
     def check(self) -> None:
-        """Says once that the loop is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
+        """Says once that the follower is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
         with self._changed:
             before, self._stuck = self._stuck, self._silent_s() >= STALE_S
-            found = self._stuck and not before
-            self._times_stuck += found
-        if found:
+            newly_stuck = self._stuck and not before
+            self._times_stuck += newly_stuck
+        if newly_stuck:
             with suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
 
     def beat(self) -> None:
-        """Says that the loop is alive; what performs moves calls it as they get on."""
+        """Says that moves get on."""
         with self._changed:
             self._seen_s = self._clock()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a window waits or is decided on, or experts move."""
+        with self._changed:
+            return self._waiting is not None or self._busy
+
     def status(self) -> ControlStatus:
-        """Returns what the loop has done so far."""
+        """Returns the state and the counts so far."""
         with self._changed:
             now_s = self._clock()
             return ControlStatus(
@@ -176,7 +242,7 @@ class ControlLoop:
             )
 
     def report(self, model: str, began_s: float) -> ControlReport:
-        """Returns what the loop has seen and done so far.
+        """Returns the report of what was seen and done so far.
 
         Args:
             model: the model's name.
@@ -195,7 +261,7 @@ class ControlLoop:
         )
 
     def _silent_s(self) -> float:
-        """Seconds since the loop was last seen alive; 0 if it has nothing to do."""
+        """Seconds since it was last seen alive; 0 if it has nothing to do."""
         idle = self._waiting is None and not self._busy and self._thread.is_alive()
         return 0.0 if idle else self._clock() - self._seen_s
 
@@ -211,7 +277,7 @@ class ControlLoop:
         while (window := self._next()) is not None:
             try:
                 self._follow(window)
-            except ServingEnded as ended:
+            except MovesGivenUp as ended:
                 self._tell(f"given up: {ended}")
             except Exception as error:
                 with self._changed:
@@ -219,7 +285,7 @@ class ControlLoop:
                 self._tell(f"failed: {type(error).__name__}: {error}")
 
     def _next(self) -> _LoadWindow | None:
-        """The window that waits, when there is one; None when the loop is closed."""
+        """The window that waits, when there is one; None when the follower is closed."""
         with self._changed:
             self._busy = False
             self._changed.wait_for(lambda: self._closed or self._waiting is not None)
@@ -246,18 +312,19 @@ class ControlLoop:
 
     def _move(self, decision: Decision) -> None:
         """Performs the decision, and tells the controller how that ended."""
-        began_s, waited_s = self._clock(), None
+        began_s, moved = self._clock(), Moved()
         if not self._dry_run:
             try:
-                waited_s = self._perform(decision)
+                moved = self._perform(decision)
             except Exception as error:
                 self._controller.failed(error.held_LGP if isinstance(error, MovesFailed) else None)
                 raise
         ended_s = self._clock()
-        self._controller.moved(None if self._dry_run else ended_s - began_s, waited_s)
+        seconds = ended_s - began_s if moved.seconds is None else moved.seconds
+        self._controller.moved(None if self._dry_run else seconds, moved.waited_s)
         with self._changed:
             self._bytes += decision.bytes
-            self._move_s += ended_s - began_s
+            self._move_s += seconds
             self._in_force_s = ended_s
             if not self._dry_run:
                 self._history.in_force(ended_s - began_s)
@@ -271,3 +338,55 @@ class ControlLoop:
         except Exception:
             with self._changed:
                 self._failures += 1
+
+
+class ControlHistory:
+    """Keeps the newest changes, and all windows as a series, in memory that does not grow. Times are of the controller's clock.
+
+    Attributes:
+        changes: the newest changes.
+        series: the windows that had tokens, in sequence.
+    """
+
+    def __init__(self) -> None:
+        self.changes: deque[PlacementChange] = deque(maxlen=MOST_CHANGES)
+        self.series: list[ControlWindow] = []
+        self._joined = 1  # windows of an entry
+
+    def add(self, decision: Decision, age_s: float, traffic: int) -> None:
+        """Adds a window and its decision.
+
+        Args:
+            decision: the decision.
+            age_s: seconds since the placement came into force that the window was served with.
+            traffic: how many times traffic has changed.
+        """
+        if not math.isnan(decision.balancedness):
+            balancedness = decision.balancedness, decision.expected_balancedness
+            self._add(ControlWindow(decision.at_s, 1, *balancedness, age_s, traffic))
+        if decision.action != "keep":
+            why = decision.at_s, decision.action, decision.kind, decision.reason
+            self.changes.append(PlacementChange(*why, decision.layers, len(decision.moves), decision.bytes, None))
+
+    def in_force(self, took_s: float) -> None:
+        """Says that the last change is in force, so many seconds after it was decided."""
+        self.changes[-1] = replace(self.changes[-1], took_s=took_s)
+
+    def _add(self, window: ControlWindow) -> None:
+        """Adds a window to the series, or to its last entry as long as that stands for fewer windows than the others."""
+        if self.series and self.series[-1].windows < self._joined:
+            self.series[-1] = _as_one(self.series[-1], window)
+        else:
+            self.series.append(window)
+        if len(self.series) > MOST_WINDOWS:
+            pairs = zip(self.series[:MOST_WINDOWS:2], self.series[1:MOST_WINDOWS:2], strict=True)
+            self.series = [_as_one(*pair) for pair in pairs] + self.series[MOST_WINDOWS:]
+            self._joined *= 2
+
+
+def _as_one(one: ControlWindow, other: ControlWindow) -> ControlWindow:
+    """Two entries as one."""
+    windows = one.windows + other.windows
+    names = "balancedness", "expected_balancedness"
+    means = [(getattr(one, name) * one.windows + getattr(other, name) * other.windows) / windows for name in names]
+    return replace(other, windows=windows, balancedness=means[0], expected_balancedness=means[1])

@@ -1,4 +1,4 @@
-"""What goes wrong in a control loop: serving goes on with equal answers, and one line and one figure of the report say so."""
+"""What goes wrong in a follower: serving goes on with equal answers, and one line and one figure of the report say so."""
 
 import threading
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aurora.runtime import placement_control
-from aurora.runtime.control_loop import ControlLoop
+from aurora.runtime import live_placement
+from aurora.runtime.follower import Follower
 from tests.runtime.test_live_placement import EAGER, placed
 from tests.runtime.test_run import differences, plan_for, prompts_for
 
@@ -21,8 +21,8 @@ def served(mixtral, monkeypatch):
     """Serves while a fault is there; returns the report, after the answers have been compared."""
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
 
-    def serve(**loop):
-        monkeypatch.setattr(placement_control, "ControlLoop", partial(ControlLoop, **loop))
+    def serve(**options):
+        monkeypatch.setattr(live_placement, "Follower", partial(Follower, **options))
         asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 12, "batch": 2}
         result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked)
         assert found == []
@@ -35,17 +35,17 @@ def served(mixtral, monkeypatch):
 def test_windows_that_tell_nothing(served, monkeypatch, caplog, factor, kind):
     """Each is counted, and told in one line."""
     caplog.set_level("INFO", "aurora.control")
-    add = ControlLoop.add
-    monkeypatch.setattr(ControlLoop, "add", lambda loop, load_LE, *more: add(loop, load_LE * factor, *more))
+    add = Follower.add
+    monkeypatch.setattr(Follower, "add", lambda follower, load_LE, *more: add(follower, load_LE * factor, *more))
     report = served()
     assert report.decisions == {kind: report.windows - report.skipped}
     assert [f"keep ({kind}): " in line for line in caplog.messages] == [True] * report.decisions[kind]
     assert (report.changes, report.series, report.balancedness, report.failures) == ((), (), None, 0)
 
 
-def test_a_loop_that_is_stuck_is_told_once(served, monkeypatch, caplog):
+def test_a_follower_that_is_stuck_is_told_once(served, monkeypatch, caplog):
     caplog.set_level("INFO", "aurora.control")
-    monkeypatch.setattr("aurora.runtime.control_loop.JOIN_S", 0)
+    monkeypatch.setattr("aurora.runtime.follower.JOIN_S", 0)
     on, seconds = threading.Event(), iter(range(10**9))
     monkeypatch.setattr("aurora.planner.control.controller.Controller.window", lambda *_: on.wait(60))
     report = served(clock=lambda: float(next(seconds)))
@@ -57,14 +57,14 @@ def test_a_loop_that_is_stuck_is_told_once(served, monkeypatch, caplog):
 def test_a_log_on_a_full_disk_is_counted(served):
     """The line that says so cannot be written there; the report has it."""
     with open("/dev/full", "w") as full:
-        handler = placement_control._DecisionLog(full)
-        placement_control.LOG.addHandler(handler)
-        placement_control.LOG.setLevel("INFO")
+        handler = live_placement._DecisionLog(full)
+        live_placement.LOG.addHandler(handler)
+        live_placement.LOG.setLevel("INFO")
         try:
             report = served()
         finally:
-            placement_control.LOG.removeHandler(handler)
-            placement_control.LOG.setLevel("NOTSET")
+            live_placement.LOG.removeHandler(handler)
+            live_placement.LOG.setLevel("NOTSET")
             with pytest.raises(OSError, match="No space left"):
                 full.close()
     assert report.failures >= sum(report.decisions.values()) > 0

@@ -1,13 +1,61 @@
-"""What is learnt from the seconds that moves took."""
+"""Feedback: how long steps take and the machine's noise in that, the seconds that moves took, and what changes saved."""
 
 import numpy as np
 import pytest
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.move_times import LENGTHENED, RECENT, MoveTimes
+from aurora.planner.control.feedback import (
+    FEW,
+    HALF_LIFE,
+    LENGTHENED,
+    MUCH_SLOWER,
+    RECENT,
+    SLOWER,
+    GainRecord,
+    MoveTimes,
+    StepTimes,
+)
 from aurora.types import ControlOptions
 
 RATE, START_S = 1e8, 0.5
+OLD_LGP, NEW_LGP = np.array([[[0, 1], [2, 3]]]), np.array([[[0, 2], [1, 3]]])
+SKEWED_LE = np.array([[40.0, 40.0, 10.0, 10.0]])  # the slowest GPU has 80 before, 50 after the change
+SAVED = (80 - 50) / 50
+
+
+def timed(*step_s):
+    times = StepTimes()
+    for each in step_s:
+        times.add(each)
+    return times
+
+
+def test_noise_is_what_the_newest_windows_differ_by_from_those_before():
+    assert timed(1.0, 1.0, 2.0).noise == 0.0  # too few to compare
+    assert timed(1.0, 1.0, 2.0, 2.0).noise == pytest.approx(1.0)
+    assert timed(2.0, 2.0, 1.0, 1.0).noise == pytest.approx(1.0)
+    assert timed(*[1.0, 1.1] * 6).noise < 0.11
+
+
+def test_a_change_of_placement_is_no_noise():
+    for forget, windows in ((StepTimes.restart, 4), (StepTimes.interrupt, 4)):
+        times = timed(*[1.0] * 6)
+        forget(times)
+        for _ in range(6):
+            times.add(3.0)
+        assert times.noise == 0.0
+        assert times.windows == windows
+        assert times.median_s == 3.0
+    times.restart()
+    assert (times.windows, times.median_s) == (0, 0.0)
+
+
+def test_small_differences_count_where_noise_is_known():
+    assert timed().slower == timed(*[1.0] * 4).slower == MUCH_SLOWER
+    times = timed(*[1.0] * (3 + FEW))
+    assert times.slower == SLOWER
+    times.restart()
+    assert times.slower == MUCH_SLOWER
 
 
 def after(*moved, given=1e9, start_s=START_S, rate=RATE):
@@ -79,3 +127,38 @@ def test_serving_waits_for_as_much_of_moves_as_it_did_for_the_last_ones():
     for waited_s in (0.2, 0.3, 0.4):
         times.add(1, 1.0, waited_s)
     assert times.waiting == 0.3
+
+
+def record(saved, windows=4.0):
+    found = GainRecord(np.ones(2))
+    found.expect(np.array([0]), OLD_LGP, NEW_LGP, saved, windows)
+    return found
+
+
+def discount_after(found, *loads):
+    for load_LE in loads:
+        found.window(load_LE)
+    return found.discount
+
+
+def test_savings_that_come_are_counted_on():
+    assert GainRecord(np.ones(2)).discount == 1.0
+    assert discount_after(record(SAVED), *[SKEWED_LE] * 4) == pytest.approx(1.0)
+    assert discount_after(record(SAVED / 2), *[SKEWED_LE] * 4) == 1.0
+
+
+def test_a_change_that_saves_less_than_expected_discounts_the_next():
+    part = discount_after(record(SAVED * 2), *[SKEWED_LE] * 4)
+    assert 0.5 < part < 0.8
+    worse_LE = SKEWED_LE[:, [0, 2, 1, 3]]
+    nothing = discount_after(record(SAVED), *[np.full((1, 4), 25.0)] * 4)
+    assert 0 < discount_after(record(SAVED), *[worse_LE] * 4) == nothing < part
+
+
+def test_windows_after_those_that_a_change_was_made_for_do_not_count_and_what_is_known_fades():
+    found = record(SAVED, windows=1.5)
+    assert discount_after(found, SKEWED_LE, SKEWED_LE) == pytest.approx(1.0)
+    assert discount_after(found, *[np.full((1, 4), 25.0)] * 4) == pytest.approx(1.0)
+    found = record(SAVED)
+    first = discount_after(found, *[np.full((1, 4), 25.0)] * 4)
+    assert first < discount_after(found, *[SKEWED_LE] * 4 * HALF_LIFE) < 1.0
