@@ -28,17 +28,17 @@ from tests.integrations.test_vllm import (  # noqa: F401
 slow = pytest.mark.slow
 
 FAULTS = """
-import os, threading
+import os, threading, time
 import numpy as np
 import aurora_vllm.vllm_internals.model_runner as runner
 
 def with_faults(follow):
     def follow_with_faults(*args):
         follow(*args)
-        import aurora.runtime.control_loop as control_loop
+        import aurora.runtime.follower as follower
         import aurora_vllm.eplb_placement as eplb_placement
         from aurora.planner.control.controller import Controller
-        control_loop.STALE_S = 0.5
+        follower.STALE_S = 0.5
         window, windows, stuck, seen = Controller.window, [], threading.Event(), []
         def faulty(self, load_LE, *others):
             windows.append(0)
@@ -50,19 +50,20 @@ def with_faults(follow):
                 assert stuck.wait(600)
             return window(self, load_LE, *others)
         Controller.window = faulty
-        decide, add = eplb_placement.EplbPlacement._decide, control_loop.ControlLoop.add
+        decide, add = eplb_placement.EplbPlacement._decide, follower.Follower.add
         def decide_and_see(self, *given):  # it is found to be stuck, and two windows later it gets on
-            if self._late is not None:
+            if self._late and self._deciding:
                 seen.append(0)
                 if len(seen) == 3:
                     stuck.set()
-                    self._late.result()
+                    while self._deciding:
+                        time.sleep(0.01)
             return decide(self, *given)
         def add_and_see(self, *given):
             add(self, *given)
             if self.status().times_stuck:
                 stuck.set()
-        eplb_placement.EplbPlacement._decide, control_loop.ControlLoop.add = decide_and_see, add_and_see
+        eplb_placement.EplbPlacement._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults
 
 runner.follow_traffic, runner.follow_by_expert_maps = with_faults(runner.follow_traffic), with_faults(runner.follow_by_expert_maps)
