@@ -26,36 +26,33 @@ aurora.save(aurora.plan(aurora.Cluster("c", gpus), profile), folder / "plan.json
 """
 WORKER = """
 import torch
-import aurora_vllm.vllm_internals.settings_check, aurora_vllm.vllm_internals.worker_hook
+import aurora_vllm.vllm_internals.hooks
 from aurora_vllm.served_plan import Checkpoint
 from aurora_vllm.settings import Settings
 from aurora_vllm.plugin_status import PluginStatus
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
-from aurora.planner.control.plan_controller import compile_decisions
 from aurora.runtime.distributed.gloo import GlooTransport
 settings = Settings(plan=folder / "plan.json", record=folder, order="plan", adapt=adapts)
 worker = WorkerIntegration(settings, 0, 2, Checkpoint((0, 1), "f"), 8)
 assert worker.served.load() is None
 worker.status = PluginStatus(settings, "m", 0, False)
 facts = EngineFacts("m", "f", "vllm", "cpu", 0, 2, 2, 2, 8, 64, 64, 1000, 0)
-from aurora_vllm.choice_counter import ChoiceCounter
 choices = ChoiceCounter(torch.zeros(4, 2, 2, dtype=torch.int64), {0: 0, 1: 1}, 2, 8)
 worker.begin_serving(facts, "m", {0: 0, 1: 1}, choices)
 """
 ADAPTS = """
+from aurora.planner.control.plan_controller import begin_to_compile_decisions
 from aurora_vllm.plugin_status import ControlMetrics
 metrics = ControlMetrics("m", 0)
 """
 BY_EPLB = """
-import aurora_vllm.vllm_internals.eplb_moves
 from aurora_vllm.eplb_placement import EplbPlacement
 from aurora.planner.control.move_rounds import buffered_rounds
 live = EplbPlacement(settings, facts, worker.served.cluster, True, lambda tensor: None, metrics)
 live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """
 BY_MAPS = """
-import aurora_vllm.vllm_internals.expert_map_moves
 from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
 from aurora.runtime.distributed.memory import Memory, MemoryTransport
 placement = worker.served.plan.models[0].placement

@@ -3,8 +3,7 @@
 
 def register() -> None:
     """Registers the plugin with vLLM, which calls this entry point in every process before any configuration exists."""
-    from aurora_vllm.vllm_internals.settings_check import install_settings_check
-    from aurora_vllm.vllm_internals.worker_hook import install_worker_hook
+    from aurora_vllm.vllm_internals.hooks import install_settings_check, install_worker_hook
 
     install_settings_check()
     install_worker_hook()

@@ -14,12 +14,11 @@ from aurora.planner.control.plan_controller import compile_decisions, load_cost_
 from aurora.runtime.follower import Follower, Moved
 from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
-from aurora_vllm.choice_counter import ChoiceCounter
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 
 LOG = logging.getLogger("vllm.aurora")
 

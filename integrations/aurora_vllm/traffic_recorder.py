@@ -1,17 +1,137 @@
-"""Counts of one rank's traffic, and its timings, accumulated while it serves."""
+"""Record of one rank's traffic and timings, accumulated while it serves.
+
+Experts that tokens chose are counted, and phases of a forward pass are timed, without waiting for the device.
+"""
+
+from __future__ import annotations
 
 import datetime
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from aurora.io.engine_records import TIMED, EngineRecord
 from aurora.types import PHASES
 from aurora.types.arrays import FloatArray, IntArray
-from aurora_vllm.choice_counter import ChoiceCounts
-from aurora_vllm.phase_clock import Span
+
+
+class ChoiceCounts:
+    """Counts of one forward pass, which may still be on their way from the device.
+
+    Args:
+        counts_LE: (L, E) int64, in memory of the host.
+        copied: the event after which the counts are there; None if they are.
+    """
+
+    def __init__(self, counts_LE: torch.Tensor, copied: Any = None) -> None:
+        self._counts_LE, self._copied = counts_LE, copied
+
+    @property
+    def ready(self) -> bool:
+        """Whether the counts can be read without waiting."""
+        return self._copied is None or bool(self._copied.query())
+
+    def read(self) -> IntArray:
+        """Returns (L, E) int64: how often each expert was chosen in each MoE layer. Waits for the counts."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._counts_LE.numpy()
+
+
+class ChoiceCounter:
+    """Counts choices in a buffer that forward passes write, those that are replayed from CUDA graphs included.
+
+    Args:
+        chosen_NLK: (N, L, K) integers, the experts that each row's router chose in each decoder layer of the last pass. It
+            stays in its place, so that captured passes write into it.
+        decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
+        layers: number of MoE layers of the whole model.
+        experts: number of experts of a layer.
+    """
+
+    def __init__(self, chosen_NLK: torch.Tensor, decoder_layers: Mapping[int, int], layers: int, experts: int) -> None:
+        self._chosen_NLK, self._shape = chosen_NLK, (layers, experts)
+        device = chosen_NLK.device
+        self._decoder_layer_L = torch.tensor(list(decoder_layers.values()), device=device)
+        self._first_L1 = (
+            torch.tensor(list(decoder_layers), device=device)[:, None] * experts
+        )  # of each layer in the flat counts
+
+    def counted(self, rows: slice) -> torch.Tensor:
+        """Returns (L, E) int64 on the device: how often each expert was chosen in some rows of the last pass.
+
+        Called after the pass, on its stream; starts work and returns.
+
+        Args:
+            rows: the rows that are counted; others are padding, or another rank counts them.
+        """
+        layers, experts = self._shape
+        chosen_NLK = self._chosen_NLK[rows].index_select(1, self._decoder_layer_L).long()
+        flat = torch.where((chosen_NLK >= 0) & (chosen_NLK < experts), chosen_NLK + self._first_L1, layers * experts).flatten()
+        counts = torch.zeros(layers * experts + 1, dtype=torch.int64, device=flat.device)  # the last for no expert of the model
+        return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
+
+    def count(self, rows: slice) -> ChoiceCounts:
+        """Counts the choices of some rows of the last pass, as `counted` does, in memory of the host."""
+        counts_LE = self.counted(rows)
+        if not counts_LE.is_cuda:
+            return ChoiceCounts(counts_LE)
+        on_host = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
+        on_host.copy_(counts_LE, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return ChoiceCounts(on_host, copied)
+
+
+Mark = Any  # host seconds, or an event on the GPU's stream
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time between two marks of one PhaseClock."""
+
+    start: Mark
+    end: Mark
+
+    @property
+    def seconds(self) -> float:
+        """How long it took. On a GPU this waits for the second mark."""
+        if isinstance(self.end, float):
+            return float(self.end - self.start)
+        self.end.synchronize()
+        return float(self.start.elapsed_time(self.end)) / 1e3
+
+
+class PhaseClock:
+    """Marks points of this rank's work: host time on a CPU, events of the current stream on a GPU.
+
+    Args:
+        on_gpu: whether the work runs on a GPU.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+
+    def mark(self) -> Mark | None:
+        """Returns a mark; None while a CUDA graph is captured, because its replays would not pass here."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def span(start: Mark | None, end: Mark | None) -> Span | None:
+    """Returns the Span between two marks; None if one of them is None."""
+    return None if start is None or end is None else Span(start, end)
+
 
 MAX_WINDOWS = 64
 PENDING_LIMIT = 32  # forward passes that are added up together
@@ -100,8 +220,8 @@ class TrafficRecorder:
             each = self._passes.popleft()
             self.count(each.step, range(self.facts.layers), each.own.read())
             active_L = np.count_nonzero(each.local.read(), axis=1).tolist()
-            for layer, phase, time, tokens, active in each.timings:
-                seconds = time.seconds if isinstance(time, Span) else time
+            for layer, phase, took, tokens, active in each.timings:
+                seconds = took.seconds if isinstance(took, Span) else took
                 timings.append((layer, TIMED.index(phase), seconds, tokens, active or active_L[layer]))
         self._add_up(np.array(timings, dtype=np.float64).reshape(-1, 5))
 

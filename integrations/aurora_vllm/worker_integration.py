@@ -22,15 +22,13 @@ from aurora.runtime.phase_recorder import HostTimer, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
-from aurora_vllm.choice_counter import ChoiceCounter
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
-from aurora_vllm.phase_clock import Mark, PhaseClock, span
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, Mark, PhaseClock, span
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:

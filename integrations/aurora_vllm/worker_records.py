@@ -11,10 +11,8 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.io.engine_records import EngineRecord, save_record
-from aurora_vllm.choice_counter import ChoiceCounts
-from aurora_vllm.phase_clock import Span
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts, TrafficRecorder
+from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts, Span, TrafficRecorder
 
 LOG = logging.getLogger("vllm.aurora")
 COMMANDS = ("start", "write", "stop")

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.choice_counter import ChoiceCounter
 from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 

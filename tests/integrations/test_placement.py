@@ -11,9 +11,9 @@ import pytest
 import torch
 from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
-from aurora_vllm.vllm_internals import settings_check, worker_startup
+from aurora_vllm.vllm_internals import hooks, worker_startup
+from aurora_vllm.vllm_internals.hooks import set_redundant_experts
 from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, check_one_expert, patch_eplb
-from aurora_vllm.vllm_internals.settings_check import set_redundant_experts
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput
@@ -202,7 +202,7 @@ def test_all_to_alls_are_flat_where_aurora_moves_experts(eplb):
 )
 def test_redundant_experts_are_set_before_workers_start(eplb, given, ranks, experts, found, monkeypatch):
     plan = SimpleNamespace(models=(SimpleNamespace(placement=UNEVEN),))
-    monkeypatch.setattr(settings_check, "load_plan", lambda _path, checked: plan)
+    monkeypatch.setattr(hooks, "load_plan", lambda _path, checked: plan)
     parallel = SimpleNamespace(
         enable_eplb=eplb, eplb_config=SimpleNamespace(num_redundant_experts=given), tensor_parallel_size=1, data_parallel_size=ranks
     )  # fmt: skip
@@ -353,8 +353,8 @@ def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
     save(make_plan(Cluster("two", gpus), [profile], PlanOptions()), tmp_path / "plan.json")
     script = (
         "import sys; from pathlib import Path; from aurora_vllm.settings import Settings, check_files;"
-        "from aurora_vllm.vllm_internals import settings_check;"
-        "check_files(Settings(plan=Path(sys.argv[1]))); settings_check.load_plan(Path(sys.argv[1]), checked=False);"
+        "from aurora_vllm.vllm_internals import hooks;"
+        "check_files(Settings(plan=Path(sys.argv[1]))); hooks.load_plan(Path(sys.argv[1]), checked=False);"
         "assert not {'numba', 'llvmlite'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json")], check=True)

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.choice_counter import ChoiceCounts
-from aurora_vllm.phase_clock import Span
-from aurora_vllm.traffic_recorder import MAX_WINDOWS, PENDING_LIMIT, EngineFacts, TrafficRecorder
+from aurora_vllm.traffic_recorder import MAX_WINDOWS, PENDING_LIMIT, ChoiceCounts, EngineFacts, Span, TrafficRecorder
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals import settings_check
+from aurora_vllm.vllm_internals import hooks
 from aurora_vllm.vllm_internals.api_checks import HOOK_API_CHECKS
 
 from aurora.errors import BadInput
@@ -136,8 +136,8 @@ def engine_args(monkeypatch):
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(settings_check, "check_api", lambda _checks: None)
-    settings_check.install_settings_check()
-    settings_check.install_settings_check()
+    hooks.install_settings_check()
+    hooks.install_settings_check()
     return EngineArgs
 
 
@@ -179,7 +179,7 @@ def test_torchruns_ranks_warn_once(engine_args, monkeypatch, caplog):
 
 def test_without_vllms_options_nothing_is_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "vllm.engine.arg_utils", raising=False)
-    settings_check.install_settings_check()
+    hooks.install_settings_check()
     assert "vllm.engine.arg_utils" not in sys.modules
 
 

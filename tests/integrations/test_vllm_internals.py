@@ -8,7 +8,7 @@ from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, model_runner
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, HOOK_API_CHECKS, ApiCheck, check_api
-from aurora_vllm.vllm_internals.worker_hook import install_worker_hook, prepare_worker
+from aurora_vllm.vllm_internals.hooks import install_worker_hook, prepare_worker
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 from prometheus_client import CollectorRegistry
 

@@ -7,9 +7,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.choice_counter import ChoiceCounts
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
 from aurora_vllm.worker_records import WorkerRecords
 

@@ -6,9 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
-from aurora_vllm.choice_counter import ChoiceCounts
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounts, EngineFacts
 from aurora_vllm.worker_records import WorkerRecords
 
 from aurora.errors import BadInput

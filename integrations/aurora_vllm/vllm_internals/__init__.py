@@ -1,11 +1,11 @@
 """All that knows vLLM's internals. Tried with vLLM 0.32.
 
-    settings_check  where vLLM reads its options, before anything is loaded: wrong settings end the server
-    worker_hook     the one hook that is installed in workers before anything is configured
+    hooks           where vLLM reads its options, and where a worker starts: installed before anything is configured
     api_checks      which of vLLM's functions and classes must exist, with which parameters
     worker_startup  what a worker does between its initialization and serving: patches, agreement of ranks, connection
     patches         what replaces vLLM's classes: experts, all-to-all manager, EPLB policy
     model_runner    what wraps a worker's model runner: forward passes, loading, commands
+    expert_moves    how experts follow the traffic, through EPLB or by expert maps
     cpu             what vLLM lacks for expert parallelism on CPUs
 
 The hook wraps `WorkerWrapperBase.init_device`, which every worker calls when its configuration is known and before

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aurora.errors import BadInput
-from aurora_vllm.lost_ranks import PeerProcesses, naming_lost_ranks
+from aurora_vllm.peer_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
-from aurora_vllm.vllm_internals.eplb_moves import follow_traffic
-from aurora_vllm.vllm_internals.expert_map_moves import follow_by_expert_maps
+from aurora_vllm.vllm_internals.expert_moves import follow_by_expert_maps, follow_traffic
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
-    from aurora_vllm.choice_counter import ChoiceCounter
-    from aurora_vllm.traffic_recorder import EngineFacts
+    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
     from aurora_vllm.worker_integration import WorkerIntegration
 
 
@@ -160,7 +158,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
 
 def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts) -> ChoiceCounter:
     """Binds the routers to a buffer that captured passes write too. Raises BadInput or ValueError if this vLLM cannot."""
-    from aurora_vllm.choice_counter import ChoiceCounter
+    from aurora_vllm.traffic_recorder import ChoiceCounter
 
     check_api(RECORD_API_CHECKS)
     if config.aux_output_config.enable_return_routed_experts:

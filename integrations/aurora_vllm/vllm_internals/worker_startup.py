@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora_vllm.agreement import Verdict, agree
-from aurora_vllm.lost_ranks import PeerProcesses
+from aurora_vllm.peer_ranks import PeerProcesses, Verdict, agree
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import (
     ADAPT_API_CHECKS,

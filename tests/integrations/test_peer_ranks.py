@@ -1,11 +1,16 @@
-"""Agreement of ranks: every way in which their reports can differ."""
+"""Agreement of ranks: every way in which their reports can differ; and lost ranks are named."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
-from aurora_vllm import agreement as module
-from aurora_vllm.agreement import agree
+from aurora_vllm import peer_ranks as module
+from aurora_vllm.peer_ranks import PeerProcesses, agree, is_running, naming_lost_ranks
+
+from aurora.errors import RankFailed
 
 
 def verdicts(reports, ranks, monkeypatch, timeout_s=60.0):
@@ -39,3 +44,24 @@ def test_a_rank_without_the_plugin(absent, monkeypatch):
     (reason,) = {reason for reason, _ in found.values()}
     assert f"rank {absent} said nothing within" in reason
     assert sum(report_here for _, report_here in found.values()) == 1
+
+
+def test_a_lost_rank_is_named():
+    store = dist.HashStore()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = PeerProcesses(store, "k", 0, 2)
+    assert not here.read_all()
+    store.set("k/process/1", f"{os.uname().nodename} {child.pid}")
+    assert here.read_all()
+    assert is_running(child.pid)
+    assert here.lost() == []
+    child.kill()
+    with pytest.raises(RankFailed, match="expert-parallel rank 1 is gone: Connection closed"), naming_lost_ranks(here):
+        raise RuntimeError("Connection closed\nat great length")
+    child.communicate()
+    assert not is_running(child.pid)
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="bad weights"), naming_lost_ranks(None):
+        raise RuntimeError("bad weights")

@@ -1,4 +1,7 @@
-"""Patches of vLLM's load balancer (EPLB) for a placement that follows its traffic: moves are timed, in rounds and pieces."""
+"""Experts of vLLM's layers that follow the traffic: through its load balancer (EPLB), or without it by expert maps.
+
+EPLB's moves are timed, and come in rounds and pieces. By expert maps, where kernels honour them, experts move between passes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
+from aurora.types import Placement
 from aurora.types.arrays import IntArray
 from aurora_vllm.vllm_internals.api_checks import (
     EPLB_ASYNC,
@@ -28,7 +33,35 @@ from aurora_vllm.vllm_internals.api_checks import (
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
-    from aurora_vllm.traffic_recorder import EngineFacts
+    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
+
+
+def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: EngineFacts, served_name: str) -> None:
+    """Makes the experts follow the traffic, from the end of warm-up on. Called on all ranks once the model is loaded.
+
+    Args:
+        worker: what the patches share.
+        choices: counts what the routers chose.
+        facts: facts about the model and this rank.
+        served_name: the name under which vLLM serves the model.
+    """
+    from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
+    from aurora_vllm.plugin_status import ControlMetrics
+
+    integration = worker.integration
+    assert integration is not None
+    slots_LG, layers = [], []
+    for experts in sorted(worker.layers, key=lambda each: each.aurora_layer):
+        number = experts.aurora_layer
+        slots_LG.append(worker.slots(number))
+        maps = [experts.expert_map, experts.expert_map_manager.expert_map]
+        orders = integration.served.planned_orders(number)
+        held = slots_LG[-1][facts.rank]
+        layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoall, number)))
+    integration.moving = ExpertMapPlacement(
+        integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
+        integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,
+    )  # fmt: skip
 
 
 def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, served_name: str) -> None:

@@ -1,9 +1,13 @@
-"""Checks the plugin's settings where vLLM reads its options: in the first process of a server, before anything is loaded."""
+"""Hooks of vLLM: where it reads its options, and where a worker starts. They are installed before any configuration exists.
+
+Settings are checked in the first process of a server, before anything is loaded.
+"""
 
 import functools
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,18 @@ from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora.io.engine_placements import redundant_experts
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
-from aurora_vllm.vllm_internals.api_checks import CREATE_CONFIG, HOOK_API_CHECKS, check_api
+from aurora_vllm.vllm_internals.api_checks import (
+    API_CHECKS,
+    CPU_API_CHECKS,
+    CPU_EPLB_API_CHECKS,
+    CREATE_CONFIG,
+    HOOK_API_CHECKS,
+    WORKER,
+    check_api,
+    find,
+)
+from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
@@ -99,3 +114,73 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant
         LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)
+
+
+def install_worker_hook() -> None:
+    """Wraps the initialization of vLLM's worker, once. A vLLM that has no such method is left as it is."""
+    try:
+        check_api(HOOK_API_CHECKS)
+    except BadInput:  # `check_settings` says so, if the plugin is configured
+        return
+    wrapper = find(WORKER.rpartition(".")[0])
+    if getattr(wrapper.init_device, "_aurora", False):
+        return
+    original = wrapper.init_device
+
+    @functools.wraps(original)
+    def init_device(self: Any) -> None:
+        start = prepare_worker(self.vllm_config)
+        original(self)
+        if start is not None:
+            start(self.worker)
+
+    init_device._aurora = True  # type: ignore[attr-defined]
+    wrapper.init_device = init_device
+    if find("vllm.platforms:current_platform").is_cpu():
+        accept_eplb()
+
+
+def prepare_worker(config: Any) -> Callable[[Any], None] | None:
+    """Installs the patches that the settings ask for.
+
+    Without settings vLLM stays as it is. It also does if something is not as expected, which is logged once.
+
+    Args:
+        config: vLLM's configuration.
+
+    Returns:
+        A function to call with the worker once its ranks are connected; None if there is nothing to do then.
+
+    Raises:
+        RankFailed: if something is not as expected, and the settings say that the plugin is required.
+    """
+    given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
+    settings, refusal = Settings(), None
+    try:
+        configured = read_settings(given, os.environ)
+        if configured is None:
+            refuse_eplb(config)
+            return None
+        settings = configured
+    except BadInput as error:
+        settings, refusal = Settings(required=isinstance(given, dict) and given.get("required") is True), str(error)
+    try:
+        check_api(API_CHECKS)
+        on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
+        check_api(CPU_API_CHECKS if on_cpu else ())
+        check_api(CPU_EPLB_API_CHECKS if on_cpu and config.parallel_config.enable_eplb else ())
+    except BadInput as error:  # then ranks cannot be asked to agree either
+        from aurora_vllm.plugin_status import PluginStatus  # not earlier: vLLM first says where metrics are collected
+
+        number = process_number(config.parallel_config)
+        PluginStatus(settings, config.model_config.served_model_name, number, number == 0).stands_aside(str(error))
+        return None
+    if (other := find("vllm.model_executor.custom_op:op_registry_oot").get("RoutedExperts")) is not None:
+        refusal = refusal or f"another plugin has taken RoutedExperts, by {other}"
+    elif on_cpu and (config.parallel_config.enable_expert_parallel or config.parallel_config.data_parallel_size > 1):
+        repair_cpu()
+        if config.parallel_config.enable_eplb:
+            repair_eplb()
+    startup = WorkerStartup(settings, config, refusal)
+    startup.install_patches()
+    return startup.start

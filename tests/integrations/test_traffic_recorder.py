@@ -5,10 +5,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from aurora_vllm.choice_counter import ChoiceCounter
-from aurora_vllm.phase_clock import PhaseClock, span
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, PhaseClock, span
 from aurora_vllm.worker_integration import WorkerIntegration
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,0 +1,140 @@
+"""Ranks of one server and the store that they share: agreement on the plan before loading, and the processes of all ranks.
+
+Either every rank serves by the plan, or none does. When a collective fails, the processes tell which ranks are lost: gloo's
+error messages name an address, not a rank.
+"""
+
+import datetime
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from aurora.errors import RankFailed
+
+ACCEPTED = "go"
+REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict than rank 0 waits for their reports
+
+
+class Verdict(NamedTuple):
+    """Verdict that the ranks agreed on."""
+
+    refusal: str | None  # why the ranks do not serve by the plan; None if they do
+    report_here: bool  # whether this rank is the one that logs the refusal
+
+
+def agree(
+    store: Any, key: str, rank: int, ranks: int, fingerprint: str, refusal: str | None, timeout_s: float
+) -> Verdict:  # fmt: skip
+    """Reports this rank's state to the others and returns the verdict, which is the same on all ranks.
+
+    Rank 0 decides. If it does not answer in time, the first rank that gives up decides for all.
+
+    Args:
+        store: a torch.distributed Store that all ranks reach.
+        key: prefix of the store's keys.
+        rank: this rank.
+        ranks: number of ranks.
+        fingerprint: digest of the plan and settings, which must be equal on all ranks.
+        refusal: why this rank cannot serve by the plan; None if it can.
+        timeout_s: seconds that rank 0 waits for the others.
+    """
+
+    def decoded(verdict: bytes) -> Verdict:
+        author, reason = json.loads(verdict.decode())
+        return Verdict(None, False) if reason == ACCEPTED else Verdict(reason, author == rank)
+
+    def decide(reason: str) -> Verdict:
+        return decoded(store.compare_set(f"{key}/verdict", "", json.dumps([rank, reason])))
+
+    def silent(silent_ranks: str, waited_s: float) -> Verdict:
+        return decide(f"rank {silent_ranks} said nothing within {waited_s:g} s; is the plugin there?")
+
+    store.set(f"{key}/{rank}", json.dumps([fingerprint, refusal]))
+    if rank != 0:
+        waited_s = timeout_s + REPLY_MARGIN_S
+        try:
+            store.wait([f"{key}/verdict"], datetime.timedelta(seconds=waited_s))
+        except RuntimeError:
+            return silent("0", waited_s)
+        return decoded(store.get(f"{key}/verdict"))
+    try:
+        store.wait([f"{key}/{other}" for other in range(ranks)], datetime.timedelta(seconds=timeout_s))
+    except RuntimeError:
+        missing = [str(other) for other in range(ranks) if not store.check([f"{key}/{other}"])]
+        return silent(", ".join(missing), timeout_s)
+    return decide(_judge([json.loads(store.get(f"{key}/{other}").decode()) for other in range(ranks)]))
+
+
+def _judge(reports_R: list[tuple[str, str | None]]) -> str:
+    """ACCEPTED, or the reason why not, given every rank's (fingerprint, refusal)."""
+    for rank, (_, refusal) in enumerate(reports_R):
+        if refusal is not None:
+            return f"rank {rank}: {refusal}"
+    for rank, (fingerprint, _) in enumerate(reports_R):
+        if fingerprint != reports_R[0][0]:
+            return f"rank {rank}: its plan or settings are not rank 0's"
+    return ACCEPTED
+
+
+EXIT_S = 2.0  # within which a dying process is seen to have exited
+
+
+class PeerProcesses:
+    """Host and process id of every rank, exchanged once over a torch.distributed Store under `key`."""
+
+    def __init__(self, store: Any, key: str, rank: int, ranks: int) -> None:
+        """Publishes this rank's process."""
+        self._store, self._key, self._rank, self._ranks = store, key, rank, ranks
+        self._host = socket.gethostname()
+        store.set(f"{key}/process/{rank}", f"{self._host} {os.getpid()}")
+        self._process_R: dict[int, tuple[str, int]] = {}
+
+    def read_all(self) -> bool:
+        """Reads what the other ranks published. Returns False if a rank has published nothing."""
+        if not self._store.check([f"{self._key}/process/{rank}" for rank in range(self._ranks)]):
+            return False
+        for rank in range(self._ranks):
+            host, pid = self._store.get(f"{self._key}/process/{rank}").decode().rsplit(" ", 1)
+            self._process_R[rank] = (host, int(pid))
+        return True
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all ranks run on this host."""
+        return all(host == self._host for host, _ in self._process_R.values())
+
+    def lost(self) -> list[int]:
+        """Returns the other ranks of this host whose process has exited."""
+        return [
+            rank
+            for rank, (host, pid) in self._process_R.items()
+            if host == self._host and rank != self._rank and not is_running(pid)
+        ]
+
+
+def is_running(pid: int) -> bool:
+    """Returns whether a process of this host runs. A zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def naming_lost_ranks(processes: PeerProcesses | None) -> Iterator[None]:
+    """Context manager that turns an error into a RankFailed that names the lost ranks, if `processes` knows them."""
+    try:
+        yield
+    except (RuntimeError, RankFailed) as error:
+        until = time.monotonic() + EXIT_S
+        while processes is not None and not (lost := processes.lost()) and time.monotonic() < until:
+            time.sleep(0.05)
+        if processes is None or not lost:
+            raise
+        gone = ", ".join(map(str, lost))
+        raise RankFailed(f"expert-parallel rank {gone} is gone: {str(error).strip().splitlines()[0]}") from error
