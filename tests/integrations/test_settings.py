@@ -135,7 +135,7 @@ def engine_args(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(settings_check, "check_api", lambda _checks: None)
+    monkeypatch.setattr(hooks, "check_api", lambda _checks: None)
     hooks.install_settings_check()
     hooks.install_settings_check()
     return EngineArgs
@@ -160,7 +160,7 @@ def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(
         assert checks == HOOK_API_CHECKS
         raise BadInput("vLLM 9.9 lacks what the plugin needs")
 
-    monkeypatch.setattr(settings_check, "check_api", lacking)
+    monkeypatch.setattr(hooks, "check_api", lacking)
     engine_args().create_engine_config()
     assert not caplog.records, "it is not configured"
     engine_args(aurora={}).create_engine_config()
