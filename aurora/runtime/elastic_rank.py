@@ -18,14 +18,13 @@ import torch
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
-from aurora.planner.migration.recovery import ExpertTransfer, HeldML
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
 from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
 from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
 from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.expert_moves import WeightMessages, Weights
+from aurora.runtime.expert_moves import ExpertTransfer, HeldML, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import PlacementControl, controlled, log_decisions
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved

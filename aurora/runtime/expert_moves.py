@@ -1,19 +1,64 @@
 """Experts' weights on their way between ranks: packed into one message for each peer, in pieces that a step may wait for."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.planner.control.feedback import LENGTHENED
-from aurora.planner.migration.recovery import ExpertTransfer
-from aurora.types import Op
+from aurora.types import Op, Placement
+from aurora.types.arrays import IntArray
 
+HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 MARGIN = 0.7  # of the time that a piece of work may take that it is meant to take
 GROWTH = 2  # times the last piece of work that the next one is at most
+
+
+@dataclass(frozen=True)
+class ExpertTransfer:
+    """One expert's weights that rank `to` must fetch from rank `source`, or from the checkpoint if that is None."""
+
+    model: int
+    layer: int
+    expert: int
+    source: int | None
+    to: int
+
+
+def expert_transfers(
+    placements_M: Sequence[Placement], held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]
+) -> list[ExpertTransfer]:
+    """Returns the transfers that bring each rank the weights it lacks of the experts that each model's placement gives it.
+
+    If several ranks have the weights, the one that has sent the fewest bytes so far sends them. held_R: as of `program_among`.
+    """
+    transfers: list[ExpertTransfer] = []
+    ranks = len(held_R)
+    sent_R = [0] * ranks
+    for model, placement in enumerate(placements_M):
+        for layer, slots_R in enumerate(placement.slots_LG):
+            for to, slots in enumerate(slots_R):
+                for expert in sorted(set(slots) - set(held_R[to][model][layer])):
+                    owners = [rank for rank in range(ranks) if expert in held_R[rank][model][layer]]
+                    source = min(owners, key=lambda rank: (sent_R[rank], rank), default=None)
+                    if source is not None:
+                        sent_R[source] += expert_bytes_M[model]
+                    transfers.append(ExpertTransfer(model, layer, expert, source, to))
+    return transfers
+
+
+def transfer_bytes(transfers: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
+    """Returns (R, R) int64: bytes of weights from each rank to each, without those from the checkpoint."""
+    bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
+    for move in transfers:
+        if move.source is not None:
+            bytes_RR[move.source, move.to] += expert_bytes_M[move.model]
+    return bytes_RR
 
 
 class ReadableExperts(Protocol):

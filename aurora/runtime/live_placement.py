@@ -28,9 +28,8 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.planner.control.plan_controller import plan_controller
-from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
-from aurora.runtime.expert_moves import MovableExperts, WeightMessages, Weights, WorkPieces
+from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights, WorkPieces
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesHandover
 from aurora.types import Cluster, ControlReport, Network, Op, Order, Placement, Program, RunOptions
 from aurora.types.arrays import FloatArray, IntArray

@@ -24,7 +24,6 @@ from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
 from aurora.planner.control.plan_controller import compile_decisions
-from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.host_agent import HostAgent
@@ -44,6 +43,7 @@ from aurora.runtime.elastic_rank import (
     NewTokens,
     serve_elastic_rank,
 )
+from aurora.runtime.expert_moves import ExpertTransfer
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.request_journal import RequestJournal

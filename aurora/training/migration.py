@@ -7,9 +7,9 @@ import torch
 
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.migration.recovery import ExpertTransfer, expert_transfers, recover, transfer_bytes
+from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.runtime.expert_moves import WeightMessages
+from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState
 from aurora.training.tensor_exchange import exchange_tensors
 from aurora.types import Cluster, Order, Placement

@@ -9,9 +9,8 @@ from torch import nn
 
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.planner.control.feedback import LENGTHENED
-from aurora.planner.migration.recovery import ExpertTransfer
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.expert_moves import GROWTH, WeightMessages, WorkPieces
+from aurora.runtime.expert_moves import GROWTH, ExpertTransfer, WeightMessages, WorkPieces
 
 EXPERTS, RANKS, LAYERS = 5, 3, 2
 

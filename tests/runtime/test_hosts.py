@@ -19,11 +19,11 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.recovery import expert_transfers
 from aurora.runtime.distributed.control_channel import EpochStart, MemberResult, MemberState, Progress
 from aurora.runtime.distributed.host_agreement import difference
 from aurora.runtime.distributed.host_connection import ToRank
 from aurora.runtime.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
+from aurora.runtime.expert_moves import expert_transfers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
