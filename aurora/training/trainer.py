@@ -18,8 +18,7 @@ from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
 from aurora.training.data import GlobalBatches
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
-from aurora.training.migration import HeldL, held_by_all, move_experts, next_placement, tell_placement
-from aurora.training.rebalancing import Rebalancer
+from aurora.training.migration import HeldL, Rebalancer, held_by_all, move_experts, next_placement, tell_placement
 from aurora.training.state import TrainState, optimizer_dtype
 from aurora.types import Cluster, Gpu, Order, Placement, TrainOptions
 from aurora.types.arrays import FloatArray, IntArray

@@ -27,13 +27,6 @@ def same_model(found: str, planned: str) -> bool:
     return not found or not planned or not set(found.split(".")).isdisjoint(planned.split("."))
 
 
-def other_weights(found: str, planned: str) -> str:
-    """Returns the end of a sentence that says that two fingerprints belong to different models; empty if they may not."""
-    if same_model(found, planned):
-        return ""
-    return " and other router weights" + ("" if "." in found and "." in planned else EARLIER)
-
-
 @dataclass(frozen=True)
 class ModelIdentity:
     """The sizes of a model and, where it is known, a digest of its router weights.
@@ -70,16 +63,8 @@ class ModelIdentity:
         Raises:
             BadInput: if it is another model.
         """
-        found, wanted = ((each.layers, each.experts) for each in (self, expected))
-        shape = (
-            f"{subject}: expected {expected.model!r} with {expected.layers} MoE layers of {expected.experts} experts, "
-            f"found {self.layers} of {self.experts}"
-        )
-        if found != wanted:
-            raise BadInput(shape)
+        shape = expected.check_routing(self.layers, self.experts, self.fingerprint, subject)
         if self.fingerprint and expected.fingerprint:
-            if other := other_weights(self.fingerprint, expected.fingerprint):
-                raise BadInput(f"{shape}{other}")
             return
         wider = self.row_bytes / expected.row_bytes if expected.row_bytes else float(self.row_bytes == 0)
         alike = self.expert_bytes * expected.row_bytes == expected.expert_bytes * self.row_bytes and wider in PRECISIONS
@@ -89,6 +74,30 @@ class ModelIdentity:
                 f"{expected.expert_bytes} bytes, found top-{self.top_k}, {self.row_bytes} and {self.expert_bytes}; sizes are "
                 "compared because a fingerprint is missing"
             )
+
+    def check_routing(self, layers: int, experts: int, fingerprint: str, subject: str) -> str:
+        """Checks that a model with these MoE layers, experts of a layer, and fingerprint can be this one.
+
+        Args:
+            layers, experts, fingerprint: of the model that is checked; an empty fingerprint is not compared.
+            subject: what is checked, for the message.
+
+        Returns:
+            The sentence that says what was expected and found, for what else is compared.
+
+        Raises:
+            BadInput: if it is another model.
+        """
+        shape = (
+            f"{subject}: expected {self.model!r} with {self.layers} MoE layers of {self.experts} experts, "
+            f"found {layers} of {experts}"
+        )
+        if (layers, experts) != (self.layers, self.experts):
+            raise BadInput(shape)
+        if not same_model(fingerprint, self.fingerprint):
+            earlier = "" if "." in fingerprint and "." in self.fingerprint else EARLIER
+            raise BadInput(f"{shape} and other router weights{earlier}")
+        return shape
 
     def proves(self, other: "ModelIdentity") -> bool:
         """Returns whether both have a fingerprint, so that `check_same` compared more than sizes."""

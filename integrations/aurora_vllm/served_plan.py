@@ -22,7 +22,6 @@ from aurora.planner.workload.model_config import decoder_layers, expert_count
 from aurora.runtime.order_calibration import with_servers
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
-from aurora.types.profile import other_weights
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {
@@ -135,16 +134,9 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
         InfeasiblePlan: if the plan needs what vLLM cannot do.
     """
     check_engine(plan, "vllm")
-    planned = plan.models[0]
     if len(plan.cluster) != ranks:
         raise BadInput(f"the plan is for {len(plan.cluster)} ranks, vLLM runs {ranks} expert-parallel ranks")
-    expected, found = (len(planned.dispatch_L), planned.placement.experts), (len(checkpoint.layers), experts)
-    other = other_weights(checkpoint.fingerprint, planned.fingerprint)
-    if found != expected or other:
-        raise BadInput(
-            f"the plan is for {planned.model!r} with {expected[0]} MoE layers of {expected[1]} experts, the model has "
-            f"{found[0]} of {found[1]}" + (other if found == expected else "")
-        )
+    plan.models[0].identity.check_routing(len(checkpoint.layers), experts, checkpoint.fingerprint, "the model")
 
 
 def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
