@@ -3,7 +3,7 @@
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.registry import all_at_once
+from aurora.planner.alltoall.open_shop import all_at_once
 from aurora.types import (
     PREEMPTION_INTERVAL_S,
     PRIORITIES,

@@ -13,8 +13,7 @@ from aurora.moe.layer import ExpertParallelLayer
 from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.alltoall.hierarchical import hierarchical_order
-from aurora.planner.alltoall.open_shop import openshop
-from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.open_shop import all_at_once, openshop
 from aurora.runtime.order_choice import WatchedExchanges
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
@@ -69,7 +68,7 @@ class LayerAllToAll:
         self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
         self.network = Network.equal(transport.ranks) if network is None else network
         no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
-        at_once = ORDER["all-at-once"](no_bytes_GG, self.network, rng=np.random.default_rng(0))
+        at_once = all_at_once(no_bytes_GG, self.network, rng=np.random.default_rng(0))
         self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
     def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:

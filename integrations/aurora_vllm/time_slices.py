@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,9 +16,11 @@ from aurora.errors import BadInput
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.planner.arbitration import slices_of
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
-from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.types import Network, Order, SlicePolicy
 from aurora.types.arrays import IntArray
+
+if TYPE_CHECKING:
+    from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 
 
 class TimeSlices:
@@ -94,7 +96,7 @@ def join_port_arbiter(
     timeout_s: float,
     finish: Callable[[], None] = lambda: None,
     policy: SlicePolicy = SlicePolicy(),
-) -> ProcessPortArbiter:
+) -> "ProcessPortArbiter":
     """Joins this rank to the servers that share `folder`. Rank 0 takes the server's slot and publishes it.
 
     Args:
@@ -112,6 +114,8 @@ def join_port_arbiter(
     Raises:
         BadInput: if all slots are taken, or rank 0 published none.
     """
+    from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+
     if rank == 0:
         slot = ""
         try:

@@ -5,7 +5,6 @@ from scipy.optimize import linear_sum_assignment
 
 from aurora.planner.alltoall.open_shop import DenseSchedule, with_silent_pairs
 from aurora.planner.network.bounds import pair_seconds
-from aurora.planner.network.schedule_time import timed
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -85,6 +84,8 @@ def matchings(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator)
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
     """
+    from aurora.planner.network.schedule_time import timed  # loads the switch, which no other order needs
+
     seconds_GG = pair_seconds(bytes_GG, network)
     orders = [Order("matchings", with_silent_pairs(_heaviest_rounds(seconds_GG, power), bytes_GG)) for power in POWERS]
     return min(orders, key=lambda order: timed(order, bytes_GG, network, staged=True).makespan_s)

@@ -29,6 +29,12 @@ def rotated_pairs(ranks: int) -> IntArray:
     return np.stack([src_X, (src_X + step_X) % ranks], axis=1)
 
 
+def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Starts every transfer at once, so that ports are shared. Ranks post messages to the next rank first."""
+    n = len(bytes_GG)
+    return Order("all-at-once", rotated_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
+
+
 def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
     """Returns the rows pairs_X2 (X, 2), then every pair without bytes in bytes_GG (G, G), because an order serves any batch."""
     return np.asarray(_with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG)))

@@ -1,6 +1,6 @@
 """ORDER: how one all-to-all is ordered, by name. A new order is one function like OrderStrategy and one line here.
 
-The orders that need no search are here: all transfers at once, paced or not, and those that papers compare with.
+The orders that need no search are here: paced transfers, and those that papers compare with.
 `schedule_time.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
 """
 
@@ -13,17 +13,11 @@ import numpy as np
 from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
 from aurora.planner.alltoall.hierarchical import hierarchical
 from aurora.planner.alltoall.matched_rounds import matchings
-from aurora.planner.alltoall.open_shop import all_pairs, openshop, rotated_pairs, with_silent_pairs
+from aurora.planner.alltoall.open_shop import all_at_once, all_pairs, openshop, rotated_pairs, with_silent_pairs
 from aurora.planner.alltoall.split_transfers import openshop_best
 from aurora.planner.network.bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
-
-
-def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """All-at-once: every transfer starts at once, and ports are shared. Ranks post messages to the next rank first."""
-    n = len(bytes_GG)
-    return Order("all-at-once", rotated_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:

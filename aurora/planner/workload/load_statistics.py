@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.planner.workload.traffic import contiguous_split
 from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -160,6 +159,8 @@ def variation_by_chance(
 
 def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
     """Computes `load_intervals` of a profile under `contiguous_split`, a placement that does not depend on the counts."""
+    from aurora.planner.workload.traffic import contiguous_split  # loads estimates of rows, which a worker does not need
+
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
     return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))
