@@ -96,7 +96,7 @@ def _hand_over(carrier_GNC, sent_GN, member_G, first_N, chunks, level_from):
 
 
 class HierarchicalRows(NamedTuple):
-    """What the ranks send in a hierarchical dispatch, before it is laid out in steps.
+    """Rows of a hierarchical dispatch by source, before they are laid out in steps.
 
     Attributes:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.
@@ -259,7 +259,7 @@ class _OrderRows(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _rows(hierarchy: Hierarchy) -> _OrderRows:
-    """What does not depend on bytes, kept for the next call."""
+    """Rows of all orders of some servers, kept for the next call."""
     server_G, servers, ranks = hierarchy.server_G, hierarchy.servers, hierarchy.ranks
     size_N = np.bincount(server_G, minlength=servers)
     by_server = np.argsort(server_G, kind="stable")

@@ -108,7 +108,7 @@ def check_serving(
 
 
 def _counted(values_X: IntArray) -> tuple[IntArray, IntArray]:
-    """How often each value occurs, and the values, ascending."""
+    """Counts of the values, and the values, ascending."""
     values, count = np.unique(values_X, return_counts=True)
     return count, values
 

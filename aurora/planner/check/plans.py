@@ -54,7 +54,7 @@ def check_order(order: Order, gpus: int) -> None:
 
 @njit(cache=True)
 def _each_once(pairs_X2, gpus):
-    """Whether the rows are the ordered pairs of `gpus` ranks, each once and nothing else."""
+    """Returns whether the rows are the ordered pairs of `gpus` ranks, each once and nothing else."""
     if len(pairs_X2) != gpus * (gpus - 1):
         return False
     seen_GG = np.eye(gpus) > 0
@@ -231,7 +231,7 @@ def _shared_port(port_X, start_s_X, end_s_X, ports):
 
 @njit(cache=True)
 def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
-    """Whether rows are by start, no port has two of them at a time, and none is above its port's rate."""
+    """Returns whether rows are by start, no port has two of them at a time, and none is above its port's rate."""
     free_s = np.zeros(len(most_Bps_G))
     last_s = 0.0
     for row in range(len(port_X)):
@@ -244,7 +244,7 @@ def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
 
 @njit(cache=True)
 def _forward(start_s_X, end_s_X):
-    """Whether no row starts before zero or ends before it starts."""
+    """Returns whether no row starts before zero or ends before it starts."""
     backward = False
     for row in range(len(start_s_X)):
         backward |= start_s_X[row] < 0 or end_s_X[row] < start_s_X[row]

@@ -381,7 +381,7 @@ def _log(net, log, row, start_s, end_s, rate_Bps, carried):
 
 @njit(cache=True, inline="always")
 def _before(rows, one, other):
-    """Whether the event of `one` comes first; ties go by row."""
+    """Returns whether the event of `one` comes first; ties go by row."""
     return rows.event_s[one] < rows.event_s[other] or (rows.event_s[one] == rows.event_s[other] and one < other)
 
 

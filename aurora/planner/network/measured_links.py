@@ -115,12 +115,12 @@ def _numbered(label_G: IntArray) -> IntArray:
 
 
 def _of_whole_hosts(label_G: IntArray, host_G: IntArray) -> bool:
-    """Whether no host has ranks of two labels."""
+    """Returns whether no host has ranks of two labels."""
     return all(len(np.unique(label_G[part])) == 1 for part in _parts(host_G))
 
 
 def _clear(rates_GG: FloatArray, parts: Parts) -> bool:
-    """Whether links inside are clearly faster than those between the parts; a slow port is no reason."""
+    """Returns whether links inside are clearly faster than those between the parts; a slow port is no reason."""
     several = [part for part in parts if len(part) > 1]
     for part in several:
         others = np.setdiff1d(np.arange(len(rates_GG)), part)

@@ -104,7 +104,7 @@ class Switch:
 
     @property
     def busy(self) -> bool:
-        """Whether a transfer has started and not ended."""
+        """True while a transfer has started and not ended."""
         return bool(self._net.counter[HEAP])
 
     def open(self, order: Order, bytes_GG: IntArray, staged: bool = False) -> int:

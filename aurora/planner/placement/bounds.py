@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_array, hstack, kron
+from scipy.sparse import csr_array, eye_array, kron
 
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, aimed_costs, exclusive
+from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, phase_program
 from aurora.planner.placement.objective import Formula, Part, formula
-from aurora.planner.placement.phase_sums import SMALL, PhaseSums, blocks, merged, phase_program
 from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
 from aurora.planner.workload.traffic import CountedTokens
 from aurora.types import Cluster, Placement, PlanOptions, Profile
@@ -195,35 +195,22 @@ def _colocated_relaxed_s(
 ) -> float:
     """The program's bound. Part k takes fixed_KG and the costs of its experts on a GPU, and belongs to the term term_K[k]."""
     parts, gpus, experts = cost_KGE.shape
-    paths, terms = formula.count_PX.shape
     unit_s = float(np.abs(fixed_KG).max() + np.abs(cost_KGE).max()) or 1.0
-    per_gpu = block_diag([cost_KE / unit_s for cost_KE in np.moveaxis(cost_KGE, 1, 0)])  # rows (G, K), shares GPU by GPU
-    of_term = np.tile(term_K[:, None] == np.arange(terms), (gpus, 1)).astype(np.float64)
-    once = hstack([kron(np.ones((1, gpus)), eye_array(experts)), coo_array((experts, terms + 1))])
-    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
-        np.eye(1, gpus * experts + terms + 1, gpus * experts + terms)[0],
-        csr_array(
-            block_array(
-                [[per_gpu, coo_array(-of_term), None], [None, coo_array(formula.count_PX), coo_array(-np.ones((paths, 1)))]]
-            )
-        ),
-        np.concatenate([-fixed_KG.T.ravel() / unit_s, np.zeros(paths)]),
-        csr_array(once),
-        np.ones(experts),
-        [*[(0, None)] * (gpus * experts), *[(least / unit_s, None) for least in least_X], (0, None)],
-        method="highs-ds",
+    prices = path_prices(
+        cost_KGE.reshape(parts, -1) / unit_s,
+        np.repeat(np.arange(gpus), experts),
+        fixed_KG / unit_s,
+        term_K,
+        formula.count_PX,
+        np.zeros(len(formula.count_PX)),
+        least_X / unit_s,
+        csr_array(kron(np.ones((1, gpus)), eye_array(experts))),
+        "highs-ds",
     )
-    if found.status != 0:
+    if prices is None:
         return 0.0
-    price_X = np.maximum(0.0, -found.ineqlin.marginals)
-    price_GK, price_P = price_X[: gpus * parts].reshape(gpus, parts), price_X[gpus * parts :]
-    # Any prices give a bound if those of paths sum to one and those of a term's parts to the paths' price of it at most.
-    weight_X = price_P @ formula.count_PX / max(float(price_P.sum()), 1.0)
-    used_X = np.bincount(term_K, weights=price_GK.sum(axis=0), minlength=terms)
-    price_GK = price_GK * np.minimum(1.0, weight_X / np.maximum(used_X, 1e-300))[term_K]
-    left_X = np.maximum(0.0, weight_X - np.bincount(term_K, weights=price_GK.sum(axis=0), minlength=terms))
-    share_s_GE = np.einsum("gk,kge->ge", price_GK, cost_KGE)
-    return float((price_GK.T * fixed_KG).sum() + left_X @ least_X + share_s_GE.min(axis=0).sum())
+    share_s_GE = np.einsum("kg,kge->ge", prices.weight_KG, cost_KGE)
+    return float((prices.weight_KG * fixed_KG).sum() + prices.rest_X @ least_X + share_s_GE.min(axis=0).sum())
 
 
 def _merged(fixed_KG: FloatArray, cost_KGE: FloatArray, block_G: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array
 
 from aurora.planner.placement.assignment import bottleneck_value
 from aurora.planner.placement.colocation_problem import Arrays, ColocationProblem, gpu_terms, longest_path
+from aurora.planner.placement.linear_program import path_prices
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
-WORTHWHILE = 0.97  # another linear programme is solved if the last round left at most this part of the edges open
+WORTHWHILE = 0.97  # another linear program is solved if the last round left at most this part of the edges open
 HUGE = 1e300
 
 
@@ -40,13 +40,13 @@ class LpBound:
 
 @dataclass(frozen=True)
 class OptimalityProof:
-    """What linear programmes prove about assignments that beat a given value.
+    """Bounds and open edges that linear programs prove for assignments that beat a given value.
 
     Attributes:
         bound_s: lower bound in seconds on all assignments.
         closed: whether no assignment beats the value by more than SLACK.
         open_MGJ: (M, G, J) bool, the only edges that an assignment which beats the value can use; none if `closed`.
-        lp: the bound of the last linear programme, or of the first if `closed`.
+        lp: the bound of the last linear program, or of the first if `closed`.
     """
 
     bound_s: float
@@ -56,7 +56,7 @@ class OptimalityProof:
 
 
 def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
-    """Proves a lower bound on a colocation problem by a few linear programmes.
+    """Proves a lower bound on a colocation problem by a few linear programs.
 
     Each round closes the edges that no assignment below value_s can use, and relaxes the rest again. The rounds end when no
     edge is open (no assignment is then below value_s) or when a round closes few edges.
@@ -83,79 +83,32 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
 
 
 def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
-    """Returns the bound of the linear programme over open edges, from its dual solution: no solver tolerance enters it."""
+    """Returns the bound of the linear program over open edges, from its dual solution: no solver tolerance enters it."""
     arrays, least_X = problem.arrays, _least_X(problem, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(least_X).all():
         return LpBound(np.inf, nothing_MGJ, least_X, least_X)
     scale = float(max(arrays.seconds_GNJ.max(), problem.base_P.max())) or 1.0
-    scaled = arrays._replace(seconds_GNJ=arrays.seconds_GNJ / scale)
-    base_P, scaled_least_X = problem.base_P / scale, least_X / scale
-    solved = _solved(problem.count_PX, base_P, scaled_least_X, scaled, open_MGJ)
-    if solved is None:
+    seconds_GNJ, base_P, (models, n, _) = arrays.seconds_GNJ / scale, problem.base_P / scale, open_MGJ.shape
+    model_V, gpu_V, group_V = np.nonzero(open_MGJ)
+    rows = list(enumerate(zip(arrays.model_N, arrays.part_N, strict=True)))
+    cost_KV = np.zeros((len(arrays.term_K), len(model_V)))
+    for row, (model, part) in rows:
+        own_V = model_V == model
+        cost_KV[part, own_V] = seconds_GNJ[gpu_V[own_V], row, group_V[own_V]]
+    sums = np.concatenate([model_V * n + gpu_V, (models + model_V) * n + group_V]), np.tile(np.arange(len(model_V)), 2)
+    sum_EV = csr_array((np.ones(2 * len(model_V)), sums), shape=(2 * models * n, len(model_V)))
+    nothing_KG = np.zeros((len(arrays.term_K), n))
+    prices = path_prices(cost_KV, gpu_V, nothing_KG, arrays.term_K, problem.count_PX, base_P, least_X / scale, sum_EV, "highs")
+    if prices is None:
         return LpBound(float((problem.count_PX @ least_X + problem.base_P).max()), nothing_MGJ, least_X, least_X)
-    term_X, dual_P, dual_KG, price_MJ = solved
-    # Any weights give a bound if those of paths sum to one and those of parts to at most their term's. Take the solver's.
-    weight_P = dual_P / dual_P.sum()
-    weight_X = weight_P @ problem.count_PX
-    used_X, cost_MGJ = np.zeros(len(least_X)), nothing_MGJ.copy()
-    np.add.at(used_X, arrays.term_K, dual_KG.sum(axis=1))
-    shrink_X = np.divide(weight_X, used_X, out=np.ones(len(least_X)), where=used_X > weight_X)
-    for row, (model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
-        cost_MGJ[model] += scaled.seconds_GNJ[:, row] * (dual_KG[part] * shrink_X[arrays.term_K[part]])[:, None]
+    cost_MGJ, price_MJ = nothing_MGJ.copy(), prices.price_E[models * n :].reshape(models, n)
+    for row, (model, part) in rows:
+        cost_MGJ[model] += seconds_GNJ[:, row] * prices.weight_KG[part][:, None]
     spare_MGJ = np.where(open_MGJ, cost_MGJ - price_MJ[:, None, :], np.inf)
     price_MG = spare_MGJ.min(axis=2)
-    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
-    bound = float(weight_P @ base_P + rest_X @ scaled_least_X + price_MG.sum() + price_MJ.sum())
-    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, term_X * scale, least_X)
-
-
-def _solved(
-    count_PX: IntArray, base_P: FloatArray, least_X: FloatArray, arrays: Arrays, open_MGJ: BoolArray
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray] | None:
-    """(moved terms, dual prices of the paths, of each part on each GPU, of each model's groups) of the relaxed optimum.
-
-    None if it is not solved. Columns: a share of each open edge, the moved terms, the longest path. Rows: each part on each GPU
-    is at most its term, each path is at most the longest, and the shares of every GPU and of every group sum to one.
-    """
-    model, gpu, group = np.nonzero(open_MGJ)
-    (models, n, _), count, (paths, terms) = open_MGJ.shape, len(model), count_PX.shape
-    gpus, top = np.arange(n), len(arrays.term_K) * n
-    rows, cols, values = [], [], []
-    for row, (of_model, part) in enumerate(zip(arrays.model_N, arrays.part_N, strict=True)):
-        own = np.flatnonzero(model == of_model)
-        held = arrays.seconds_GNJ[gpu[own], row, group[own]]
-        some = own[held != 0]
-        rows.append(part * n + gpu[some])
-        cols.append(some)
-        values.append(held[held != 0])
-    for part, term in enumerate(arrays.term_K):
-        rows.append(part * n + gpus)
-        cols.append(np.full(n, count + term))
-        values.append(np.full(n, -1.0))
-    path, term_P = np.nonzero(count_PX)
-    rows += [top + path, top + np.arange(paths)]
-    cols += [count + term_P, np.full(paths, count + terms)]
-    values += [count_PX[path, term_P], np.full(paths, -1.0)]
-    cells = np.concatenate(rows), np.concatenate(cols)
-    within = coo_array((np.concatenate(values), cells), shape=(top + paths, count + terms + 1)).tocsr()
-    sums = np.concatenate([model * n + gpu, models * n + model * n + group]), np.tile(np.arange(count), 2)
-    whole = coo_array((np.ones(2 * count), sums), shape=(2 * models * n, count + terms + 1)).tocsr()
-    least = np.concatenate([np.zeros(count), least_X, [-np.inf]])
-    solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
-        np.eye(1, count + terms + 1, count + terms)[0],
-        within,
-        np.concatenate([np.zeros(top), -base_P]),
-        whole,
-        np.ones(2 * models * n),
-        np.stack([least, np.full(count + terms + 1, np.inf)], axis=1),
-        method="highs",
-    )
-    if solved.status != 0:
-        return None
-    dual = np.maximum(-solved.ineqlin.marginals, 0.0)
-    price_MJ = solved.eqlin.marginals[models * n :].reshape(models, n)
-    return solved.x[count : count + terms], dual[top:], dual[:top].reshape(-1, n), price_MJ
+    bound = float(prices.weight_P @ base_P + prices.rest_X @ (least_X / scale) + price_MG.sum() + price_MJ.sum())
+    return LpBound(bound * scale, (spare_MGJ - price_MG[:, :, None]) * scale, prices.term_X * scale, least_X)
 
 
 def _least_X(problem: ColocationProblem, open_MGJ: BoolArray) -> FloatArray:
@@ -196,7 +149,7 @@ MOST_CHOICES = 1 << 24  # of groups that GPUs may hold: with more, the search is
 def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[IntArray, float]:
     """Finds the best assignment of the models' groups to GPUs, with a lower bound.
 
-    Linear programmes rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
+    Linear programs rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
     starting at the GPU with the fewest choices, a group of each model. A branch ends when the programme's bound plus the spare
     seconds of the branch's edges reaches the best value, or when its longest path does. If `problem.until_s` ends the search
     first, or there are more than MOST_CHOICES, bisection raises the bound: a smaller target value rules out more edges.
@@ -235,7 +188,7 @@ class Choices(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Where the search stands. It goes on from there when it is called again.
+    """State of a depth-first search, from which it goes on when it is called again.
 
     Attributes:
         depth: (1,) int64, how many GPUs are decided; -1 at the end of the search.
@@ -350,7 +303,7 @@ def _mark(choices, branch, at, used):
 
 @njit(cache=True)
 def _any_used(choices, branch, at):
-    """Whether a group of a choice is placed already."""
+    """Returns whether a group of a choice is placed already."""
     found = False
     for m in range(len(branch.used_MJ)):
         found |= branch.used_MJ[m, choices.group_CM[at, m]]

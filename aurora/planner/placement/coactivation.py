@@ -157,6 +157,9 @@ def coactivation_search(
     It descends steepest first: in seconds, and then in the sum of all ports' seconds. Then it restarts `kicks` times, from the
     best placement after a few random moves and swaps. Deterministic for a given `rng`.
 
+    It stays apart from the annealing of `server_search`: with that one's tables and the price of Eq. 1, a run of about the same
+    time found layers 0.3 % longer in the mean of five, and 0.7 to 0.9 % longer with 128 experts on 16 GPUs.
+
     Args:
         experts_VK, source_V, count_V: as `distinct_tokens` returns them.
         gpu_E: (E,) int64, the GPU of each expert to start from.
@@ -240,7 +243,7 @@ def _shake(tokens: Tokens, costs: Costs, tables: Tables, pairs: IntArray) -> Non
 
 @njit(cache=True)
 def _less(s, ports, than_s, than_ports):
-    """Whether (s, ports) is shorter than (than_s, than_ports), or as short with fewer seconds summed over all ports."""
+    """Returns whether (s, ports) is shorter than (than_s, than_ports), or as short with fewer seconds summed over all ports."""
     return s < than_s * (1 - 1e-9) or (s <= than_s * (1 + 1e-12) and ports < than_ports * (1 - 1e-9))
 
 

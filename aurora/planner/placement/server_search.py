@@ -30,7 +30,7 @@ TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
 
 class Limits(NamedTuple):
-    """What placements are held to.
+    """Limits to the slots and seconds of GPUs and servers, and the seconds of experts there.
 
     Attributes:
         server_G: (G,) int64, the server of each GPU.
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 class ServerTables(NamedTuple):
-    """What follows from the placement, so that a move or swap is priced quickly.
+    """Tables that follow from the placement, by which a move or swap is priced quickly.
 
     A token is a bit in W words, so that one operation counts 64 tokens.
 
@@ -232,7 +232,7 @@ def _over(seconds_X: FloatArray, most_s: float) -> float:
 
 @njit(cache=True, nogil=True)
 def _rows_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) -> int:
-    """How many rows more cross if expert a goes to GPU h, and b, if any, from there to a's GPU."""
+    """Rows that cross more if expert a goes to GPU h, and b, if any, from there to a's GPU."""
     p, q = limits.server_G[tables.gpu_E[a]], limits.server_G[h]
     if p == q:
         return 0
@@ -249,7 +249,7 @@ def _rows_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) 
 
 @njit(cache=True, nogil=True)
 def _ones(word):
-    """How many bits of a word are set (Warren, Hacker's Delight, 5-1)."""
+    """Number of bits that are set in a word (Warren, Hacker's Delight, 5-1)."""
     word -= (word >> np.uint64(1)) & np.uint64(0x5555555555555555)
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -258,7 +258,7 @@ def _ones(word):
 
 @njit(cache=True, nogil=True)
 def _excess_changed(limits: Limits, tables: ServerTables, a: int, b: int, h: int) -> float:
-    """How many seconds more are above limits if expert a goes to GPU h, and b, if any, from there to a's GPU."""
+    """Seconds above limits that come on top if expert a goes to GPU h, and b, if any, from there to a's GPU."""
     g = tables.gpu_E[a]
     p, q = limits.server_G[g], limits.server_G[h]
     at_g, at_h, at_p, at_q = tables.gpu_s_G[g], tables.gpu_s_G[h], tables.server_s_N[p], tables.server_s_N[q]

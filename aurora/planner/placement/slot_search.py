@@ -1,6 +1,6 @@
 """Slot search: local search over what each expert slot of each GPU holds, replicas included, for one scenario or several.
 
-The objective is the mean of the scenarios that count, each by Aurora's Eq. 1 (`phase_sums`).
+The objective is the mean of the scenarios that count, each by Aurora's Eq. 1 (`PhaseSums`).
 
 Each step takes the best change of a critical GPU, one that is slowest in a phase of a scenario that counts: it swaps one of its
 slots with another GPU's, moves it to an empty slot, gives one of its experts a further replica elsewhere, or puts another
@@ -11,9 +11,11 @@ expert in the place of a replica. Where none of these helps, two GPUs exchange a
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.phase_sums import PhaseSums, add_share, copy_with_share
 from aurora.planner.placement.slot_state import (
     FIRST,
+    PhaseSums,
+    add_share,
+    copy_with_share,
     exchange,
     find_gains,
     find_rest,
@@ -282,7 +284,7 @@ def _change_row(part_s_GEXW, sum_s_GXW, row_GXW, row_G, gpu_G, rows, g, e, share
 
 @njit(cache=True, nogil=True)
 def _held(held_GP, g):
-    """How many experts GPU g holds."""
+    """Number of experts on GPU g."""
     held = 0
     for e in held_GP[g]:
         held += e != EMPTY
@@ -492,7 +494,7 @@ def _free_slot(layer, slots, h):
 
 @njit(cache=True, nogil=True)
 def _is_critical(slots, gain_G, e):
-    """Whether a critical GPU holds expert e."""
+    """Returns whether a critical GPU holds expert e."""
     for at in range(slots.count_E[e]):  # noqa: SIM110 (numba compiles no generators)
         if gain_G[slots.gpu_EG[e, at]] >= 0:
             return True

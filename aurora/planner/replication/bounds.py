@@ -110,7 +110,7 @@ def _raised(base: float, value: float, certified: Callable[[float], bool]) -> fl
 
 
 def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
-    """Whether loads share_E, in units of the threshold, provably need a GPU above 1, on equal GPUs of `slots` slots.
+    """Returns whether loads share_E, in units of the threshold, need a GPU above 1 on equal GPUs of `slots` slots.
 
     Experts and the GPUs that hold a part of them form connected groups. A group of m experts on k GPUs has v >= 0 experts fewer
     than the k (slots - 1) + 1 that it could have, and all groups together waste sum (k - 1 + v) = gpus slots - E at most.
@@ -130,7 +130,7 @@ def _free_certified(share_E: FloatArray, gpus: int, slots: int) -> bool:
 
 
 def _equal_certified(share_E: FloatArray, gpus: int, slots: int, count_VE: IntArray) -> bool:
-    """Whether loads share_E, in units of the threshold, provably need a GPU above 1 for each row of the counts count_VE (V, E).
+    """Returns whether loads share_E, in units of the threshold, need a GPU above 1 for each row of the counts (V, E).
 
     Loads are divided evenly over replicas, and the GPUs are equal with `slots` slots each.
 

@@ -15,7 +15,7 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """What the search minimises: first the domains and nodes that experts lack, then the odds of losing an expert."""
+    """Objective of the search: first the domains and nodes that experts lack, then the odds of losing an expert."""
 
     nodes_D: Any  # (D,) int64, the nodes of each domain
     distinct_domains: Any  # on how many domains each expert should be
@@ -200,7 +200,7 @@ def _swap(x, y, state, aim):
 
 @njit(cache=True)
 def _lack(count_D, aim):
-    """How many domains and nodes an expert with count_D (D,) replicas is short of."""
+    """Number of domains and nodes that an expert with count_D (D,) replicas lacks."""
     on_domains, on_nodes = 0, 0
     for domain in range(len(count_D)):
         on_domains += count_D[domain] > 0

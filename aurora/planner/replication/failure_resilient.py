@@ -199,7 +199,7 @@ MAX_SWAP_DOMAINS = 62  # the swap search keeps domains as bits of one integer
 
 @dataclass(frozen=True)
 class Aim:
-    """What a failure-resilient placement guarantees and optimises."""
+    """Guarantee and objective of a failure-resilient placement."""
 
     min_replicas: int  # every expert is on at least min(min_replicas, N) distinct nodes and min(min_replicas, D) domains
     failures: tuple[int, ...]  # numbers of failed domains after which survival is optimised, the most important first
@@ -359,7 +359,7 @@ def _guaranteed(count_E: IntArray, failure_domains: FailureDomains, aim: Aim) ->
 
 
 def _keeps_min_replicas(count_ED: IntArray, failure_domains: FailureDomains, aim: Aim) -> bool:
-    """Whether every expert is on as many nodes and domains as `aim` guarantees."""
+    """Returns whether every expert is on as many nodes and domains as `aim` guarantees."""
     on_nodes = np.minimum(count_ED, failure_domains.nodes_D).sum(axis=1)
     on_domains = (count_ED > 0).sum(axis=1)
     return bool(

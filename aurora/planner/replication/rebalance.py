@@ -227,7 +227,7 @@ def _search(layer, most, target):
 
 @njit(cache=True, nogil=True)
 def _moved(layer):
-    """How many experts GPUs hold that they did not hold at the start."""
+    """Number of experts on GPUs that did not hold them at the start."""
     return (layer.holds_GE & ~layer.was_GE).sum()
 
 
@@ -361,7 +361,7 @@ def _best_step(layer, g, left, target):
 
 @njit(cache=True, nogil=True)
 def _keeps(layer, e, g, to):
-    """Whether an expert has the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
+    """Returns whether an expert keeps enough replicas and failure domains if GPU g gives its to `to`, or to none (EMPTY)."""
     if layer.count_E[e] <= layer.least_E[e] and to == EMPTY:
         return False
     if layer.least_domains_E[e] == 1:
@@ -385,13 +385,13 @@ def _count_in_domain(layer, e, g, change):
 
 @njit(cache=True, nogil=True)
 def _moves(was_GE, g, comes, goes):
-    """How many more experts GPU g holds that it did not hold at the start; either expert may be EMPTY."""
+    """Further experts on GPU g that it did not hold at the start; either expert may be EMPTY."""
     return int(comes != EMPTY and not was_GE[g, comes]) - int(goes != EMPTY and not was_GE[g, goes])
 
 
 @njit(cache=True, nogil=True)
 def _relief(top, after, target, moves, left):
-    """How far the largest time falls towards the target, for each move (at least half a one); 0 if that is not allowed."""
+    """Fall of the largest time towards the target, for each move (at least half a one); 0 if that is not allowed."""
     if moves > left or after >= top * (1 - LEAST_RELIEF):
         return 0.0
     return (top - max(after, target)) / max(moves, 0.5)

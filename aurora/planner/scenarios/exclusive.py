@@ -29,9 +29,10 @@ from aurora.planner.placement.cost_model import (
     layer_costs,
 )
 from aurora.planner.placement.grouping import PLACE, grouped
-from aurora.planner.placement.phase_sums import PhaseSums, blocks, lp_rounding
+from aurora.planner.placement.linear_program import blocks, lp_rounding
 from aurora.planner.placement.slot_counts import even_slots, failure_domains, memory_slots_G, slots_G
 from aurora.planner.placement.slot_search import fill, slot_search
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated

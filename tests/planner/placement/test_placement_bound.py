@@ -12,7 +12,8 @@ from scipy.optimize import linprog
 from aurora.planner.placement import bounds
 from aurora.planner.placement.bounds import layer_bound_s
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
-from aurora.planner.placement.phase_sums import PhaseSums, phase_program
+from aurora.planner.placement.linear_program import phase_program
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.plan import make_plan
 from aurora.types import PHASES, Curve, PlanOptions, Profile
 from tests.conftest import cluster

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
-from aurora.planner.placement.phase_sums import PhaseSums
 from aurora.planner.placement.slot_search import fill, slot_search
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.types import Placement
 from tests.strategies import clusters, profiles
 from tests.without_compiler import printed
@@ -182,7 +182,7 @@ def test_compiled_and_plain_code_find_the_same():
     code = (
         "import numpy as np\n"
         "from tests.planner.placement.test_slot_search import drawn\n"
-        "from aurora.planner.placement.phase_sums import PhaseSums\n"
+        "from aurora.planner.placement.slot_state import PhaseSums\n"
         "from aurora.planner.placement.slot_search import fill, slot_search\n"
         "rng = np.random.default_rng(5)\n"
         "layer = PhaseSums.of(drawn(rng, 4, 8, 2), np.full(4, 3))\n"

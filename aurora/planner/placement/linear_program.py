@@ -1,109 +1,114 @@
-"""Phase sums of a layer, and the linear program over them: the seconds of Aurora's Eq. 1 (arXiv:2410.17043) as four sums a GPU.
+"""Linear programs of one layer over shares of experts, or of groups of them, on GPUs; and a placement that rounds shares.
 
-They are what the GPU sends and receives in the dispatch, and its experts' work with what it sends and with what it receives in
-the combine. The first phase (gate + dispatch) is the larger of the first two, the second phase (experts + combine) that of
-the others. A scenario takes the largest first phase of a GPU, the largest second phase and the aggregation.
+One program minimises the phases' slowest GPUs in several scenarios, the other the longest path of an objective of several
+models. Bounds take the prices of a dual solution and evaluate them apart from the solver: its tolerance never enters.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from scipy.optimize import linprog
 from scipy.sparse import block_array, block_diag, coo_array, csr_array, eye_array, hstack, kron
 
 from aurora.planner.placement.cost_model import LayerCosts
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.types.arrays import FloatArray, IntArray
 
-PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
+SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
 
 
-class PhaseSums(NamedTuple):
-    """Phase sums of one layer in W scenarios: what each expert adds to them, and what they are without experts.
+class _Solution(NamedTuple):
+    """The optimum of a linear program: its variables, and the prices of its rows (zero or more) and of its sums."""
+
+    value_V: FloatArray
+    price_X: FloatArray
+    price_E: FloatArray
+
+
+def _solved(
+    cost_V: FloatArray, at_most_XV: csr_array, limit_X: FloatArray, sum_EV: csr_array, lower_V: FloatArray, method: str
+) -> _Solution | None:
+    """Minimises the cost of variables, lower_V or more, with rows of at most limit_X and sums of one; None if that fails."""
+    bounds_V2 = np.column_stack([lower_V, np.full(len(lower_V), np.inf)])
+    found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
+        cost_V, at_most_XV, limit_X, sum_EV, np.ones(sum_EV.shape[0]), bounds_V2, method=method
+    )
+    if found.status != 0:
+        return None
+    return _Solution(found.x, np.maximum(0.0, -found.ineqlin.marginals), found.eqlin.marginals)
+
+
+class PathPrices(NamedTuple):
+    """A dual solution of `path_prices`, so corrected that it gives a bound whatever the solver's tolerance.
+
+    With s(k, g) the seconds of part k on GPU g, weight_P @ base_P + rest_X @ least_X + sum of weight_KG * s is a lower bound
+    on the longest path of every choice of shares.
 
     Attributes:
-        part_s_GEXW: (G, E, 4, W) seconds that an expert adds to each sum of a GPU.
-        base_s_GXW: (G, 4, W) seconds of each sum of a GPU that holds no expert.
-        aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        worst: how many scenarios count, the longest first.
+        term_X: (X,) seconds of each term in the relaxed optimum.
+        weight_P: (P,) weights of the paths, which sum to one.
+        weight_KG: (K, G) weights of each part on each GPU; those of a term's parts sum to the paths' weight of it at most.
+        rest_X: (X,) what is left of the paths' weight of each term.
+        price_E: (E,) prices of the sums.
     """
 
-    part_s_GEXW: FloatArray
-    base_s_GXW: FloatArray
-    aggregate_s_W: FloatArray
-    slots_G: IntArray
-    worst: int
-
-    @classmethod
-    def of(cls, costs: LayerCosts, slots_G: IntArray) -> Self:
-        """Returns the sums of a layer.
-
-        Args:
-            costs: one layer in W scenarios.
-            slots_G: (G,) int64, how many experts each GPU can hold.
-        """
-        part_s_GEXW, base_s_GXW = _sums(
-            np.ascontiguousarray(costs.own_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.expert_s_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.gate_s_WG, dtype=np.float64),
-            np.ascontiguousarray(costs.port_s_XG),
-        )
-        return cls(
-            part_s_GEXW,
-            base_s_GXW,
-            costs.aggregate_s_WG.max(axis=1),
-            np.minimum(slots_G, costs.own_WGE.shape[2]).astype(np.int64),
-            costs.worst,
-        )
+    term_X: FloatArray
+    weight_P: FloatArray
+    weight_KG: FloatArray
+    rest_X: FloatArray
+    price_E: FloatArray
 
 
-@njit(cache=True, nogil=True)
-def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
-    """part_s_GEXW and base_s_GXW of PhaseSums."""
-    scenarios, gpus, experts = own_WGE.shape
-    part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.empty((gpus, PARTS, scenarios))
-    load_WE = np.zeros((scenarios, experts))
-    for w in range(scenarios):
-        for g in range(gpus):
-            for e in range(experts):
-                load_WE[w, e] += own_WGE[w, g, e]
-    for g in range(gpus):
-        sent_s, received_s, back_s, home_s = port_s_XG[0, g], port_s_XG[1, g], port_s_XG[2, g], port_s_XG[3, g]
-        for w in range(scenarios):
-            own = 0.0
-            for e in range(experts):
-                local = own_WGE[w, g, e]
-                arriving, work_s = load_WE[w, e] - local, expert_s_WGE[w, g, e]
-                own += local
-                part_s_GEXW[g, e, 0, w] = -local * sent_s
-                part_s_GEXW[g, e, 1, w] = arriving * received_s
-                part_s_GEXW[g, e, 2, w] = work_s + arriving * back_s
-                part_s_GEXW[g, e, 3, w] = work_s - local * home_s
-            base_s_GXW[g, 0, w] = gate_s_WG[w, g] + own * sent_s
-            base_s_GXW[g, 1, w] = gate_s_WG[w, g]
-            base_s_GXW[g, 2, w] = 0.0
-            base_s_GXW[g, 3, w] = own * home_s
-    return part_s_GEXW, base_s_GXW
+def path_prices(
+    cost_KV: FloatArray,
+    gpu_V: IntArray,
+    fixed_KG: FloatArray,
+    term_K: IntArray,
+    count_PX: IntArray,
+    base_P: FloatArray,
+    least_X: FloatArray,
+    sum_EV: csr_array,
+    method: str,
+) -> PathPrices | None:
+    """Minimises the longest path over shares of edges, each of which puts something on a GPU; None if the solver gives up.
 
+    Each part on each GPU is at most its term, and each path at most the longest.
 
-@njit(cache=True, nogil=True)
-def add_share(part_s_GEXW, row_GXW, at, g, e, share):
-    """Adds a share of expert e on GPU g to row `at`."""
-    for x in range(PARTS):
-        for w in range(row_GXW.shape[2]):
-            row_GXW[at, x, w] += share * part_s_GEXW[g, e, x, w]
-
-
-@njit(cache=True, nogil=True)
-def copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, at, g, e, share):
-    """Sets row `at` to the sums of GPU g with a share of expert e more."""
-    for x in range(PARTS):
-        for w in range(row_GXW.shape[2]):
-            row_GXW[at, x, w] = sum_s_GXW[g, x, w] + share * part_s_GEXW[g, e, x, w]
-
-
-SMALL = 4096  # experts times GPUs times scenarios of a program at most; one of that size takes about 50 ms
+    Args:
+        cost_KV: (K, V) seconds that each edge adds to each part on its GPU.
+        gpu_V: (V,) int64, the GPU of each edge.
+        fixed_KG: (K, G) seconds that each part takes there without edges.
+        term_K: (K,) int64, the term of each part.
+        count_PX: (P, X) int64, how often each path holds each term.
+        base_P: (P,) seconds of each path beside its terms.
+        least_X: (X,) seconds that each term takes at least.
+        sum_EV: (E, V) rows whose edges' shares sum to one.
+        method: of scipy's `linprog`.
+    """
+    (edges, (paths, terms)), gpus = (len(gpu_V), count_PX.shape), fixed_KG.shape[1]
+    part, edge = np.nonzero(cost_KV)
+    held = coo_array((cost_KV[part, edge], (part * gpus + gpu_V[edge], edge)), shape=(fixed_KG.size, edges))
+    of_term = np.repeat(term_K[:, None] == np.arange(terms), gpus, axis=0).astype(np.float64)
+    rows = [[held, coo_array(-of_term), None], [None, coo_array(count_PX), coo_array(-np.ones((paths, 1)))]]
+    solution = _solved(
+        np.eye(1, edges + terms + 1, edges + terms)[0],
+        csr_array(block_array(rows)),
+        np.concatenate([-fixed_KG.ravel(), -base_P]),
+        csr_array(hstack([sum_EV, coo_array((sum_EV.shape[0], terms + 1))])),
+        np.concatenate([np.zeros(edges), least_X, [-np.inf]]),
+        method,
+    )
+    if solution is None:
+        return None
+    dual_KG, dual_P = solution.price_X[: fixed_KG.size].reshape(fixed_KG.shape), solution.price_X[fixed_KG.size :]
+    # Any weights give a bound if those of paths sum to one and those of parts to at most their term's. Take the solver's.
+    weight_P = dual_P / dual_P.sum()
+    weight_X = weight_P @ count_PX
+    used_X = np.bincount(term_K, dual_KG.sum(axis=1), minlength=terms)
+    shrink_X = np.divide(weight_X, used_X, out=np.ones(terms), where=used_X > weight_X)
+    rest_X = np.maximum(weight_X - used_X * shrink_X, 0.0)
+    term_X = solution.value_V[edges : edges + terms]
+    return PathPrices(term_X, weight_P, dual_KG * shrink_X[term_K][:, None], rest_X, solution.price_E)
 
 
 class PhaseProgram(NamedTuple):
@@ -138,18 +143,10 @@ class PhaseProgram(NamedTuple):
     def solved(self) -> tuple[FloatArray, FloatArray]:
         """Returns ((G, E) each GPU's share of each expert, (X,) price of each row); all zero if the solver gives up."""
         gpus, experts, _, _ = self.layer.part_s_GEXW.shape
-        found = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrices
-            self.cost_V,
-            self.at_most_XV,
-            self.limit_X,
-            self.once_EV,
-            np.ones(experts),
-            np.column_stack([self.lower_V, np.full(len(self.lower_V), np.inf)]),
-            method="highs-ds",
-        )
-        if found.status != 0:
+        solution = _solved(self.cost_V, self.at_most_XV, self.limit_X, self.once_EV, self.lower_V, "highs-ds")
+        if solution is None:
             return np.zeros((gpus, experts)), np.zeros(len(self.limit_X))
-        return found.x[: gpus * experts].reshape(gpus, experts), np.maximum(0.0, -found.ineqlin.marginals)
+        return solution.value_V[: gpus * experts].reshape(gpus, experts), solution.price_X
 
     def dual_s(self, price_X: FloatArray) -> float:
         """Returns a lower bound in seconds on the objective, for any prices: the Lagrangian of the rows.

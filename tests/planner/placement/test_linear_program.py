@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement import phase_sums as module
+from aurora.planner.placement import linear_program as module
 from aurora.planner.placement.bounds import layer_bound_s
 from aurora.planner.placement.cost_model import AIMS, aimed_costs
-from aurora.planner.placement.phase_sums import PhaseSums, lp_rounding
+from aurora.planner.placement.linear_program import lp_rounding
 from aurora.planner.placement.slot_search import slot_search
+from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.scenarios.scenario import unreplicated
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn
