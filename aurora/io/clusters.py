@@ -1,14 +1,14 @@
 """Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import check_keys, check_schema, load_toml, shipped, write_text
+from aurora.io.files import check_keys, check_schema, load_toml, naming, shipped, typed, write_text
 from aurora.types import Cluster, Fabric, Gpu, GpuKind, Link, TransferCurve, leaf_spine, servers
 from aurora.types.arrays import FloatArray
 from aurora.types.network import Vertex
@@ -38,14 +38,10 @@ def load_cluster(path: str | Path) -> Cluster:
         if len(gpus) > MOST_GPUS:
             raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
     fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
-    incast = table.get("incast", 0.0)
-    if isinstance(incast, bool) or not isinstance(incast, (int, float)):
-        raise BadInput(f"{path}: incast must be a number, found {incast!r}")
+    incast = typed(path, "the file", table, "incast", float, 0.0)
     curves = read_link_curves(str(path), table.get("link_curve", []))
-    try:
-        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, float(incast), curves)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    with naming(path):
+        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, incast, curves)
 
 
 def _found(path: Path) -> Path:
@@ -123,35 +119,29 @@ def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
     if not isinstance(row, dict):
         raise BadInput(f"{path}: expected a table for GPU {index}, found {row!r}")
     where = f"[[gpu]] {row.get('name', index)!r}"
-    known = {field.name: field for field in fields(Gpu)}
-    check_keys(path, where, row, {*known, "count"})
-    count = row.get("count", 1)
-    if type(count) is not int or not 1 <= count <= MOST_GPUS:
+    count = typed(path, where, row, "count", int, 1)
+    if not 1 <= count <= MOST_GPUS:
         raise BadInput(f"{path}: {where}: count must be a whole number from 1 to {MOST_GPUS}, found {count!r}")
-    values: dict[str, Any] = {}
-    for name in known:
-        if name not in row:
-            continue
-        value, wants = row[name], _GPU_TYPES.get(name, float)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if wants is float else wants):
-            raise BadInput(f"{path}: {where}: {name} must be a {_SPOKEN[wants]}, found {value!r}")
-        try:
-            values[name] = wants(value)
-        except OverflowError:
-            raise BadInput(f"{path}: {where}: {name} is too large") from None
-    required = ("name", "kind", "node", "out_Bps", "in_Bps", "memory_bytes")
-    if missing := [name for name in required if name not in values]:
-        raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
+    values = _read_fields(path, where, {key: value for key, value in row.items() if key != "count"}, Gpu, {"count"})
     name = values.pop("name")
     names = [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
-    try:
+    with naming(path):
         return [Gpu(name=name, **values) for name in names]
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
 
 
-_GPU_TYPES: dict[str, type] = {"name": str, "kind": str, "rack": str, "node": int, "memory_bytes": int}
-_SPOKEN = {str: "text", int: "whole number", float: "number"}
+def _read_fields(path: Path | str, where: str, row: dict[str, Any], value: type, more: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a table as fields of a dataclass of GPUs; `more`: further keys that the table may have."""
+    known = {field.name: field for field in fields(value)}
+    check_keys(path, where, row, {*known, *more})
+    if missing := [name for name, field in known.items() if field.default is MISSING and name not in row]:
+        raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
+    return {name: typed(path, where, row, name, _FIELD_TYPES.get(name, float)) for name in row}
+
+
+_FIELD_TYPES: dict[str, type] = {
+    **dict.fromkeys(("name", "kind", "rack", "source"), str),
+    **dict.fromkeys(("node", "memory_bytes", "pcie"), int),
+}  # of Gpu and GpuKind; others are numbers
 
 
 def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
@@ -168,10 +158,8 @@ def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
     kind = table.get("kind") if isinstance(table, dict) else table
     if not isinstance(kind, str) or kind not in FABRIC_KINDS:
         raise BadInput(f"{path}: [fabric]: expected kind = {' or '.join(map(repr, FABRIC_KINDS))}, found {kind!r}")
-    try:
+    with naming(path):
         return FABRIC_KINDS[kind](path, table, gpus)
-    except BadInput as error:
-        raise error if str(error).startswith(path) else BadInput(f"{path}: {error}") from None
 
 
 def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
@@ -195,10 +183,7 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
     """A leaf switch for each rack, or for each node if no GPU names a rack."""
     where = "[fabric]"
     check_keys(path, where, table, {"kind", "spines", "uplink_Bps"})
-    spines = table.get("spines")
-    if not isinstance(spines, int) or isinstance(spines, bool):
-        raise BadInput(f"{path}: {where}: spines must be a whole number, found {spines!r}")
-    uplink_Bps = _rate(path, where, table, "uplink_Bps")
+    spines, uplink_Bps = typed(path, where, table, "spines", int), typed(path, where, table, "uplink_Bps", float)
     racked = [gpu.rack is not None for gpu in gpus]
     if any(racked) and not all(racked):
         raise BadInput(
@@ -211,15 +196,13 @@ def _leaf_spine(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric
 def _servers(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
     """The servers that `server_of_gpu` names by rank, else one for each node; port rates are those inside a server."""
     check_keys(path, "[fabric]", table, {"kind", "nic_Bps", "shared_nic", "server_of_gpu"})
-    shared_nic = table.get("shared_nic", False)
-    if not isinstance(shared_nic, bool):
-        raise BadInput(f"{path}: [fabric]: shared_nic must be true or false, found {shared_nic!r}")
+    shared_nic = typed(path, "[fabric]", table, "shared_nic", bool, False)
     server_G = table.get("server_of_gpu", [gpu.node for gpu in gpus])
     if not isinstance(server_G, list) or len(server_G) != len(gpus) or any(type(each) is not int for each in server_G):
         expected = f"a whole number for each of {len(gpus)} GPUs"
         raise BadInput(f"{path}: [fabric]: server_of_gpu must be {expected}, found {server_G!r}")
     ports = [gpu.out_Bps for gpu in gpus], [gpu.in_Bps for gpu in gpus]
-    return servers(server_G, *ports, _rate(path, "[fabric]", table, "nic_Bps"), shared_nic)
+    return servers(server_G, *ports, typed(path, "[fabric]", table, "nic_Bps", float), shared_nic)
 
 
 def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
@@ -237,9 +220,7 @@ def _graph(path: str, table: dict[str, Any], gpus: Sequence[Gpu]) -> Fabric:
             raise BadInput(f"{path}: {where}: expected a table, found {row!r}")
         check_keys(path, where, row, {"from", "to", "Bps", "both"})
         src, dst = (_vertex(path, where, row, end, ranks) for end in ("from", "to"))
-        rate_Bps, both = _rate(path, where, row, "Bps"), row.get("both", False)
-        if not isinstance(both, bool):
-            raise BadInput(f"{path}: {where}: both must be true or false, found {both!r}")
+        rate_Bps, both = typed(path, where, row, "Bps", float), typed(path, where, row, "both", bool, False)
         links += [Link(src, dst, rate_Bps), *([Link(dst, src, rate_Bps)] if both else [])]
     return Fabric(len(gpus), tuple(links))
 
@@ -254,16 +235,6 @@ def _vertex(path: str, where: str, row: dict[str, Any], end: str, ranks: dict[st
     if len(ranks[name]) > 1:
         raise BadInput(f"{path}: {where}: expected one GPU named {name!r}, found {len(ranks[name])}; give its rank")
     return ranks[name][0]
-
-
-def _rate(path: str, where: str, row: dict[str, Any], key: str) -> float:
-    value = row.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise BadInput(f"{path}: {where}: {key} must be a number, found {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise BadInput(f"{path}: {where}: {key} is too large") from None
 
 
 FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Fabric]] = {
@@ -322,11 +293,6 @@ def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
     ]
 
 
-_KIND_TYPES: dict[str, type] = {"kind": str, "source": str, "memory_bytes": int, "pcie": int}  # others are numbers
-_KIND_NAMES = [field.name for field in fields(GpuKind)]
-_KIND_REQUIRED = ("kind", "memory_bytes", "memory_Bps", "half_flops", "pcie", "source")
-
-
 def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     """Read datasheet figures by kind of GPU.
 
@@ -356,15 +322,6 @@ def _read_gpu_kind(path: Path, index: int, row: Any) -> GpuKind:
     if not isinstance(row, dict):
         raise BadInput(f"{path}: expected a table for kind {index}, found {row!r}")
     where = f"[[gpu]] {row.get('kind', index)!r}"
-    check_keys(path, where, row, set(_KIND_NAMES))
-    if missing := [name for name in _KIND_REQUIRED if name not in row]:
-        raise BadInput(f"{path}: {where}: lacks {', '.join(missing)}")
-    for name, value in row.items():
-        wants = _KIND_TYPES.get(name, float)
-        if isinstance(value, bool) or not isinstance(value, (int, float) if wants is float else wants):
-            spoken = {str: "text", int: "a whole number", float: "a number"}[wants]
-            raise BadInput(f"{path}: {where}: {name} must be {spoken}, found {value!r}")
-    try:
-        return GpuKind(**row)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+    values = _read_fields(path, where, row, GpuKind)
+    with naming(path):
+        return GpuKind(**values)

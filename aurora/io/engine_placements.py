@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from aurora.errors import AuroraError, BadInput
-from aurora.io.files import load_json, read_text
+from aurora.errors import BadInput
+from aurora.io.files import load_json, naming, read_text
 from aurora.planner.workload.model_config import moe_layers
 from aurora.types import Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, layer_numbers
@@ -117,12 +117,8 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
         BadInput: if the file is not of that format, or its slots cannot be divided evenly over the GPUs.
     """
     known = _known(form)
-    try:
+    with naming(path, f"a placement of {form}"):
         return known.read(path, gpus, layer_numbers("`dense_layers`", dense_layers))
-    except AuroraError as error:
-        raise type(error)(f"{path}: {error}".replace(f"{path}: {path}", str(path))) from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadInput(f"{path}: not a placement of {form}: {type(error).__name__}: {error}") from None
 
 
 def _known(form: str) -> PlacementFormat:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import Arrays, load_npz, save_npz
+from aurora.io.files import Arrays, load_npz, naming, save_npz
 from aurora.types import PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers
 
@@ -127,10 +127,8 @@ def load_records(folder: Path) -> Profile:
     paths = sorted(folder.glob("rank-*.npz"))
     if not paths:
         raise BadInput(f"{folder}: expected files rank-0.npz, ..., found none")
-    try:
+    with naming(folder):
         return merged([load_record(path) for path in paths])
-    except BadInput as error:
-        raise BadInput(str(error) if str(error).startswith(str(folder)) else f"{folder}: {error}") from None
 
 
 def merged(records: Sequence[EngineRecord]) -> Profile:

@@ -10,17 +10,25 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.errors import BadInput
+from aurora.errors import AuroraError, BadInput
 
+Arrays = Mapping[str, NDArray[Any]]
+_Value = TypeVar("_Value")
+MOST_BYTES = 1 << 32  # largest array that a file may declare
+MOST_HEADER_BYTES = 1 << 26  # largest header
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)  # what zipfile raises
+_Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)  # by contents of another form
+SPOKEN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 MADE_BY = {  # the command that makes a file of a format
     "aurora plan": "aurora plan",
     "aurora placement": "aurora place or aurora import",
@@ -31,16 +39,39 @@ MADE_BY = {  # the command that makes a file of a format
 }
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file as text. Raises BadInput if it cannot be read."""
+@contextmanager
+def naming(path: Path | str, form: str = "") -> Iterator[None]:
+    """Names a file in the errors of what reads it.
+
+    Args:
+        path: the file.
+        form: its form in words, such as "a placement", for contents whose keys, types or values are not of that form; empty:
+            such errors are bugs and pass.
+
+    Raises:
+        AuroraError: raised inside, with the path before its message.
+        BadInput: if the file cannot be read, or its contents are not of that form.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        yield
+    except AuroraError as error:
+        raise type(error)(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path}: expected UTF-8 text") from None
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    except MALFORMED as error:
+        if not form:
+            raise
+        raise BadInput(f"{path}: not {form}: {type(error).__name__}: {error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file as text. Raises BadInput if it cannot be read."""
+    with naming(path):
+        return path.read_text(encoding="utf-8")
 
 
 def load_json(path: str | Path) -> dict[str, Any]:
@@ -52,6 +83,14 @@ def load_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput(f"{path}: expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def json_of_line(line: str) -> Any:
+    """Returns the JSON value of one line; None for text that is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def load_model_config(source: str | Path) -> dict[str, Any]:
@@ -155,11 +194,22 @@ def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: se
         raise BadInput(f"{path}: {where}: unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}")
 
 
-Arrays = Mapping[str, NDArray[Any]]
-_Value = TypeVar("_Value")
-MOST_BYTES = 1 << 32  # largest array that a file may declare
-MOST_HEADER_BYTES = 1 << 26  # largest header
-DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)  # what zipfile raises
+def typed(path: Path | str, where: str, found: Mapping[str, Any], key: str, kind: type[_Kind], default: Any = None) -> _Kind:
+    """Returns the value of a key in a table, or BadInput if it has another type. A whole number is also a number.
+
+    Args:
+        path, where, found: as in `check_keys`.
+        key: the key.
+        kind: one of SPOKEN.
+        default: the value of a table without the key.
+    """
+    value = found.get(key, default)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise BadInput(f"{path}: {where}: {key} must be {SPOKEN[kind]}, found {value!r}")
+    try:
+        return kind(value)  # type: ignore[call-arg]
+    except OverflowError:
+        raise BadInput(f"{path}: {where}: {key} is too large") from None
 
 
 def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -272,14 +322,11 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
             raise BadInput(f"{path}: expected an {what}, found format {form!r}")
         check_schema(path, about, form)
         about.pop("schema")
-        try:
-            value = readers[form](about, arrays)
-        except BadInput as error:
-            raise BadInput(f"{path}: {error}") from None
-        except DAMAGED:
-            raise BadInput(f"{path}: damaged or cut short") from None
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BadInput(f"{path}: not a whole {form}: {type(error).__name__}: {error}") from None
+        with naming(path, f"a whole {form}"):
+            try:
+                value = readers[form](about, arrays)
+            except DAMAGED:
+                raise BadInput("damaged or cut short") from None
         if arrays.unread:
             raise BadInput(f"{path}: unknown arrays {', '.join(sorted(arrays.unread))[:200]} in an {form}")
         return value

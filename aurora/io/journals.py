@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io.files import open_locked, schema_of
+from aurora.io.files import naming, open_locked, schema_of
 
 FORMAT = "aurora journal"
 SYNC_S = 0.5  # between two writes
@@ -136,10 +136,8 @@ class JournalFile:
 
 def _read(path: Path) -> tuple[dict[str, Any], JournalledAnswers, int]:
     """A journal's first line, its answers, and the bytes of its whole lines."""
-    try:
+    with naming(path):
         content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     whole = content[: content.rfind(b"\n") + 1]
     answers: JournalledAnswers = {}
     try:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import AuroraError, BadInput
+from aurora.errors import BadInput
 from aurora.io.clusters import fabric_json, link_curves_json, read_fabric, read_gpus, read_link_curves
-from aurora.io.files import check_schema, load_json, schema_of, write_text
+from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray, numbers
 
@@ -63,12 +63,8 @@ def load_placement(path: str | Path) -> Placement:
     path = Path(path)
     found = load_json(path)
     check_schema(path, found, str(found.get("format", PLACEMENT_FORMAT)))
-    try:
+    with naming(path, "a placement"):
         return placement_from_json(found["layers"])
-    except AuroraError as error:
-        raise type(error)(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(f"{path}: not a placement: {type(error).__name__}: {error}") from None
 
 
 def save_placement(placement: Placement, method: str, path: Path) -> None:
@@ -106,17 +102,11 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     if found.get("format") != PLAN_FORMAT:
         raise BadInput(f"{path}: expected an aurora plan, found format {found.get('format')!r}")
     check_schema(path, found, PLAN_FORMAT)
-    try:
+    with naming(path, "a whole aurora plan"):
         plan = _plan_from_json(found)
-    except AuroraError as error:
-        raise type(error)(f"{path}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise BadInput(f"{path}: not a whole aurora plan: {type(error).__name__}: {error}") from None
-    try:
+    with naming(path):
         if checked:
             _check(plan)
-    except AuroraError as error:
-        raise type(error)(f"{path}: {error}") from None
     return plan
 
 

@@ -1,6 +1,5 @@
 """Prompts and corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import load_npy, read_text
+from aurora.io.files import json_of_line, load_npy, naming, read_text
 from aurora.types.option_checks import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
@@ -41,11 +40,7 @@ def load_arriving(path: str | Path) -> list[tuple[str, float]]:
 
 
 def _prompt_row(path: Path, number: int, line: str) -> tuple[str, float]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    match found:
+    match found := json_of_line(line):
         case {"prompt": str(prompt)} if prompt:
             at_s = found.get("at_s", 0)
             if type(at_s) not in (int, float) or not 0 <= at_s <= LONGEST_S:
@@ -65,11 +60,7 @@ def read_corpus_row(path: Path, number: int, line: str) -> Messages | str | NDAr
     Raises:
         BadInput: if the line is anything else.
     """
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    match found:
+    match json_of_line(line):
         case {"messages": [*messages]} if all(_is_message(each) for each in messages):
             return messages
         case {"prompt": str(text)} | {"text": str(text)}:
@@ -98,13 +89,8 @@ def check_corpus(paths: Sequence[str | Path]) -> None:
         if path.suffix == ".npy":
             load_token_ids(path)
             continue
-        try:
-            with path.open(encoding="utf-8") as text:
-                first = text.readline(BEGINNING)
-        except UnicodeDecodeError:
-            raise BadInput(f"{path}: expected UTF-8 text") from None
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        with naming(path), path.open(encoding="utf-8") as text:
+            first = text.readline(BEGINNING)
         if path.suffix == ".jsonl" and first.strip() and len(first) < BEGINNING:
             read_corpus_row(path, 1, first)
 

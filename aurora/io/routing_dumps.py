@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aurora.errors import AuroraError, BadInput, MissingDependency
-from aurora.io.files import NpzArrays, check_size, load_json, load_npy
+from aurora.errors import BadInput, MissingDependency
+from aurora.io.files import NpzArrays, check_size, load_json, load_npy, naming
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
 
@@ -86,24 +86,21 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
     Raises:
         BadInput: if the file has another format, is from a model of another shape, or holds no token.
     """
-    try:
+    with naming(path):
         if form not in ROUTING_FORMATS:
             raise BadInput(f"`format`: expected one of {', '.join(ROUTING_FORMATS)}, found {form!r}")
         if where and form != "csv":
             raise BadInput("`where` is for the columns of csv")
         if not path.is_file():
             raise BadInput("not a regular file" if path.exists() else "no such file")
-        found = ROUTING_FORMATS[form].read(path, shape, where)
+        try:
+            found = ROUTING_FORMATS[form].read(path, shape, where)
+        except UnicodeDecodeError:
+            raise
+        except MALFORMED as error:
+            raise BadInput(f"not of {form}: {' '.join(str(error).split())[:200]}") from None
         if found.rank is None and not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
-    except AuroraError as error:
-        raise type(error)(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{path}: expected UTF-8 text") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
-    except MALFORMED as error:
-        raise BadInput(f"{path}: not of {form}: {' '.join(str(error).split())[:200]}") from None
     return found
 
 

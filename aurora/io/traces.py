@@ -6,7 +6,6 @@ Columns of requests: ours, those of the Azure LLM inference traces (Splitwise, a
 
 import csv
 import datetime
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import Arrays, load_npz, read_text, save_npz
+from aurora.io.files import Arrays, json_of_line, load_npz, read_text, save_npz
 from aurora.types import ControlReport, ControlWindow, PlacementChange, Trace
 from aurora.types.requests import MOST_REQUESTS, Requests
 
@@ -100,10 +99,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
+        row = json_of_line(line)
         if not isinstance(row, dict):
             raise BadInput(f"{path}, line {number}: expected a JSON object, found {line[:60]!r}")
         yield number, row

@@ -397,7 +397,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
         (lambda p: p.update(schema=True), BadInput, "expected schema = 5, found True"),
         (lambda p: p["models"][0]["layers"][0].update(dispatch_s=float("nan")), BrokenPlan, "below the fluid bound"),
         (lambda p: p["models"][0]["layers"][0].update(slots=[[0.9], [1]]), BadInput, "experts as whole numbers"),
-        (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be a text, found 5"),
+        (lambda p: p["cluster"]["gpu"][0].update(name=5), BadInput, "name must be text, found 5"),
         (lambda p: p["models"][0].update(model="a\x1b[2J"), BadInput, "model and fingerprint must be text without control"),
         (
             lambda p: p["models"][0].update(dense_layers=[2, 1]),
