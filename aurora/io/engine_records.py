@@ -10,7 +10,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.io.files import Arrays, load_npz, naming, save_npz
 from aurora.types import PHASES, Curve, Profile
-from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers
+from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers, set_checked
 
 FORMAT = "aurora record"
 TIMED = ("gate", "dispatch", "expert", "combine", "aggregate")
@@ -70,10 +70,8 @@ class EngineRecord:
     def __post_init__(self) -> None:
         what = f"record of rank {self.rank}"
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
-        for name, axes in (("window_T", 1), ("tokens_TLE", 3), ("passes_L", 1), ("most_P", 1)):
-            object.__setattr__(self, name, counts(f"{what}, {name}", getattr(self, name), axes))
-        for name, axes in (("seconds_LP", 2), ("gram_P22", 3), ("target_P2", 2)):
-            object.__setattr__(self, name, numbers(f"{what}, {name}", getattr(self, name), axes))
+        set_checked(self, counts, f"{what}, ", "window_T", "tokens_TLE", "passes_L", "most_P")
+        set_checked(self, numbers, f"{what}, ", "seconds_LP", "gram_P22", "target_P2")
         if len(self.window_T) != len(self.tokens_TLE) or (np.diff(self.window_T) <= 0).any():
             raise BadInput(f"{what}: expected ascending windows, one for each of {len(self.tokens_TLE)} tables")
         if not 0 <= self.rank < self.ranks or self.width < 1 or self.width & (self.width - 1):

@@ -5,7 +5,7 @@ pairs_X2 is (X, 2), load_E1 is (E, 1). docs/glossary.md explains the letters. Sc
 `_Bps` bytes per second, `_bytes` bytes.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -52,6 +52,20 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
     if not np.isfinite(array).all():
         raise BadInput(f"{what}: expected finite numbers, found {array[~np.isfinite(array)].flat[0]}")
     return locked(np.array(array, dtype=np.float64))
+
+
+def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[Any]], what: str, *names: str) -> None:
+    """Replaces array fields of a frozen value by checked, locked copies; fields that are None stay.
+
+    Args:
+        value: the value, in its `__post_init__`.
+        check: `counts` or `numbers`.
+        what: begins the fields' names in errors.
+        names: the fields; an array has as many axes as there are letters after the last underscore of its name.
+    """
+    for name in names:
+        if (array := getattr(value, name)) is not None:
+            object.__setattr__(value, name, check(f"{what}{name}", array, len(name.rpartition("_")[2])))
 
 
 def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, Value, locked, numbers
+from aurora.types.arrays import FloatArray, Value, locked, numbers, set_checked
 
 Vertex = int | str  # a GPU by its rank, a switch by its name
 
@@ -275,15 +275,15 @@ class Network(Value):
     def __post_init__(self) -> None:
         if np.size(self.startup_s_G) == 0:
             object.__setattr__(self, "startup_s_G", np.zeros(len(self.out_Bps_G)))
+        set_checked(self, numbers, "network: ", "out_Bps_G", "in_Bps_G", "startup_s_G")
         for name in ("out_Bps_G", "in_Bps_G", "startup_s_G"):
-            column_G = numbers(f"network: {name}", getattr(self, name))
+            column_G = getattr(self, name)
             if len(column_G) != len(self.out_Bps_G):
                 raise BadInput(f"network: {name}: expected {len(self.out_Bps_G)} GPUs as in out_Bps_G, found {len(column_G)}")
             least = 0.0 if name == "startup_s_G" else np.nextafter(0.0, 1.0)
             if column_G.size and column_G.min() < least:
                 expected = "seconds of zero or more" if name == "startup_s_G" else "rates above zero"
                 raise BadInput(f"network: {name}: expected {expected}, found {column_G.min()}")
-            object.__setattr__(self, name, column_G)
         if self.fabric is not None and self.fabric.gpus != self.gpus:
             raise BadInput(f"network: fabric: expected {self.gpus} GPUs as in out_Bps_G, found {self.fabric.gpus}")
         if not 0 <= self.incast <= 1:

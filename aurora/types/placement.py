@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, as_array, counts, gap, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, as_array, counts, gap, locked, numbers, set_checked
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
 EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
@@ -268,7 +268,7 @@ class ReplicaPlacement(Value):
 
     def __post_init__(self) -> None:
         for name in ("max_load_L", "mean_load_L", "bound_L"):
-            object.__setattr__(self, name, numbers(f"replica placement, {name}", getattr(self, name)))
+            set_checked(self, numbers, "replica placement, ", name)
             if len(getattr(self, name)) != len(self.placement.slots_LG):
                 raise BadInput(f"replica placement: expected {name} for each of {len(self.placement.slots_LG)} layers")
 
@@ -417,8 +417,7 @@ class SurvivalProbability(Value):
     bound_K: FloatArray
 
     def __post_init__(self) -> None:
-        for name in ("p_K", "half_width_K", "bound_K"):
-            object.__setattr__(self, name, numbers(f"survival, {name}", getattr(self, name)))
+        set_checked(self, numbers, "survival, ", "p_K", "half_width_K", "bound_K")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

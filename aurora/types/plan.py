@@ -6,7 +6,18 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, gap, layer_numbers, locked, numbers
+from aurora.types.arrays import (
+    FloatArray,
+    IntArray,
+    Value,
+    check_name,
+    counts,
+    gap,
+    layer_numbers,
+    locked,
+    numbers,
+    set_checked,
+)
 from aurora.types.cluster import Cluster
 from aurora.types.network import Cut
 from aurora.types.options import PlanOptions
@@ -166,8 +177,7 @@ class Plan(Value):
                 raise BadInput(f"`{name}`: expected one for each of {len(self.models)} models, found {len(found)}")
         if (self.options.min_replicas is None) != (self.survival_LK is None):
             raise BadInput("plan: expected min_replicas and survival together or neither")
-        if self.survival_LK is not None:
-            object.__setattr__(self, "survival_LK", numbers("plan, survival", self.survival_LK, 2))
+        set_checked(self, numbers, "plan, ", "survival_LK")
         for model in self.models:
             if model.placement.gpus != len(self.cluster):
                 raise BadInput(

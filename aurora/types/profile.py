@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, layer_numbers, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, layer_numbers, numbers, set_checked
 from aurora.types.cluster import Gpu
 from aurora.types.token_routing import CoActivation, TokenRouting
 
@@ -124,8 +124,7 @@ class Curve(Value):
     seconds_X: FloatArray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens_X", numbers("curve tokens", self.tokens_X))
-        object.__setattr__(self, "seconds_X", numbers("curve seconds", self.seconds_X))
+        set_checked(self, numbers, "curve: ", "tokens_X", "seconds_X")
         if len(self.tokens_X) != len(self.seconds_X) or len(self.tokens_X) == 0:
             raise BadInput(f"curve: expected as many seconds as tokens, found {self.seconds_X.shape}")
         if (np.diff(self.tokens_X) <= 0).any() or self.tokens_X[0] < 0 or (self.seconds_X < 0).any():
@@ -196,7 +195,7 @@ class Profile(Value):
 
     def __post_init__(self) -> None:
         what = f"profile of {self.model!r}"
-        object.__setattr__(self, "tokens_TLSE", counts(f"{what}, tokens_TLSE", self.tokens_TLSE, 4))
+        set_checked(self, counts, f"{what}, ", "tokens_TLSE")
         if 0 in self.tokens_TLSE.shape:
             raise BadInput(f"{what}: tokens_TLSE is empty, its shape is {self.tokens_TLSE.shape}")
         for name in ("top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):

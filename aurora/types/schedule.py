@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, counts, gap, locked, numbers
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, counts, gap, locked, numbers, set_checked
 from aurora.types.network import Cut
 
 
@@ -31,8 +31,7 @@ class SubChannels(Value):
     in_G: IntArray
 
     def __post_init__(self) -> None:
-        for name in ("row_X", "out_G", "in_G"):
-            object.__setattr__(self, name, counts(f"sub-channels, {name}", getattr(self, name), 1))
+        set_checked(self, counts, "sub-channels, ", "row_X", "out_G", "in_G")
         if len(self.out_G) != len(self.in_G):
             raise BadInput(f"sub-channels: expected as many senders as receivers, found {len(self.out_G)} and {len(self.in_G)}")
 
@@ -247,14 +246,8 @@ class Schedule(Value):
     step_X: IntArray | None = None
 
     def __post_init__(self) -> None:
-        if self.step_X is not None:
-            object.__setattr__(self, "step_X", counts("schedule, step_X", self.step_X, 1))
-        if self.tier_X is not None:
-            object.__setattr__(self, "tier_X", counts("schedule, tier_X", self.tier_X, 1))
-        for name in ("src_X", "dst_X", "bytes_X"):
-            object.__setattr__(self, name, counts(f"schedule, {name}", getattr(self, name), 1))
-        for name in ("start_s_X", "end_s_X", "rate_Bps_X"):
-            object.__setattr__(self, name, numbers(f"schedule, {name}", getattr(self, name)))
+        set_checked(self, counts, "schedule, ", "step_X", "tier_X", "src_X", "dst_X", "bytes_X")
+        set_checked(self, numbers, "schedule, ", "start_s_X", "end_s_X", "rate_Bps_X")
         lengths = {len(getattr(self, n)) for n in ("src_X", "dst_X", "bytes_X", "start_s_X", "end_s_X", "rate_Bps_X")}
         if len(lengths) != 1:
             raise BadInput(f"schedule: expected columns of one length, found {sorted(lengths)}")
@@ -306,7 +299,7 @@ class Hierarchy(Value):
     level_from: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "server_G", counts("hierarchy, server_G", self.server_G, 1))
+        set_checked(self, counts, "hierarchy, ", "server_G")
         if not 1 <= self.chunks <= MOST_CHUNKS:
             raise BadInput(f"hierarchy: expected from one to {MOST_CHUNKS} chunks, found {self.chunks}")
         if self.level_from is not None and not 1 <= self.level_from <= MOST_ROWS:

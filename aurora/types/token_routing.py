@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import IntArray, Value, counts, locked
+from aurora.types.arrays import IntArray, Value, counts, locked, set_checked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +40,7 @@ class TokenRouting(Value):
             raise BadInput(f"experts_ULK: expected experts from 0 to 65535, found {chosen.min()} to {chosen.max()}")
         known = ("source_U", "window_U", *(("sequence_U",) if self.sequence_U is not None else ()))
         for name in known:
-            object.__setattr__(self, name, counts(name, getattr(self, name), 1))
+            set_checked(self, counts, "", name)
             if len(getattr(self, name)) != len(chosen):
                 raise BadInput(f"{name}: expected one for each of {len(chosen)} tokens, found {len(getattr(self, name))}")
         chosen = chosen.astype(np.uint8 if int(chosen.max()) < 256 else np.uint16)  # a copy
@@ -126,8 +126,7 @@ class CoActivation(Value):
     next_LEE: IntArray
 
     def __post_init__(self) -> None:
-        for name in ("together_LEE", "next_LEE"):
-            object.__setattr__(self, name, counts(name, getattr(self, name), 3))
+        set_checked(self, counts, "", "together_LEE", "next_LEE")
         layers, experts, _ = self.together_LEE.shape
         if self.together_LEE.shape != (layers, experts, experts) or self.next_LEE.shape != (layers - 1, experts, experts):
             raise BadInput(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, check_name, counts, locked, numbers, set_checked
 from aurora.types.control import ControlReport
 
 TRACE_PHASES = ("gate", "counts", "dispatch", "expert", "combine", "aggregate", "head", "moves")
@@ -68,12 +68,10 @@ class Trace(Value):
             raise BadInput(f"trace: kind must be predicted or measured, found {self.kind!r}")
         for name in self.names_M:
             check_name("trace: names_M", name)
-        for name in self.INTEGERS:
-            object.__setattr__(self, name, counts(f"trace, {name}", getattr(self, name), 1))
+        set_checked(self, counts, "trace, ", *self.INTEGERS)
         object.__setattr__(self, "peer_X", locked(np.array(self.peer_X, dtype=np.int64)))
         object.__setattr__(self, "sent_X", locked(np.array(self.sent_X, dtype=np.bool_)))
-        for name in ("start_s_X", "end_s_X"):
-            object.__setattr__(self, name, numbers(f"trace, {name}", getattr(self, name)))
+        set_checked(self, numbers, "trace, ", "start_s_X", "end_s_X")
         if len({len(getattr(self, name)) for name in self.COLUMNS}) != 1:
             raise BadInput("trace: expected columns of one length")
         if (self.end_s_X < self.start_s_X).any():
