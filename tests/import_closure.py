@@ -32,7 +32,7 @@ from aurora_vllm.settings import Settings
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
 from aurora_vllm.worker_integration import WorkerIntegration
-from aurora.runtime.distributed.gloo import GlooTransport
+from aurora.runtime.transports.gloo import GlooTransport
 settings = Settings(plan=folder / "plan.json", record=folder, order="plan", adapt=adapts)
 worker = WorkerIntegration(settings, 0, 2, Checkpoint((0, 1), "f"), 8)
 assert worker.served.load() is None
@@ -54,7 +54,7 @@ live.next_map(torch.ones(2, 8), torch.arange(8).repeat(2, 1))
 """
 BY_MAPS = """
 from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
-from aurora.runtime.distributed.memory import Memory, MemoryTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
 placement = worker.served.plan.models[0].placement
 weights, maps = [torch.zeros(4, 10)], [torch.zeros(8, dtype=torch.int64)]
 layers = [ExpertSlots(slots_G[0], weights, maps, None, lambda: None) for slots_G in placement.slots_LG]
