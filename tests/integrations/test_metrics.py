@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -345,7 +346,8 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(plan_file):
     PluginStatus(Settings(), "org/model", 0, True, registry).engaged("by vLLM")
     control = ControlMetrics("org/model", 0, registry)
     control.beat()
-    control.decided("gain", 0.8, 0.9)
+    decision = SimpleNamespace(kind="gain", balancedness=0.8, expected_balancedness=0.9)
+    control.tell("move (gain)", SimpleNamespace(last=decision, failures=0, stuck=False))
     control.moved(1000, 0.1)
     dashboard = json.loads((ROOT / "integrations" / "grafana.json").read_text())
     source = {"type": "prometheus", "uid": "${datasource}"}
