@@ -14,13 +14,13 @@ from aurora.planner.workload.step_traffic import micro_batches, steps_profile
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import Cluster, Plan, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.options import SIMULATED_STEPS
 from aurora.types.program import AUTO_TIME_SLICES
 from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 
 IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES = "one after the other", "time-sliced", "micro-batches"
 BY_EXCHANGE, BY_LAYER, THREE_MODELS = "by exchange", "by layer", "three models"
 WAYS = (IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
-SIMULATED_STEPS = 4  # of each model, if nothing else is said
 MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from aurora.advisor.sharing import SIMULATED_STEPS, WAYS, WaysCompared, compare_ways
+from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import one_moe_layer
 from aurora.planner.workload.synthetic import synthetic_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
+from aurora.types.options import SIMULATED_STEPS
 
 MOST_POINTS = 10_000  # of a grid
 LARGEST = {"bandwidth": 1e24, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key

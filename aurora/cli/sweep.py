@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aurora.advisor.sharing import SIMULATED_STEPS
 from aurora.cli.inputs import check_folder, make_folder, need
 from aurora.cli.options import Json, refuse_given
 from aurora.cli.output import SCHEMA, show
 from aurora.errors import BadInput
 from aurora.types.option_checks import MOST_SEED
+from aurora.types.options import SIMULATED_STEPS
 
 if TYPE_CHECKING:
     from rich.table import Table

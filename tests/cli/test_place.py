@@ -133,7 +133,7 @@ def test_the_table_of_what_survives(aurora, csv):
         (["--for-failures", "--nodes", 4, "--rates", "1,a"], "--rates: expected numbers"),
         (["--for-failures", "--nodes", 4, "--rates", "1,1"], "a number above zero for each of 4 failure domains"),
         (["--for-failures", "--nodes", 4, "--method", "eplb"], "--method: expected one of aurora, mro"),
-        (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected --survive"),
+        (["--nodes", 4, "--min-replicas", 2], "--min-replicas: expected --for-failures"),
     ],
 )
 def test_what_surviving_refuses(aurora, csv, args, message):

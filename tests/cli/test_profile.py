@@ -92,7 +92,7 @@ def test_curves_of_another_model_are_refused(aurora, here, changed, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("compute",), "expected a model folder, or --join"),
+        (("compute",), "expected a model folder, or --add"),
         (("compute", "--add", "config.json"), "expected an aurora curves"),
         (("links",), "--ranks: expected two or more, found None"),
         (("links", "--ranks", "2", "--transport", "pigeon"), "--transport: expected one of auto, gloo, nccl"),

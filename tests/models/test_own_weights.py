@@ -195,7 +195,6 @@ from pathlib import Path
 from aurora.models.own_weights import load_without_experts
 from aurora.runtime.distributed_experts import DistributedExperts
 
-pytestmark = pytest.mark.full
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
