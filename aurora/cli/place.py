@@ -86,12 +86,14 @@ def place(
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = _hosts(nodes, slots, racks, rates)
-        _place_for_failures(load_loads(loads), hosts, method or DEFAULT, min_replicas, counts, alive, seed, as_json)
+        _place_for_failures(
+            load_loads(loads), hosts, DEFAULT if method is None else method, min_replicas, counts, alive, seed, as_json
+        )
         return
     if gpus is None and nodes is None:
         raise BadInput("place: expected --gpus, or --nodes of one GPU each")
     have = GpuSlots.equal((gpus if gpus is not None else nodes) or 0, slots, 1 if nodes is None else nodes, groups)
-    _place_by_load(load_loads(loads), have, method or "equal-split", counts, seed, explain, as_json)
+    _place_by_load(load_loads(loads), have, "equal-split" if method is None else method, counts, seed, explain, as_json)
 
 
 def _place_by_load(
