@@ -24,7 +24,7 @@ from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
 from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
 from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.expert_moves import ExpertTransfer, HeldML, WeightMessages, Weights
+from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import PlacementControl, controlled, log_decisions
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
@@ -37,6 +37,7 @@ from aurora.runtime.serving_rank import load_models, submitted_work
 from aurora.runtime.transports.gloo import GlooTransport, tcp_transports
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 from aurora.types.arrays import FloatArray
+from aurora.types.placement import HeldML
 
 LOG = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.types import Op, Placement
 from aurora.types.arrays import IntArray
+from aurora.types.placement import HeldML
 
-HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
 MARGIN = 0.7  # of the time that a piece of work may take that it is meant to take
 GROWTH = 2  # times the last piece of work that the next one is at most

@@ -14,6 +14,7 @@ from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_o
 from aurora.planner.replication.registry import best_divided
 from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import HeldML
 
 Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
 
@@ -130,9 +131,6 @@ def _relabelled(
     else:
         taker_N = relabel(before_NE, made_NE, bytes_E, remaining.slots_N)
     return made_NE[np.argsort(taker_N)]
-
-
-HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts whose weights one rank has
 
 
 def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[FloatArray], held_R: Sequence[HeldML]) -> Program:
