@@ -11,7 +11,7 @@ from machine import machine
 from aurora.io import load_cluster, shipped
 from aurora.planner.placement.cost_model import exclusive, group_costs
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.profiler.profile_model import profile_model
 from aurora.types import Cluster, Placement, PlanOptions, Profile, ProfileOptions, SyntheticOptions, TokenRouting
@@ -86,7 +86,7 @@ def section() -> list[str]:
     for name in ("paper-equal-8", "h100-nvlink-8"):
         for skew in ("uniform", "zipf:0.8"):
             for correlation in (0.0, 0.5, 0.9):
-                drawn = synthetic_profile(
+                drawn = draw_profile(
                     skew, shape | {"moe_intermediate_size": 1024}, SyntheticOptions(8, 1024, 2, 0, True, correlation)
                 )
                 lines += affinity_rows(

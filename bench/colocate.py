@@ -57,7 +57,7 @@ def row(table: Table, cluster: Cluster, kind: str, models: int, traffic: str) ->
         for name, (_, seconds) in found.items():
             over[name].append(seconds / simulated_s)
         over["random"] += [seconds / simulated_s for _, seconds in random]
-        over["one after the other"].append(simulate_plan(plan, profiles, interleave=False).seconds / simulated_s)
+        over["one after the other"].append(simulate_plan(plan, profiles, interleave="off").seconds / simulated_s)
         objective_s, by_simulator_s = zip((plan.objective_s, simulated_s), *found.values(), *random, strict=True)
         ranks.append(float(spearmanr(objective_s, by_simulator_s).statistic))
         off.append(simulated_s / plan.objective_s)

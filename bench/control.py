@@ -26,7 +26,7 @@ from routed_tasks import OLMOE, Source, counted, deepseek
 from tables import Table, today, write
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import WHOLE, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Profile, SyntheticOptions
 from aurora.types.placement import EMPTY
@@ -59,7 +59,7 @@ def sources() -> Iterator[tuple[str, Domains]]:
     for source in found:
         if source is not None:
             yield source.name, [source.profile(task, 1) for task in source.tasks.values()]
-    yield "drawn", [synthetic_profile("zipf:1", DRAWN, SyntheticOptions(windows=12, sources=1, seed=seed)) for seed in range(3)]
+    yield "drawn", [draw_profile("zipf:1", DRAWN, SyntheticOptions(windows=12, sources=1, seed=seed)) for seed in range(3)]
 
 
 def by_chance(domains: Domains) -> Domains:

@@ -68,7 +68,7 @@ def trained(options: TrainOptions) -> FloatArray:
     """Returns (steps,) the losses of a run on threads in which no rank is lost."""
     fixed = replace(options, elastic=False, transport="memory", checkpoint_every=None)
     with tempfile.TemporaryDirectory(prefix="aurora-elastic-") as folder:
-        return np.array([step.loss for step in train(MODEL, [TEXT], fixed, Path(folder)).steps])
+        return np.array([step.loss for step in train(MODEL, [TEXT], fixed, output=Path(folder)).steps])
 
 
 def apart(one: FloatArray, other: FloatArray) -> float:
@@ -131,7 +131,7 @@ def _steady(quick: bool) -> list[str]:
             for elastic in (False, True) if number % 2 else (True, False):
                 options = replace(OPTIONS, ranks=ranks, steps=steps, elastic=elastic, checkpoint_every=None)
                 with tempfile.TemporaryDirectory(prefix="aurora-elastic-") as folder:
-                    steps_done = train(MODEL, [TEXT], options, Path(folder)).steps
+                    steps_done = train(MODEL, [TEXT], options, output=Path(folder)).steps
                 step_s[elastic] += [each.seconds for each in steps_done[5:]]
         fixed_s, elastic_s = (float(np.median(step_s[each])) for each in (False, True))
         table.add(ranks, rounds, steps, f"{fixed_s * 1e3:.1f}", f"{elastic_s * 1e3:.1f}", f"{elastic_s / fixed_s:.3f}")

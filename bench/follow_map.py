@@ -15,7 +15,7 @@ from machine import machine
 from tables import Table, today, write
 
 from aurora.planner.replication.rebalance import rebalance
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import changing_traffic, follow_traffic
 from aurora.types import ControlOptions, GpuSlots, SyntheticOptions
 
@@ -28,7 +28,7 @@ LEAST_WINDOWS = 60
 
 def saved(skew: str, carried: float, lasting: int) -> tuple[float, int]:
     """The part of expert compute's time that following saves, and how many windows a change came before, of 100."""
-    domains = [synthetic_profile(skew, DRAWN, SyntheticOptions(windows=12, sources=1, seed=seed)) for seed in range(2)]
+    domains = [draw_profile(skew, DRAWN, SyntheticOptions(windows=12, sources=1, seed=seed)) for seed in range(2)]
     windows = max(LEAST_WINDOWS, 4 * lasting)
     traffic = changing_traffic(domains, "alternating", windows, lasting, TOKENS * GPUS * domains[0].top_k, seed=lasting)
     layers, experts = traffic.load_WLE.shape[1:]

@@ -97,7 +97,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
             assert result.conditions is not None
             seen = replace(served, cluster=result.conditions.cluster)
             traffic = result.conditions.traffic(known)
-            predicted = simulate_plan(seen, traffic, interleave=options.interleave != "off")
+            predicted = simulate_plan(seen, traffic, interleave="off" if options.interleave == "off" else "on")
             runs[name].append((result, predicted, compare(predicted, result.trace)))
     slow = [found.trace.seconds for found, _, _ in runs["one after the other"]]
     lines = [
@@ -124,7 +124,7 @@ def together(plan: Plan, known: list[Profile], repetitions: int) -> list[str]:
         )
         lines.append(f"| {' | '.join(cells)} |")
     free = replace(seen, cluster=cluster(4, 1e15))
-    share = 1 - simulate_plan(free, traffic, interleave=False).seconds / statistics.median(slow_predicted)
+    share = 1 - simulate_plan(free, traffic, interleave="off").seconds / statistics.median(slow_predicted)
     seen_by = [found.conditions.cluster.gpus[0] for found, _, _ in runs["one after the other"] if found.conditions]
     startup_s, rate = (statistics.median(each) for each in ((g.startup_s for g in seen_by), (g.out_Bps for g in seen_by)))
     lines += [

@@ -20,7 +20,7 @@ from aurora.planner.check.replicas import check_layout
 from aurora.planner.plan import layer_seconds, make_plan
 from aurora.planner.replication import bounds
 from aurora.planner.replication.registry import REPLICAS, place, slots_needed
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuSlots, Plan, PlanOptions, Profile, SyntheticOptions
 
 SKEWED = np.array([[600.0, 560, 120, 120, 20, 10, 10, 10]])
@@ -62,7 +62,7 @@ PLANS = {  # made for four domains, or one of them
 
 def recorded_profiles(domains: list[str], layers: list[str], counts: dict) -> dict[tuple[str, str], Profile]:
     """OLMoE's shape and curves; every rank's tokens choose experts as the recorded ones of that domain and layer did."""
-    shape = synthetic_profile("uniform", OLMOE, SyntheticOptions(sources=8, window_tokens=TOKENS))
+    shape = draw_profile("uniform", OLMOE, SyntheticOptions(sources=8, window_tokens=TOKENS))
     made = {}
     for row, domain in enumerate(domains):
         for column, layer in enumerate(layers):

@@ -68,7 +68,7 @@ def main() -> None:
             for task, profile in profiles.items():
                 half = profile.windows // 2
                 began_s = time.perf_counter()
-                found = recommend(cluster, profile.at_windows(range(half)), engine)
+                found = recommend(cluster, engine, profile=profile.at_windows(range(half)))
                 took_s = time.perf_counter() - began_s
                 best = found.candidates[0]
                 default = make_plan(cluster, [profile], PlanOptions("contiguous", "contiguous", order="all-at-once"))

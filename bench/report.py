@@ -15,7 +15,7 @@ from machine import machine
 from playwright.sync_api import Browser, sync_playwright
 
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.html import page
 from aurora.reports.inputs import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
@@ -43,7 +43,7 @@ ZOOM = """() => document.querySelector("[data-chart=timeline-chart] [aria-label=
 def evidence() -> ReportInputs:
     """A plan of the large shape with its predicted trace."""
     cluster = Cluster("64 equal GPUs", tuple(Gpu(f"g{i}", "reference", i // 8, 50e9, 50e9, 80 * 10**9) for i in range(GPUS)))
-    profile = synthetic_profile("zipf:0.8", SHAPE, SyntheticOptions(sources=GPUS, window_tokens=256))
+    profile = draw_profile("zipf:0.8", SHAPE, SyntheticOptions(sources=GPUS, window_tokens=256))
     plan = make_plan(cluster, [profile], PlanOptions(place="balanced", assign="contiguous"))
     return ReportInputs(plan, (("predicted", simulate_plan(plan, [profile])),), (profile,))
 

@@ -8,10 +8,10 @@ import argparse
 import numpy as np
 from tables import Table, write
 
+from aurora import plan as planned
 from aurora.advisor.recommend import engine_default
-from aurora.api import plan as planned
 from aurora.io import load_cluster, shipped
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import seconds
 from aurora.reports.trace_tables import percentiles
 from aurora.simulator.requests import drawn_requests, simulate_requests
@@ -48,7 +48,7 @@ def main() -> None:
     )
     for name in args.clusters:
         cluster = load_cluster(shipped(f"clusters/{name}.toml"))
-        profile = synthetic_profile("zipf:0.8", SMALL, SyntheticOptions(sources=len(cluster), windows=2))
+        profile = draw_profile("zipf:0.8", SMALL, SyntheticOptions(sources=len(cluster), windows=2))
         options = RequestOptions(rate=CLUSTERS[name], isl=1000, osl=100, duration_s=args.duration)
         plans = {
             "plan": planned(cluster, profile),

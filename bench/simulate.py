@@ -16,7 +16,7 @@ from machine import machine
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import fluid_pieces, timed
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, Network, PlanOptions, Profile, SyntheticOptions
@@ -48,7 +48,7 @@ def one_exchange(method: str, ranks: int) -> str:
 
 def deepseek(ranks: int) -> tuple[Cluster, Profile]:
     cluster = Cluster("flat", tuple(Gpu(f"g{i}", "gpu", i // 8, PORT_BPS, PORT_BPS, 10**12) for i in range(ranks)))
-    profile = synthetic_profile("zipf:0.8", SHAPE, SyntheticOptions(ranks, 128))
+    profile = draw_profile("zipf:0.8", SHAPE, SyntheticOptions(ranks, 128))
     return cluster, replace(profile, dispatch_bytes=7168, combine_bytes=2 * 7168)
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from aurora.moe.expert_map import LocalFirst
 from aurora.planner.check.replicas import check_resilient
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, survive
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, place_for_failures
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases
 
@@ -58,7 +58,10 @@ def large_cases() -> list[str]:
     for nodes, slots, min_replicas in ((64, 8, 2), (64, 32, 2), (64, 32, 3), (128, 32, 3)):
         failure_domains = FailureDomains.equal(nodes, slots)
         for name in SURVIVE:
-            made = [survive(load_E, failure_domains, name, min_replicas) for _ in range(REPEATS if name == "aurora" else 1)]
+            made = [
+                place_for_failures(load_E, failure_domains, name, min_replicas)
+                for _ in range(REPEATS if name == "aurora" else 1)
+            ]
             check_resilient(made[0], failure_domains, guaranteed=name == "aurora")
             took = statistics.median(one.seconds for one in made)
             found, at = made[0].survival_L[0], [0, min_replicas - 1, 2 * min_replicas - 1]
@@ -72,7 +75,7 @@ def replica_selections() -> list[str]:
     torch.set_num_threads(1)
     load_E, rng = (1.0 + np.arange(256)) ** -0.8, np.random.default_rng(0)
     for slots in (8, 16, 32):
-        held_G = survive(load_E, FailureDomains.equal(64, slots), min_replicas=2).slots_LN[0]
+        held_G = place_for_failures(load_E, FailureDomains.equal(64, slots), min_replicas=2).slots_LN[0]
         selections = [LocalFirst(held_G, rank) for rank in range(64)]
         tokens_SE = torch.from_numpy(rng.multinomial(8192, load_E / load_E.sum(), 64))
         took = []

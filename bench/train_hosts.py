@@ -93,7 +93,7 @@ def main() -> None:
                 process.wait()
         steps = logged(output)
         options = TrainOptions(chosen.steps, batch=BATCH, length=LENGTH, dtype="float64", transport="memory")
-        plain = train(MODEL, [TEXT], options, Path(folder) / "plain")
+        plain = train(MODEL, [TEXT], options, output=Path(folder) / "plain")
     assert plain is not None
     apart = np.abs([steps[each.step]["loss"] - each.loss for each in plain.steps]).max()
     pauses_s = [sum(value for name, value in each["pause"].items() if name.endswith("_s") and name != "at_s")

@@ -22,7 +22,7 @@ from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.server_tokens import server_tokens
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
 
@@ -35,7 +35,7 @@ BYTES_GG = np.arange(9).reshape(3, 3) * (1 - np.eye(3, dtype=np.int64))
 
 
 def profile(correlation: float = 0.0) -> Profile:
-    return synthetic_profile("uniform", SHAPE, SyntheticOptions(sources=3, token_level=True, correlation=correlation))
+    return draw_profile("uniform", SHAPE, SyntheticOptions(sources=3, token_level=True, correlation=correlation))
 
 
 def plan(models: int = 1, **options: object) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import aurora
-from aurora import api, errors, types
+from aurora import errors, types
 from aurora.errors import BadInput
 from aurora.io import shipped
 
 ROOT = Path(__file__).parents[1]
-FUNCTIONS = api.__all__
+FUNCTIONS = sorted(aurora.FUNCTIONS)
 
 SCRIPT = """
 import numpy as np
@@ -57,9 +57,10 @@ def test_docstrings_name_every_argument(name):
 def test_signatures_are_the_functions_own():
     names = ["cluster", "profiles", "options", "domains", "profile_paths", "progress"]
     assert list(inspect.signature(aurora.plan).parameters) == names
-    assert all(inspect.isfunction(getattr(api, name)) for name in FUNCTIONS)
-    assert {*api.__all__, *errors.__all__, *types.__all__} <= set(dir(aurora))
+    assert all(inspect.isfunction(getattr(aurora, name)) for name in FUNCTIONS)
+    assert {*FUNCTIONS, *errors.__all__, *types.__all__} <= set(dir(aurora))
     assert aurora.Plan is types.Plan
+    assert set(aurora.__all__) == {*FUNCTIONS, *errors.__all__, *types.__all__}
     with pytest.raises(AttributeError, match="no attribute 'planned'"):
         aurora.planned  # noqa: B018
 

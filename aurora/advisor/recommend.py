@@ -13,17 +13,20 @@ from scipy.stats import t as student_t
 
 from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.io.clusters import MOST_GPUS
+from aurora.io.clusters import MOST_GPUS, load_gpus
 from aurora.io.engine_placements import export_placement
+from aurora.io.files import load_model_config
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile
+from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile, SyntheticOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
 
+SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
 USABLE = 0.9  # part of a GPU's memory for weights
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
@@ -203,25 +206,54 @@ def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Se
     return replace(profile, curves={**profile.curves, **added}, provenance={**profile.provenance, **provenance})
 
 
-def recommend(cluster: Cluster, profile: Profile, engine: str) -> Recommendation:
-    """Compares what an engine can do with plans against its default, on traffic that each plan was not made for.
+def recommend(
+    gpus: str | Cluster,
+    engine: str,
+    *,
+    model: str | Path | Mapping[str, Any] | None = None,
+    profile: Profile | None = None,
+    nic_Bps: float = 50e9,
+    per_server: int = 8,
+) -> Recommendation:
+    """Recommends a plan to serve a model by on given GPUs, with its gain over the engine's default; or nothing.
 
-    The profile's windows are cut into BLOCKS parts in sequence. Each part is simulated under the engine's default (experts in
+    The traffic's windows are cut into BLOCKS parts in sequence. Each part is simulated under the engine's default (experts in
     sequence, everything at once) and under plans made from the other parts. The interval is the one in which the gain on one
     further part lies, if parts vary as these do.
 
     Args:
-        cluster: the GPUs.
+        gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
+        engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
+        model: config.json, folder or shipped name of the model; without `profile` its traffic is synthetic (Zipf, 0.8). With
+            `profile` it supplies datasheet compute times of the GPU kinds that the profile has none of.
         profile: the model's traffic, with one source rank per GPU.
-        engine: one of SERVING_ENGINES.
+        nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
+        per_server: with `gpus` as text: GPUs of a server.
 
     Returns:
-        The Recommendation.
+        The Recommendation: simulated seconds of the engine's default, and of plans, each with its gain. The gain is measured on
+        traffic that the plan was not made for, with an interval, if the profile has four windows or more.
 
     Raises:
-        BadInput: if the engine is unknown or the profile does not fit the cluster.
+        BadInput: if an argument is unknown, or neither `model` nor `profile` is given.
         InfeasiblePlan: if the model does not fit in the GPUs' memory.
+
+    Example:
+        >>> import aurora
+        >>> found = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
+        >>> found.cluster.gpus[0].kind, found.candidates[0].gain >= 1
+        ('NVIDIA H20', True)
     """
+    known = load_gpus()
+    cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
+    config = model if model is None or isinstance(model, Mapping) else load_model_config(model)
+    kinds = [known[kind] for kind in {gpu.kind: None for gpu in cluster.gpus} if kind in known]
+    if profile is None:
+        if config is None:
+            raise BadInput("`model`: expected a config.json or folder, or `profile`, found neither")
+        profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
+    elif config is not None:
+        profile = with_datasheet_curves(profile, config, kinds)
     if engine not in SERVING_ENGINES:
         raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
     default = engine_default(cluster, profile)

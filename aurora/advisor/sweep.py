@@ -12,7 +12,7 @@ from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import one_moe_layer
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 from aurora.types.options import SIMULATED_STEPS
@@ -141,7 +141,7 @@ def _point(cluster: Cluster, config: Mapping[str, Any], setting: Setting, seed: 
     machines = _machines(cluster, setting)
     one_layer = one_moe_layer(config)
     a, b = (
-        synthetic_profile(
+        draw_profile(
             f"zipf:{setting.skew}",
             one_layer,
             SyntheticOptions(len(cluster), round(setting.tokens), seed=seed + number),

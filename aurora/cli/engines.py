@@ -77,7 +77,7 @@ def export(
 
 
 def _padding(made: "Export", added_bytes_G: "IntArray | None") -> str:
-    """What the engine's equal slots add to the plan, in words."""
+    """Returns a sentence on what the engine's equal slots add to the plan."""
     added_L = made.added_LG.sum(axis=1)
     if not added_L.any():
         return f"{made.redundant} redundant experts a layer, as in the plan"

@@ -120,7 +120,7 @@ def _table(found: "Recommendation") -> "Table":
 
 
 def _answer(found: "Recommendation", measured: bool) -> list[str]:
-    """What to do, in sentences."""
+    """Returns the recommendation in sentences."""
     from aurora.advisor.recommend import WORTH
 
     said = []

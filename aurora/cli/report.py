@@ -68,7 +68,7 @@ def report_files(
     loaded = load_plan(plan)
     named = named_traces([str(path) for path in traces], [load_trace(path) for path in traces])
     traffic, missing = _traffic(loaded, plan, profiles)
-    written(loaded, named, traffic, output, form, missing, baseline)
+    written(loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline)
 
 
 def _traffic(plan: "Plan", path: Path, given: list[Path]) -> tuple["Sequence[Profile]", str]:

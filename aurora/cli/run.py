@@ -354,7 +354,7 @@ def _show(
 
 
 def _served_json(served: ServedModel) -> dict[str, Any]:
-    """What was served of a model, as JSON."""
+    """Returns a model's requests, tokens and times as JSON."""
     from aurora.reports.trace_tables import percentiles
 
     return {

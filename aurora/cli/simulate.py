@@ -144,7 +144,7 @@ def _follow(
 ) -> None:
     """Shows how ways to follow changing traffic do."""
     from aurora.io import load_plan, load_profile
-    from aurora.reports.following import followed_table
+    from aurora.reports.comparisons import followed_table
     from aurora.simulator.changing_traffic import RECORDED
 
     if change == RECORDED:

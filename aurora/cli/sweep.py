@@ -116,7 +116,7 @@ def sweep(
     from aurora.advisor.sweep import sweep as swept
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_model_config, write_text
-    from aurora.reports.maps import map_markdown
+    from aurora.reports.comparisons import map_markdown
 
     axes = [read_axis(each) for each in grid]
     machines, config = load_cluster(cluster or CLUSTER), load_model_config(shape or SHAPE)
@@ -157,7 +157,7 @@ def _compare_ways(
     from aurora.advisor import sweep as grid
     from aurora.cli.progress import shown
     from aurora.io import load_cluster, load_profile
-    from aurora.reports.who_wins import LEGEND, left_out_lines, map_tables, summary_table
+    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, summary_table
 
     skews = tuple(skew or grid.SKEWS)
     if measure and 1.0 not in skews:
@@ -240,7 +240,7 @@ def _cell(cell: "GridCell") -> dict[str, Any]:
 def _write(folder: Path, found: dict[str, Any], cells: "Sequence[GridCell]") -> None:
     """Writes the page and the table."""
     from aurora.io import write_text
-    from aurora.reports.who_wins import markdown
+    from aurora.reports.comparisons import markdown
 
     make_folder(folder)
     heading = [

@@ -18,7 +18,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from aurora.errors import BadInput
 from aurora.io import profiles, traces
@@ -50,6 +50,7 @@ __all__ = [
     "write_text",
 ]
 
+_Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
 _NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
     profiles.PROFILE_FORMAT: profiles.profile_from_arrays,
     traces.TRACE_FORMAT: traces.trace_from_arrays,
@@ -57,21 +58,39 @@ _NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | Com
 }
 
 
-def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
-    """Read a cluster, a plan, a profile, a trace or compute curves.
+@overload
+def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves: ...
+@overload
+def load(path: str | Path, kind: type[_Kind]) -> _Kind: ...
+def load(path: str | Path, kind: type[Any] | None = None) -> Any:
+    """Reads what `save` or a command wrote, or a cluster that people write.
 
     Args:
-        path: a cluster (.toml, or the name of a shipped one), a plan (.json), or a profile, trace or compute curves (.npz).
+        path: a cluster (.toml), a plan (.json), or a profile, a trace or compute curves (.npz). A name without a suffix is one
+            of the clusters that come with the package, such as "demo-4" or "paper-mixed-8".
+        kind: the class that the value must have, such as `aurora.Profile`, which type checkers then know; None: any class.
+
+    Returns:
+        The value, checked; plans are replayed by the checker.
 
     Raises:
-        BadInput: if the file is missing, damaged or of another format.
+        BadInput: if the file is missing, damaged, or of another kind, format or schema.
         BrokenPlan: if a plan does not do what it claims.
+
+    Example:
+        >>> import aurora
+        >>> aurora.load("demo-4", aurora.Cluster).gpus[0].out_Bps
+        3000000.0
     """
-    path = Path(path)
+    value = _load(Path(path))
+    if kind is not None and not isinstance(value, kind):
+        raise BadInput(f"{path}: expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
+
+
+def _load(path: Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
     match path.suffix:
-        case "":
-            return load_cluster(path)
-        case ".toml":
+        case "" | ".toml":
             return load_cluster(path)
         case ".json":
             return load_plan(path)
@@ -81,14 +100,21 @@ def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
 
 
 def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Path) -> None:
-    """Write a value to a file: a cluster as TOML, a plan as JSON, everything else as npz.
+    """Writes a value so that `load` gives an equal one back. The file is written whole or not at all.
 
     Args:
-        value: what to write.
-        path: exact path of the file.
+        value: a Cluster becomes TOML, a Plan JSON, anything else npz.
+        path: exact path of the file, which is replaced if it exists.
 
     Raises:
-        BadInput: if the value is of another type or the file cannot be written.
+        BadInput: if `value` has no file format or the file cannot be written.
+
+    Example:
+        >>> import aurora, tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.toml"
+        >>> aurora.save(aurora.load("demo-4"), file)
+        >>> aurora.load(file) == aurora.load("demo-4")
+        True
     """
     path = Path(path)
     match value:

@@ -31,7 +31,7 @@ Rows = list[list[int]]  # by layer and slot: the expert there
 
 @dataclass(frozen=True)
 class PlacementFormat:
-    """How an engine keeps a placement in a file.
+    """An engine's file format of placements.
 
     Attributes:
         read: called with (file, number of GPUs or None, numbers of the dense layers); returns the placement.

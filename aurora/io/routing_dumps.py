@@ -63,7 +63,7 @@ class RecordedRouting:
 
 @dataclass(frozen=True)
 class RoutingFormat:
-    """How to read one kind of recording.
+    """A reader of one kind of recording.
 
     Attributes:
         read: called with (file, the model's Shape, selection of a CSV's rows); returns a RecordedRouting.

@@ -109,7 +109,7 @@ class _Columns(dict[str, list[Any]]):
 
 
 def _version(text: str) -> tuple[tuple[bool, int | str], ...]:
-    """What versions are sorted by: release candidates and posts come as their text does."""
+    """Returns the key that versions are sorted by: release candidates and posts come as their text does."""
     return tuple((part.isdigit(), int(part) if part.isdigit() else part) for part in re.findall(r"\d+|[a-z]+", text))
 
 

@@ -48,8 +48,30 @@ class Evaluation:
         return min(found), max(found)
 
 
-def evaluate(plan: Plan, profiles: Sequence[Profile]) -> Evaluation:
-    """Prices a plan on other traffic; see `aurora.evaluate`. Further domains that the plan was made for do not count."""
+def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
+    """Prices a plan on traffic that it was not made for, beside a plan made for that traffic.
+
+    Further domains that the plan was made for do not count.
+
+    Args:
+        plan: the plan to price.
+        profiles: the traffic, one profile per model.
+
+    Returns:
+        The Evaluation: seconds of each layer, the loss against a plan made for this traffic, and each layer's dispatch.
+
+    Raises:
+        BadInput: if a profile is not of the plan's model, or comes from another number of source ranks.
+
+    Example:
+        >>> import aurora
+        >>> config, cluster = "mixtral-topics", aurora.load("demo-4")
+        >>> now, later = (aurora.synthetic_profile("zipf:1", config, aurora.SyntheticOptions(seed=s)) for s in (0, 1))
+        >>> plan = aurora.plan(cluster, now)
+        >>> aurora.evaluate(plan, now).loss, aurora.evaluate(plan, later).loss > 0
+        (0.0, True)
+    """
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
     check_traffic(plan, profiles)
     placements = [model.placement for model in plan.models]
     dispatch_s_ML = tuple(
@@ -136,7 +158,26 @@ class Drift:
 
 
 def drift(before: Profile, after: Profile, plan: Plan | None = None, options: DriftOptions = DriftOptions()) -> Drift:
-    """Measures drift; see `aurora.drift`. Without a plan, `loss` is the `balance_loss` of one group per source rank."""
+    """Measures whether traffic has moved by more than chance explains, and whether planning again pays.
+
+    Args:
+        before: the traffic that was planned for.
+        after: the traffic now, of the same model.
+        plan: the plan made for `before`; None: the loss is computed for groups of experts balanced for `before`.
+        options: the loss above which planning again pays, the number of hot experts, and the seed.
+
+    Returns:
+        The Drift: distance by layer beside what chance explains, and the loss.
+
+    Raises:
+        BadInput: if the profiles are of different models, or the plan was not made for `before`.
+
+    Example:
+        >>> import aurora
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> aurora.drift(traffic, traffic).replan
+        False
+    """
     after.identity.check_same(before.identity, f"drift from {before.model!r}: profile of {after.model!r}")
     for profile in (before, after):
         if not profile.tokens_TLSE.any():

@@ -31,35 +31,56 @@ SAVE_S = 60.0  # from one saving of the counts to the next
 
 
 def profile_model(
-    path: str | Path,
-    files: Sequence[str | Path],
+    model: str | Path,
+    text: Sequence[str | Path],
     options: ProfileOptions = ProfileOptions(),
     progress: Progress = lambda _what, _done, _total: None,
-    partial: Path | None = None,
+    partial: str | Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Profiles a model's routing and compute times in this process; see `aurora.profile`.
+    """Measures how a model routes tokens, and how long its gate, experts and aggregation take on this machine.
 
-    `partial` is saved every minute by the clock, which returns seconds of any origin, and when interrupted; the message of that
-    KeyboardInterrupt says what it keeps.
+    Args:
+        model: the folder of a transformers MoE model.
+        text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
+        options: how many source ranks the prompts are divided over, their length, when to stop.
+        partial: a file that keeps the counts so far; if it exists already, counting goes on from it.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+        clock: returns seconds of any origin; by it `partial` is saved every minute.
+
+    Returns:
+        The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
+
+    Raises:
+        BadInput: if the folder holds no MoE model, or there is less than one prompt for each source rank.
+        MissingDependency: if torch or transformers is not installed.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> options = aurora.ProfileOptions(sources=2, prompt_tokens=16, limit=4)
+        >>> aurora.profile(shipped("models/mixtral-topics"), [shipped("models/train.py")], options).tokens_TLSE.shape[1:]
+        (4, 2, 8)
     """
-    model, corpus, provenance = _open(path, files, options)
+    opened, corpus, provenance = _open(model, text, options)
     prompts = islice(corpus, options.limit)
-    unfinished = PartialProfile(partial, job_of(model.fingerprint(), provenance["text"], options), clock)
+    unfinished = PartialProfile(
+        None if partial is None else Path(partial), job_of(opened.fingerprint(), provenance["text"], options), clock
+    )
     if (resumed := unfinished.load()) is not None:
         before, counts = resumed
-        builder = _Builder(model, before.curves, {**before.provenance, **provenance})
+        builder = _Builder(opened, before.curves, {**before.provenance, **provenance})
         first: Batches = []
         for _ in islice(prompts, counts.prompts):
             pass
     else:
         counts, first = RoutingCounts(), next_round(prompts, options)
-        _check_enough(first, files, options)
-        builder = _timed(path, model, first, options, provenance, progress)
+        _check_enough(first, text, options)
+        builder = _timed(model, opened, first, options, provenance, progress)
     precision = _Precision(options, builder)
     unfinished.begin()
     try:
-        rounds = _rounds(model, counts, first, prompts, options)
+        rounds = _rounds(opened, counts, first, prompts, options)
         for counts in rounds:
             done = (counts.prompts, options.limit) if options.limit else (corpus.read_bytes, corpus.size_bytes)
             progress("counting tokens", *done)

@@ -29,7 +29,7 @@ def advice(found: ReportNumbers) -> list[str]:
 
 
 def _control(found: ReportNumbers) -> Iterator[str]:
-    """What kept experts from following their traffic, and what a dry run would have done."""
+    """Yields sentences on what kept experts from following their traffic, and on what a dry run would have done."""
     for model, report in found.control.items():
         if report.failures or report.stuck:
             yield (
@@ -168,7 +168,7 @@ def _orders(found: ReportNumbers) -> Iterator[str]:
 
 
 def _time(found: ReportNumbers) -> Iterator[str]:
-    """What ranks do with their time in the measured trace, else in the predicted one."""
+    """Yields sentences on the ranks' time in the measured trace, else in the predicted one."""
     number = found.measured if found.measured is not None else found.predicted
     if number is None:
         return

@@ -199,7 +199,7 @@ def _freed_by(trace: Trace, row: int, own: list[int], hierarchical: bool) -> lis
 
 
 def _name(trace: Trace, row: int, models: tuple[str, ...]) -> str:
-    """What a node is, in words."""
+    """Returns a node's name for readers."""
     phase, peer = TRACE_PHASES[trace.phase_X[row]], int(trace.peer_X[row])
     way = "" if peer < 0 else f" {'to' if trace.sent_X[row] else 'from'} {peer}"
     return f"{models[trace.model_X[row]]} step {trace.step_X[row]} layer {trace.layer_X[row]} {phase}{way}"

@@ -1,4 +1,4 @@
-"""How numbers and tables are written: units, columns, rows of the worst layers, and tables as plain text."""
+"""Format of numbers and tables: units, columns, rows of the worst layers, and tables as plain text."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO

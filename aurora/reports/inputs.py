@@ -14,7 +14,7 @@ from aurora.types.options import MICRO_BATCH_COUNTS
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a plan's traces are compared with: another way of serving the same requests.
+    """The baseline of a plan's traces: another way of serving the same requests.
 
     Attributes:
         name: name of that way.

@@ -161,7 +161,7 @@ ALIKE = 3.0  # factor up to which dispatched bytes differ between traffic of whi
 
 @dataclass(frozen=True)
 class Serving:
-    """How fast requests are served.
+    """Speed at which requests are served.
 
     Attributes:
         by: "measured", "predicted", or "by the objective" where there is no run.
@@ -237,7 +237,7 @@ class ReportNumbers:
 
     @cached_property
     def sharing(self) -> WaysCompared | None:
-        """What sharing the GPUs, or micro-batches, would bring a plan of one model.
+        """Gains that sharing the GPUs, or micro-batches, would bring a plan of one model.
 
         None for other plans, without profiles, and where some GPU's memory does not hold an equal share of the experts.
         """
@@ -250,7 +250,7 @@ class ReportNumbers:
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:
-        """What control loops decided in all traces, by the model's name, numbered where there are more of it."""
+        """Reports of control loops in all traces, by the model's name, numbered where there are more of it."""
         reports = [report for _, trace in self.of.traces for report in trace.control_M]
         models = [report.model for report in reports]
         names = [model if models.count(model) == 1 else f"{model} ({i})" for i, model in enumerate(models)]
@@ -275,7 +275,7 @@ class ReportNumbers:
 
     @cached_property
     def serving(self) -> Serving | None:
-        """What the plan gives: the last measured trace, else the last predicted one, else its objective; None if unknown."""
+        """Speed that the plan gives: by the last measured trace, else the last predicted one, else its objective; None if unknown."""
         for kind in ("measured", "predicted"):
             if runs := [run for run in self._runs if run.by == kind]:
                 return runs[-1]
@@ -297,7 +297,7 @@ class ReportNumbers:
 
     @cached_property
     def _runs(self) -> tuple[Serving, ...]:
-        """What each trace gives."""
+        """Speed that each trace shows."""
         return tuple(self._run(name, trace) for name, trace in self.of.traces)
 
     @cached_property
@@ -316,7 +316,7 @@ class ReportNumbers:
         return before, after
 
     def _run(self, name: str, trace: Trace) -> Serving:
-        """What a trace gives. Its tokens are the profiles', times the bytes that it dispatches over those of the profiles."""
+        """Speed that a trace shows. Its tokens are the profiles', times the bytes that it dispatches over those of the profiles."""
         tokens, exact = 0.0, True
         for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
             planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes

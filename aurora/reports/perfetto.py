@@ -129,7 +129,7 @@ def _counters(trace: Trace, first_pid: int, start_us_X: FloatArray, end_us_X: Fl
 
 
 def _decisions(trace: Trace, first_pid: int, began_s: float) -> Iterator[Event]:
-    """What control loops decided, on rank 0: changes as instants, and balancedness as a counter."""
+    """Yields control loops' decisions, on rank 0: changes as instants, and balancedness as a counter."""
     for report in trace.control_M:
         for change in report.changes:
             name, performed = f"{change.action} ({change.kind})", change.took_s is not None

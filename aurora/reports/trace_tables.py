@@ -90,7 +90,7 @@ def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a run served of one model.
+    """Requests and tokens of one model in a run.
 
     Attributes:
         model: its name.

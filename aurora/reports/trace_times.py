@@ -150,7 +150,7 @@ COMPUTE_INDICES = tuple(map(TIMED_PHASES.index, COMPUTE))
 
 @dataclass(frozen=True)
 class Bars:
-    """What ranks do, piece by piece, by start. Pieces of one model on one rank and of one phase do not overlap.
+    """Pieces of the ranks' time, by start. Pieces of one model on one rank and of one phase do not overlap.
 
     Attributes:
         rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, which rank, model, step, layer and phase; phases by their index

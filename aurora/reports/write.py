@@ -32,30 +32,48 @@ class ReportForm:
 
 def report(
     plan: Plan,
-    traces: Mapping[str, Trace],
-    profiles: Sequence[Profile],
-    output: Path,
-    form: str,
+    traces: Mapping[str, Trace] | None = None,
+    profiles: Sequence[Profile] = (),
+    *,
+    output: str | Path,
+    format: str = "html",
     missing_profiles: str = "",
     baseline: Baseline = Baseline(),
 ) -> None:
-    """Writes a report, for `aurora.report` and the command.
+    """Writes a report on a plan: what it is worth, how long it took, what to do next.
 
     Args:
-        plan, traces, profiles, output, form: as in `aurora.report`.
+        plan: the plan.
+        traces: predicted and measured traces of the plan, by name; all are compared with the first.
+        profiles: the traffic, one profile per model; for drift as many more, of later traffic.
+        output: the file to write; for Chakra a folder.
+        format: "html" (one page), "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz), or "chakra" (execution
+            traces, for ASTRA-sim).
         missing_profiles: why there are no profiles, for readers of the report.
         baseline: as in `ReportInputs`.
 
     Raises:
-        BadInput: if the number of profiles does not fit the plan, or as in `write`.
+        BadInput: if a trace or profile is not of the plan, or the output cannot be written.
+        MissingDependency: if jinja2 or protobuf is needed and not installed.
+
+    Example:
+        >>> import aurora, tempfile, pathlib
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> page = pathlib.Path(tempfile.mkdtemp()) / "report.html"
+        >>> aurora.report(plan, {"predicted": aurora.simulate(plan, traffic)}, [traffic], output=page)
+        >>> page.read_text()[:15]
+        '<!DOCTYPE html>'
     """
     many = len(plan.models)
     if len(profiles) not in (0, many, 2 * many):
         raise BadInput(f"`profile`: expected {many}, or {2 * many} to show drift, found {len(profiles)}")
-    inputs = ReportInputs(plan, tuple(traces.items()), tuple(profiles[:many]), tuple(profiles[many:]), baseline=baseline)
+    inputs = ReportInputs(
+        plan, tuple((traces or {}).items()), tuple(profiles[:many]), tuple(profiles[many:]), baseline=baseline
+    )
     if missing_profiles:
         inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
-    write(inputs, form, output)
+    write(inputs, format, Path(output))
 
 
 def write(inputs: ReportInputs, form: str, output: Path) -> None:

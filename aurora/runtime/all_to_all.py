@@ -28,10 +28,36 @@ def all_to_all(
     async_op: bool = False,
     order: Order | str | None = None,
 ) -> Any:
-    """Performs one all-to-all; see `aurora.all_to_all`.
+    """Exchanges rows as torch.distributed.all_to_all_single does, in a planned order.
 
-    If `order` is a name, the order is made from the row counts, which all ranks exchange first; with async_op that happens
-    before the call returns.
+    Args:
+        output: filled with the received rows, by rank.
+        input: the rows to send, by rank; any dtype.
+        output_split_sizes: number of rows from each rank; None: the same from each.
+        input_split_sizes: number of rows to each rank; None: the same to each.
+        group: a torch process group; None: the default one.
+        async_op: return at once, with a handle that has wait().
+        order: an Order, such as a plan's; or the name of an order, which is then made from this call's sizes; None or
+            "all-at-once": torch's own collective. All ranks pass the same.
+
+    Returns:
+        A handle if async_op, else None. If `input` requires grad, gradients travel back in the reversed order.
+
+    Raises:
+        BadInput: if sizes or dtypes do not fit.
+        RankFailed: if a peer is lost.
+
+    Source:
+        Aurora (arXiv:2410.17043) Thm 4.2.
+
+    Example:
+        >>> import aurora, torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> output = torch.empty(4)
+        >>> aurora.all_to_all(output, torch.arange(4.0), order="openshop")
+        >>> output
+        tensor([0., 1., 2., 3.])
+        >>> dist.destroy_process_group()
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group

@@ -38,7 +38,7 @@ class Prepared:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are prepared; one more when the orders are, too."""
+        """Number of rounds that are prepared; one more when the orders are, too."""
         return len(self.maps) + (self.ops is not None)
 
 

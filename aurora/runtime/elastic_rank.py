@@ -150,7 +150,7 @@ class EpochOrders:
 
     @property
     def used_M(self) -> list[OrdersUsed]:
-        """How each model's exchanges so far were performed."""
+        """Orders of each model's exchanges so far."""
         found = []
         for watches in self._watches_M:
             used_X = [watch.used for watch in watches]

@@ -134,7 +134,7 @@ class ControlStatus:
 
     @property
     def stuck(self) -> bool:
-        """Whether the follower has not been seen alive for STALE_S."""
+        """True if the follower has not been seen alive for STALE_S."""
         return self.heartbeat_s >= STALE_S
 
 
@@ -218,7 +218,7 @@ class Follower:
 
     @property
     def busy(self) -> bool:
-        """Whether a window waits or is decided on, or experts move."""
+        """True if a window waits or is decided on, or experts move."""
         with self._changed:
             return self._waiting is not None or self._busy
 

@@ -162,7 +162,7 @@ class LivePlacement:
 
     @property
     def closed(self) -> bool:
-        """Whether no more moves are asked for."""
+        """True if no more moves are asked for."""
         return self.handover.closed
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class LivePlacement:
         return torch.tensor(row, dtype=torch.int64)
 
     def _gathered(self, row: torch.Tensor) -> IntArray:
-        """What all ranks tell, (R, ...) int64."""
+        """Gathers the numbers of all ranks, (R, ...) int64."""
         began_s = time.perf_counter()
         rows_RX: IntArray = self._context.gather_between_steps(row).numpy()
         self._gather_s = time.perf_counter() - began_s
@@ -264,7 +264,7 @@ class LivePlacement:
             spent_s = told_R2[:, 1].max() / 1e9 + self._telling_s
 
     def _due(self, prepared_R: IntArray) -> tuple[WorkPieces, int] | None:
-        """What comes next in pieces, and how much of it is left: bytes of a round's messages; then its layers, if prepared."""
+        """Returns the work that comes next in pieces, and how much of it is left: bytes of a round's messages; then its layers, if prepared."""
         if (moves := self._moves) is None:
             return None
         if moves.sent < moves.messages.bytes:

@@ -62,17 +62,17 @@ class RequestJournal:
 
     @property
     def finished(self) -> bool:
-        """Whether every request has its answer."""
+        """True if every request has its answer."""
         return not any(self._open_M)
 
     @property
     def wants_new_epoch(self) -> bool:
-        """Whether the search for lost replicas has found a better placement for the current members."""
+        """True if the search for lost replicas has found a better placement for the current members."""
         return self._restored is not None and self._restored[0] == self._members
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
-        """What the control loop of each model has decided, by epoch; those of lost ranks, too."""
+        """Reports of each model's control loop by epoch, also of lost ranks."""
         return tuple(report for _, report in sorted(self._decided.items(), key=itemgetter(0)))
 
     def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing | Decided) -> bool:

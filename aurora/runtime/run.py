@@ -23,7 +23,7 @@ from aurora.models.decoding import greedy_decode
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
-from aurora.planner.control.plan_controller import compile_decisions
+from aurora.planner.control.plan_controller import compile_decisions, load_cost_MG
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.epoch_gpu import transport_of_host
 from aurora.runtime.distributed.host_agent import HostAgent
@@ -60,6 +60,7 @@ from aurora.types import (
     Order,
     Placement,
     Plan,
+    Profile,
     Program,
     RunOptions,
     SlicePolicy,
@@ -86,19 +87,65 @@ def run(
     models: Sequence[str | Path],
     prompts: Sequence[Sequence[list[int]]],
     options: RunOptions = RunOptions(),
-    cost_MG: FloatArray | None = None,
+    *,
+    profiles: Sequence[Profile] = (),
+    journal: str | Path | None = None,
+    resume: bool = False,
     arrivals: Sequence[Sequence[float]] = (),
 ) -> RunResult | None:
-    """Serves prompts under a plan; see `aurora.run`, and for `cost_MG` `controlled`.
+    """Serves prompts under a plan on real processes, one per rank, and measures what happens.
 
-    Starts one local process per planned rank, or one thread with the memory transport. Under torchrun's environment variables
-    this process is one rank, and only rank 0 gets a result.
+    One local process per rank is started, or one thread with the memory transport; under torchrun this process is one rank.
+
+    Args:
+        plan: the plan, which sets the number of ranks.
+        models: folders of the plan's models, in its sequence.
+        prompts: for each model its prompts, each a list of token ids; none with `options.join`.
+        options: tokens to produce, transport, interleaving, survival of lost ranks, other hosts.
+        profiles: the profiles that the plan was made from, one per model. With `options.survive` experts of lost ranks are
+            placed anew by their traffic; empty: all experts count the same. With `options.adapt` their compute curves tell what
+            load costs on each GPU; empty: the GPUs' speeds tell.
+        journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
+        resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
+            another one.
+        arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all are
+            there. A model without requests takes no time of GPUs and ports. With `resume` they are counted anew.
+
+    Returns:
+        Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
+
+    Raises:
+        BadInput: if plan, models, prompts and ranks do not fit each other.
+        RankFailed: if a rank is lost, unless `options.survive` is set; with `options.join`, if the leader is.
+
+    Example:
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> mixtral = shipped("models/mixtral-topics")
+        >>> traffic = aurora.synthetic_profile("zipf:1", mixtral / "config.json", aurora.SyntheticOptions(sources=2))
+        >>> gpus = tuple(aurora.Gpu(f"gpu-{rank}", "cpu", 0, 1e9, 1e9, 10**9) for rank in range(2))
+        >>> plan = aurora.plan(aurora.Cluster("mine", gpus), traffic)
+        >>> options = aurora.RunOptions(max_new_tokens=2, transport="memory")
+        >>> result = aurora.run(plan, [mixtral], [[[76, 107, 104, 35]]], options)
+        >>> len(result.answers_M[0].tokens[0])
+        2
     """
     asked_s = time.perf_counter()
+    if options.join is not None:
+        if any(prompts) or journal is not None:
+            raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")
+        join_run(plan, models, options)
+        return None
+    cost_MG = load_cost_MG(plan, profiles) if options.adapt is not None and profiles else None
+    if options.survive:
+        load_MLE = [profile.load_LE.astype(float) for profile in profiles] or None
+        return run_elastic(
+            plan, models, prompts, options, load_MLE, journal=journal, resume=resume, cost_MG=cost_MG, arrivals=arrivals
+        )
+    if journal is not None:
+        raise BadInput("`journal`: expected a run with `survive`")
     _check(plan, models, prompts, options)
     _check_arrivals(prompts, arrivals)
-    if options.survive:
-        return run_elastic(plan, models, prompts, options, cost_MG=cost_MG, arrivals=arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks, rank_info = len(plan.cluster), rank_info_from_environment(options.timeout_s)
     if rank_info is None:

@@ -150,7 +150,7 @@ def changing_traffic(
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """How one way to follow traffic did.
+    """Result of one way to follow traffic.
 
     Attributes:
         name: what follows.
@@ -197,15 +197,47 @@ class FollowedTraffic:
 
 def follow(
     plan: Plan,
-    profiles: Sequence[Profile],
+    profiles: Profile | Sequence[Profile],
     change: str,
+    *,
     windows: int = 120,
     lasting: int = 10,
     tokens: int | None = None,
     seed: int = 0,
     options: ControlOptions = ControlOptions(),
 ) -> FollowedTraffic:
-    """Replays traffic that changes under ways to follow it, from a plan's first model on; see `aurora.follow`."""
+    """Replays traffic that changes, and compare ways to follow it: none, one plan, EPLB, the controller, and a clairvoyant.
+
+    EPLB stops serving while experts move, as vLLM's does; the controller's moves run beside serving.
+
+    Args:
+        plan: its first model's placement is in force at first. Its GPUs' speeds and ports count.
+        profiles: one for each domain of traffic, of that model.
+        change: how traffic changes between them: "alternating", "steps", "drift", "diurnal" or "flash-crowd"; "recorded": their
+            windows one after the other.
+        windows: how many windows of traffic.
+        lasting: windows that a domain, a drift, a day or a crowd lasts.
+        tokens: (token, expert) pairs of each layer in a window; None: as in the largest recorded one.
+        seed: for the draws.
+        options: of the controller.
+
+    Returns:
+        FollowedTraffic, with load, bytes and stalls of each way.
+
+    Raises:
+        BadInput: if the change is unknown, a number is out of range, the profiles are of another model, or there is one alone,
+            unless its own windows are replayed.
+
+    Example:
+        >>> import aurora
+        >>> one, other = (
+        ...     aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(seed=seed)) for seed in (0, 1)
+        ... )
+        >>> plan = aurora.plan(aurora.load("demo-4"), one)
+        >>> [way.name for way in aurora.follow(plan, [one, other], "alternating", windows=30).ways][-3:]
+        ['controller', 'mean known', 'clairvoyant']
+    """
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
     placed = plan.models[0].placement
     traffic = changing_traffic(profiles, change, windows, lasting, tokens, seed)
     _, layers, experts = traffic.load_WLE.shape

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.arbitration import slices_of
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
@@ -35,7 +36,9 @@ from aurora.types import (
     TraceRecorder,
 )
 from aurora.types.arrays import IntArray
+from aurora.types.options import GATHERED, SIMULATED_ORDERS
 from aurora.types.program import INTERACTIVE_LEVEL, hierarchy_of
+from aurora.types.run_options import INTERLEAVE
 
 OrderBatch = Callable[[IntArray, Hierarchy | None], Order]  # the order of one all-to-all: its bytes (S, G, G), its servers
 Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
@@ -43,27 +46,55 @@ Key = tuple[int, int, int, str]  # of an all-to-all: model, step, layer, phase
 
 def simulate_plan(
     plan: Plan,
-    profiles: Sequence[Profile],
+    profiles: Profile | Sequence[Profile],
     barriers: str = "gpu",
-    ordered: OrderBatch | None = None,
-    interleave: bool = True,
+    orders: str = "plan",
+    interleave: str = "on",
     staged: bool = False,
-    gathered: bool = False,
 ) -> Trace:
-    """Predicts the Trace of serving the profiles' windows under `plan`, which is checked; else as `simulate`.
+    """Predicts how long serving the profiles under a plan takes, event by event, one step per window.
 
     Args:
-        profiles: the traffic, one profile per model of the plan, cut into its micro-batches here; or one per micro-batch.
-        gathered: whether an allgather and a reduce-scatter stand for its all-to-alls.
+        plan: the plan.
+        profiles: the traffic, one profile per model, which is cut where the plan has micro-batches; or one per micro-batch.
+        barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
+            only; "global": all ranks, after every phase.
+        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes; "allgather": none, but
+            an allgather of all tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora.
+        interleave: "on": models run side by side; "off": one after the other.
+        staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
+
+    Returns:
+        The predicted Trace.
 
     Raises:
-        BadInput: if a profile is of another model or number of ranks than the plan's, or holds counts alone where the plan
-            sends tokens deduplicated.
+        BadInput: if a profile is not of the plan's model or ranks, or an argument is unknown.
+
+    Example:
+        >>> import aurora
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> aurora.simulate(plan, traffic).kind
+        'predicted'
     """
+    if interleave not in INTERLEAVE:
+        raise BadInput(f"`interleave`: expected one of {', '.join(INTERLEAVE)}, found {interleave!r}")
+    if interleave == "processes":
+        raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
+    ordered = batch_orders(plan, orders)
+    profiles = [profiles] if isinstance(profiles, Profile) else profiles
     check_plan(plan)
     check_traffic(plan, profiles)
     served, traffic = cut_traffic(plan, profiles)
-    return simulate(compile_plan(served, gathered), plan.cluster, traffic, barriers, ordered, interleave, staged)
+    program = compile_plan(served, gathered=orders == GATHERED)
+    return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged)
+
+
+def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
+    """Returns a function that makes an all-to-all's order from its bytes; None if `orders` are not "batch"."""
+    if orders not in SIMULATED_ORDERS:
+        raise BadInput(f"`orders`: expected one of {', '.join(SIMULATED_ORDERS)}, found {orders!r}")
+    return batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
 
 
 def simulate(

@@ -9,10 +9,11 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.simulator.interpreter import OrderBatch
+from aurora.simulator.interpreter import batch_orders
 from aurora.simulator.step_prices import StepPrices
 from aurora.types import Plan, Profile, RequestOptions, Requests
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.options import GATHERED
 from aurora.types.requests import MOST_REQUESTS
 
 MOST_STEPS = 2_000_000  # in which something begins or ends
@@ -278,15 +279,49 @@ class _DrawnSteps:
 def simulate_requests(
     plan: Plan,
     profile: Profile,
-    requests: Requests,
+    requests: Requests | None = None,
     options: RequestOptions = RequestOptions(),
+    *,
     barriers: str = "gpu",
-    ordered: OrderBatch | None = None,
+    orders: str = "plan",
     staged: bool = False,
     progress: Progress = untold,
-    gathered: bool = False,
 ) -> RequestSimulation:
-    """Simulates requests under a plan of one model; see `aurora.simulate_requests`."""
+    """Predicts tokens per second, time to first token and time per output token of requests that are served under a plan.
+
+    Every GPU is a data-parallel rank with a scheduler as vLLM's: continuous batching, chunked prefill. All ranks step together.
+    A step's seconds are those of `aurora.simulate` for the tokens that each rank has in it, whose experts are drawn from the
+    profile; they are simulated for a grid of tokens and interpolated between.
+
+    Args:
+        plan: the plan of one model.
+        profile: the traffic that tokens' experts are drawn from.
+        requests: when requests arrive, and their tokens; None: drawn by `options`.
+        options: requests to draw, or the part of the given ones that counts, and the engine's limits.
+        barriers, orders, staged: as in `simulate`.
+        progress: called with (what is being done, requests served, requests in all).
+
+    Returns:
+        The RequestSimulation: when each request got its first and its last token, how far interpolated steps are from
+        simulated ones, and what the seconds leave out.
+
+    Raises:
+        BadInput: if the plan is of several models, the profile does not fit it, or there are no requests.
+
+    Example:
+        >>> import aurora
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> plan = aurora.plan(aurora.load("demo-4"), traffic)
+        >>> options = aurora.RequestOptions(rate=2, isl=64, osl=4, duration_s=10, max_num_batched_tokens=256)
+        >>> found = aurora.simulate_requests(plan, traffic, options=options)
+        >>> bool((found.served.ttft_s_Q > 0).all()), found.served.queue_grows
+        (True, False)
+    """
+    if requests is None:
+        requests = drawn_requests(options)
+    elif options.duration_s is not None:
+        requests = requests.until(options.duration_s)
+    ordered, gathered = batch_orders(plan, orders), orders == GATHERED
     prices = StepPrices(plan, profile, options.max_num_batched_tokens, barriers, ordered, staged, gathered, options.seed)
     most = min(CHECKED, max(2, CHECKED_TRANSFERS // prices.transfers))
     steps = _DrawnSteps(most, np.random.default_rng(options.seed))

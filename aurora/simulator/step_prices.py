@@ -33,7 +33,7 @@ class StepPrices:
         barriers: as in `aurora.simulate`.
         ordered: as in `aurora.simulator.interpreter.simulate`.
         staged: as in `aurora.simulate`.
-        gathered: as in `aurora.simulator.interpreter.simulate_plan`.
+        gathered: whether an allgather and a reduce-scatter stand for all-to-alls.
         seed: for the draws. Plans with one seed see the same traffic, unless tokens are deduplicated under one alone.
 
     Raises:

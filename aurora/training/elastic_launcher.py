@@ -80,7 +80,7 @@ class Launcher:
         """Handles what other hosts say."""
 
     def _late(self) -> bool:
-        """Whether a member has finished and the others have had HANG_S seconds to do the same."""
+        """Returns whether a member has finished and the others have had HANG_S seconds to do the same."""
         return self._ended_s is not None and time.monotonic() - self._ended_s > HANG_S
 
     def _handle(self, rank: int, message: Any) -> None:

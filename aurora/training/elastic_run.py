@@ -79,7 +79,7 @@ def join_training(
 
     Args:
         path: the model's folder.
-        files, output: as in `aurora.train`; the same as the leader's.
+        files, output: `text` and `output` of `aurora.train`; the same as the leader's.
         options: of which only those of each host are used; the others are the leader's.
         watch: as of `train_elastic`.
 

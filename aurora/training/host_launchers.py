@@ -30,7 +30,7 @@ from aurora.types.addresses import address_text
 
 
 class HostQueue:
-    """What the lighthouse hears of hosts, for the launcher's thread."""
+    """Queue of what the lighthouse hears of hosts, for the launcher's thread."""
 
     def __init__(self) -> None:
         self._events: SimpleQueue[tuple[str, Mapping[str, Any] | str]] = SimpleQueue()

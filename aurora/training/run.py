@@ -30,18 +30,49 @@ from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 
 
-def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions, output: Path) -> TrainResult | None:
-    """Trains a model; see `aurora.train`.
+def train(
+    model: str | Path, text: Sequence[str | Path], options: TrainOptions = TrainOptions(), *, output: str | Path
+) -> TrainResult | None:
+    """Trains a model on text on real processes, with replicas of its experts.
 
-    Starts one local process per rank, or one thread with the memory transport. Under torchrun's environment variables this
-    process is one rank, and only rank 0 gets a result.
+    A global batch is a fixed set of samples, which all ranks share; the result does not depend on how many ranks there are.
+    One local process per rank is started, or one thread with the memory transport; under torchrun this process is one rank.
+
+    Args:
+        model: folder of a transformers MoE model, or its name in the local hub cache.
+        text: files of text, prompts or token ids.
+        options: steps, ranks, sizes, optimizer, replicas and checkpoints.
+        output: folder for the trained model, its checkpoints and the log of all steps.
+
+    Returns:
+        The steps with their losses, and where the model was written; under torchrun only on rank 0, None elsewhere.
+
+    Raises:
+        BadInput: if model, text and options do not fit each other, or the loss is no longer finite.
+        InfeasiblePlan: if the replicas do not fit.
+        RankFailed: if a rank is lost; with `options.elastic`, if fewer than `min_ranks` are left.
+
+    Source:
+        Lazarus (arXiv:2407.04656).
+
+    Example:
+        >>> import tempfile
+        >>> import aurora
+        >>> from aurora.io import shipped
+        >>> mixtral, text = shipped("models/mixtral-topics"), shipped("models/mixtral-topics/recipe.json")
+        >>> options = aurora.TrainOptions(steps=2, ranks=2, batch=2, length=16, transport="memory")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = aurora.train(mixtral, [text], options, output=folder)
+        >>> len(result.steps)
+        2
     """
+    output = Path(output)
     rank_info = None if options.transport == "memory" else rank_info_from_environment(options.timeout_s)
     ranks = options.ranks if rank_info is None else rank_info.ranks
     if options.elastic and rank_info is not None:
         raise BadInput("`elastic`: starts its ranks by itself, expected none of torchrun's environment variables")
     if options.join is not None:
-        return join_training(str(model), files, options, output)
+        return join_training(str(model), text, options, output)
     if options.min_replicas is not None and options.min_replicas > ranks and not options.lead:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different ranks, found {ranks}"
@@ -54,7 +85,7 @@ def train(model: str | Path, files: Sequence[str | Path], options: TrainOptions,
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
     if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
         raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
-    args = (str(model), read_samples(model, files, options.length), options, output)
+    args = (str(model), read_samples(model, text, options.length), options, output)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the hosts of a training run share: aurora's version, the model, options, text, and the run's folder."""
+"""Properties that all hosts of a training run share: aurora's version, the model, options, text, and the run's folder."""
 
 import hashlib
 import secrets

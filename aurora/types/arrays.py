@@ -167,7 +167,7 @@ def _names(value: Value) -> tuple[str, ...]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two field values are equal, arrays element by element."""
+    """Returns whether two field values are equal, arrays element by element."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.dtype.kind == other.dtype.kind and np.array_equal(one, other)
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -15,7 +15,7 @@ PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6
 
 @dataclass(frozen=True)
 class GpuKind:
-    """What a vendor publishes of one kind of GPU.
+    """Figures that a vendor publishes of one kind of GPU.
 
     Attributes:
         kind: its name, as NVML and torch give it.
@@ -167,7 +167,7 @@ class Cluster(Value):
 
     @property
     def equal(self) -> bool:
-        """Whether all GPUs are equal in everything that planning looks at."""
+        """True if all GPUs are equal in everything that planning looks at."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1
 
     def scaled(self, bandwidth: float = 1.0, speed: float = 1.0) -> Self:

@@ -1,4 +1,4 @@
-"""What a control loop saw and decided while a model served."""
+"""Reports of control loops: loads and decisions while a model served."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -55,7 +55,7 @@ class ControlWindow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ControlReport(Value):
-    """What a control loop saw and decided for one model. In a dry run it is what it would have done.
+    """Loads that a control loop saw and its decisions for one model. In a dry run it is what it would have done.
 
     Args:
         model: the model's name.

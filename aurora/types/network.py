@@ -298,12 +298,12 @@ class Network(Value):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are, G."""
+        """Number of GPUs, G."""
         return len(self.out_Bps_G)
 
     @property
     def equal_ports(self) -> bool:
-        """Whether every port sends and receives at the same rate."""
+        """True if every port sends and receives at the same rate."""
         return len(np.unique(np.concatenate([self.out_Bps_G, self.in_Bps_G]))) <= 1
 
     @cached_property

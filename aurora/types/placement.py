@@ -19,7 +19,7 @@ HeldML = Sequence[Sequence[Sequence[int]]]  # by model and layer: the experts wh
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement(Value):
-    """Which GPU holds which experts in each layer, and how replicas share their expert's load.
+    """Placement of experts on GPUs in each layer, with the part of its expert's load that each replica takes.
 
     Args:
         slots_LG: slots_LG[l][g] are the experts that GPU g holds in layer l, ascending; each layer holds every expert at least
@@ -88,12 +88,12 @@ class Placement(Value):
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has, E."""
+        """Number of experts of a layer, E."""
         return 1 + max(chain.from_iterable(self.slots_LG[0]), default=-1)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are, G."""
+        """Number of GPUs, G."""
         return len(self.slots_LG[0])
 
     def layer(self, number: int) -> "Placement":
@@ -187,7 +187,7 @@ TINY = 1e-200  # smaller loads count as zero
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GpuSlots(Value):
-    """How many experts fit on each GPU, and what load costs there.
+    """Numbers of experts that fit on each GPU, and the cost of load there.
 
     Attributes:
         slots_G: (G,) int64, experts that fit on each GPU, replicas included; one or more.
@@ -234,12 +234,12 @@ class GpuSlots(Value):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are, G."""
+        """Number of GPUs, G."""
         return len(self.slots_G)
 
     @property
     def alike(self) -> bool:
-        """Whether all GPUs have the same slots and cost."""
+        """True if all GPUs have the same slots and cost."""
         return bool((self.slots_G == self.slots_G[0]).all() and (self.cost_G == self.cost_G[0]).all())
 
     def useful_G(self, experts: int) -> IntArray:
@@ -384,12 +384,12 @@ class FailureDomains(Value):
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are, N."""
+        """Number of nodes, N."""
         return len(self.slots_N)
 
     @property
     def domains(self) -> int:
-        """How many failure domains there are, D."""
+        """Number of failure domains, D."""
         return len(self.odds_D)
 
     @property
@@ -405,7 +405,7 @@ class FailureDomains(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SurvivalProbability(Value):
-    """How likely every expert is still held after k of D failure domains failed; entry k - 1 of each array, k = 1..D-1.
+    """Probability that every expert is still held after k of D failure domains failed; entry k - 1 of each array, k = 1..D-1.
 
     Attributes:
         p_K: (D - 1,) float64, the probability.

@@ -110,7 +110,7 @@ class ModelPlan(Value):
 
     @property
     def identity(self) -> ModelIdentity:
-        """What tells the model from others."""
+        """Properties that tell the model from others."""
         sizes = (len(self.dispatch_L), self.placement.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
         return ModelIdentity(self.model, self.fingerprint, *sizes)
 
@@ -122,7 +122,7 @@ class ModelPlan(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(Value):
-    """Where experts sit and in which order tokens travel, for one model or several that share the GPUs.
+    """A placement of experts and the orders of all-to-alls, for one model or several that share the GPUs.
 
     Args:
         cluster: the machines that the plan is for.
@@ -209,7 +209,7 @@ class Plan(Value):
 
     @property
     def colocated(self) -> bool:
-        """Whether several models share the GPUs."""
+        """True if several models share the GPUs."""
         return len(self.models) > 1
 
     @property
@@ -225,7 +225,7 @@ class Plan(Value):
 
     @property
     def scenario(self) -> str:
-        """Which of Aurora's four scenarios this is: exclusive or colocated, on equal or mixed GPUs (Aurora §4-§7)."""
+        """One of Aurora's four scenarios: exclusive or colocated, on equal or mixed GPUs (Aurora §4-§7)."""
         return f"{'colocated' if self.colocated else 'exclusive'}, {'equal' if self.cluster.equal else 'mixed'} GPUs"
 
     @property

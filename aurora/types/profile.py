@@ -265,7 +265,7 @@ class Profile(Value):
 
     @property
     def windows(self) -> int:
-        """How many windows it has, T."""
+        """Number of windows, T."""
         return int(self.tokens_TLSE.shape[0])
 
     def at_windows(self, windows: Sequence[int] | IntArray) -> Self:
@@ -289,17 +289,17 @@ class Profile(Value):
 
     @property
     def layers(self) -> int:
-        """How many MoE layers the model has, L."""
+        """Number of MoE layers of the model, L."""
         return int(self.tokens_TLSE.shape[1])
 
     @property
     def sources(self) -> int:
-        """How many source ranks its tokens come from, S."""
+        """Number of source ranks that tokens come from, S."""
         return int(self.tokens_TLSE.shape[2])
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has, E."""
+        """Number of experts of a layer, E."""
         return int(self.tokens_TLSE.shape[3])
 
     @property

@@ -72,7 +72,7 @@ def hierarchy_of(ops: Sequence[Op]) -> Hierarchy | None:
 
 @dataclass(frozen=True)
 class SlicePolicy:
-    """How a model shares its ranks' ports and GPUs with other models.
+    """Rules by which a model shares its ranks' ports and GPUs with other models.
 
     Args:
         weight: time slices of a port that the model has for each one of a model of weight 1.
@@ -87,7 +87,7 @@ class SlicePolicy:
 
     @property
     def yields(self) -> bool:
-        """Whether the model's work comes after that of interactive models: this is a batch model beside one."""
+        """True if the model's work comes after that of interactive models: this is a batch model beside one."""
         return self.slice_s < float("inf")
 
 
@@ -156,7 +156,7 @@ class Program(Value):
 
     @cached_property
     def time_slice(self) -> str:
-        """How long a model holds a port, one of TIME_SLICES.
+        """Length of time that a model holds a port, one of TIME_SLICES.
 
         With "layer" a slice goes from a layer's combine through the next layer's dispatch, so that one model's experts compute
         while the other combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before

@@ -94,7 +94,7 @@ class Order(Value):
 
     @property
     def one_to_one(self) -> bool:
-        """Whether each rank sends to one rank and receives from one at a time, in each tier."""
+        """True if each rank sends to one rank and receives from one at a time, in each tier."""
         return self.sends_open == self.recvs_open == 1 and self.sub_channels is None
 
     @cached_property
@@ -119,7 +119,7 @@ class Order(Value):
 
     @cached_property
     def _opened(self) -> dict[int, "Order"]:
-        """What `opened` has returned, by its argument."""
+        """Cache of `opened`, by its argument."""
         return {}
 
     def rows_of(self, rank: int, sending: bool) -> tuple[IntArray, IntArray]:
@@ -133,7 +133,7 @@ class Order(Value):
 
     @cached_property
     def _rows_of(self) -> dict[tuple[int, bool], tuple[IntArray, IntArray]]:
-        """What `rows_of` has returned, by its arguments."""
+        """Cache of `rows_of`, by its arguments."""
         return {}
 
     @cached_property

@@ -109,7 +109,7 @@ class TrainOptions:
 
     @property
     def over_hosts(self) -> bool:
-        """Whether other hosts may take part in the run."""
+        """True if other hosts may take part in the run."""
         return bool(self.lead or self.join)
 
     def _check_hosts(self) -> None:

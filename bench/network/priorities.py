@@ -28,7 +28,7 @@ import numpy as np
 from net import PAYLOAD, network
 from protocol import DEEP, Results, by_turns, options
 
-from aurora.api import synthetic_profile
+from aurora import synthetic_profile
 from aurora.io import shipped
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_preemption

@@ -179,7 +179,7 @@ class EplbPlacement:
 
     @property
     def _deciding(self) -> bool:
-        """Whether the follower is about to decide."""
+        """True if the follower is about to decide."""
         return self._follower is not None and self._handover.decision is None and self._follower.busy
 
     def _decided(self, held_LGP: IntArray, asked_s: float) -> IntArray:

@@ -209,7 +209,7 @@ class ExpertMapPlacement:
             self._follower.close()
 
     def _gets_on(self) -> bool:
-        """Whether the follower is well; moves wait for forward passes, of which idle engines make none."""
+        """Returns whether the follower is well; moves wait for forward passes, of which idle engines make none."""
         idle = time.monotonic() - self._passed_s > STUCK_S
         return self._follower is None or idle or not self._follower.status().stuck
 

@@ -104,7 +104,7 @@ class PeerProcesses:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether all ranks run on this host."""
+        """True if all ranks run on this host."""
         return all(host == self._host for host, _ in self._process_R.values())
 
     def lost(self) -> list[int]:

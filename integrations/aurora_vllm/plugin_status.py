@@ -35,7 +35,7 @@ STUCK_S = 5.0  # a step that takes longer is stuck; with BEAT_S below the 10 s w
 
 
 class PluginStatus:
-    """Whether the plugin is engaged in one rank, as the gauge `aurora_engaged` shows from the start.
+    """State of the plugin in one rank, engaged or not, as the gauge `aurora_engaged` shows from the start.
 
     Args:
         settings: the plugin's settings.
@@ -130,7 +130,7 @@ class HeartbeatThread:
 
     @property
     def well(self) -> bool:
-        """Whether what is watched runs and is not stuck."""
+        """True if what is watched runs and is not stuck."""
         began_s = self._began_s
         return self._alive() and (began_s is None or self._clock() - began_s < STUCK_S)
 

@@ -258,7 +258,7 @@ class ServedPlan:
 
     @property
     def measures_hops(self) -> bool:
-        """Whether each batch's all-to-alls have two hops or are flat, as is measured to be faster."""
+        """True if each batch's all-to-alls have two hops or are flat, as is measured to be faster."""
         return self.order == self._settings.all_to_all == "auto" and self.hierarchy is not None
 
     @property

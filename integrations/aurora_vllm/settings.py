@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user configured.
+    """Settings that the user has given.
 
     Args:
         plan: file of the plan that placement and orders come from; None: vLLM's own placement.

@@ -33,7 +33,7 @@ class ChoiceCounts:
 
     @property
     def ready(self) -> bool:
-        """Whether the counts can be read without waiting."""
+        """True if the counts can be read without waiting."""
         return self._copied is None or bool(self._copied.query())
 
     def read(self) -> IntArray:
@@ -100,7 +100,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took. On a GPU this waits for the second mark."""
+        """Seconds that it took. On a GPU this waits for the second mark."""
         if isinstance(self.end, float):
             return float(self.end - self.start)
         self.end.synchronize()

@@ -163,7 +163,7 @@ class WorkerIntegration:
 
     @property
     def _recorded(self) -> bool:
-        """Whether the pass is recorded: not in warm-up and dummy batches, of which CUDA graphs are captured."""
+        """True if the pass is recorded: not in warm-up and dummy batches, of which CUDA graphs are captured."""
         return self._real_tokens > 0 and self.records.active
 
     @contextmanager
@@ -196,7 +196,7 @@ class WorkerIntegration:
             thread.in_flight = None
 
     def _own_rows(self, rows: int, sequence_parallel: bool) -> slice:
-        """Which of a layer's rows on this rank are tokens of its own: neither padding nor counted by another rank."""
+        """Returns the mask of a layer's rows that are tokens of this rank: neither padding nor counted by another rank."""
         part, parts = self._row_share
         if sequence_parallel:
             return slice(0, min(rows, max(0, self._real_tokens - part * rows)))
@@ -213,12 +213,12 @@ class WorkerIntegration:
 
     @property
     def orders_alltoall(self) -> bool:
-        """Whether aurora performs the all-to-all of the layer that this thread computes."""
+        """True if aurora performs the all-to-all of the layer that this thread computes."""
         return self.served.order != "stock" and self._thread.in_flight is not None
 
     @property
     def dispatched(self) -> bool:
-        """Whether this thread is between aurora's dispatch and combine."""
+        """True if this thread is between aurora's dispatch and combine."""
         return self._thread.in_flight is not None and self._thread.in_flight.batch is not None
 
     def dispatch(
@@ -284,7 +284,7 @@ class WorkerIntegration:
         )  # fmt: skip
 
     def _measured(self, served_name: str) -> WatchedExchanges | None:
-        """What chooses the order of each all-to-all, after the ways have been timed; None if it is not measured."""
+        """Returns the choice of each all-to-all's order, after the ways have been timed; None if it is not measured."""
         plan = self.served.plan
         if self.served.order != "auto" or plan is None:
             return None

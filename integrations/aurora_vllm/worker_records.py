@@ -40,7 +40,7 @@ class WorkerRecords:
 
     @property
     def active(self) -> bool:
-        """Whether anything is recorded."""
+        """True if anything is recorded."""
         return bool(self._recorders)
 
     def begin(

@@ -50,7 +50,7 @@ def test_a_text_that_is_no_cluster_is_refused(gpus):
 @pytest.mark.full
 def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_later_traffic():
     profile = skewed(windows=10, hot=2)  # experts 0 and 1, which the default puts on GPU 0
-    found = recommend(cluster_of("h20:4", KINDS), profile.at_windows(range(5)), "sglang")
+    found = recommend(cluster_of("h20:4", KINDS), "sglang", profile=profile.at_windows(range(5)))
     assert found.best is not None
     assert found.best.gain > 1.2
     assert found.best.low < found.best.gain < found.best.high
@@ -63,13 +63,13 @@ def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_late
 
 @pytest.mark.full
 def test_balanced_traffic_is_left_alone():
-    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=5, hot=8), "trtllm")
+    found = recommend(cluster_of("h20:4", KINDS), "trtllm", profile=skewed(windows=5, hot=8))
     assert found.best is None
     assert all(0.9 < candidate.gain < 1.1 for candidate in found.candidates)
 
 
 def test_few_windows_have_no_interval():
-    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=3, hot=2), "sglang")
+    found = recommend(cluster_of("h20:4", KINDS), "sglang", profile=skewed(windows=3, hot=2))
     assert {(candidate.low, candidate.high) for candidate in found.candidates} == {(None, None)}
     assert found.best is not None
 
@@ -77,7 +77,7 @@ def test_few_windows_have_no_interval():
 @pytest.mark.full
 @pytest.mark.parametrize("engine", SERVING_ENGINES)
 def test_every_engine_gets_a_command_and_a_file_that_it_reads(engine, tmp_path):
-    found = recommend(cluster_of("h20:4", KINDS), skewed(windows=1, hot=2), engine)
+    found = recommend(cluster_of("h20:4", KINDS), engine, profile=skewed(windows=1, hot=2))
     command, text = launch(found, tmp_path, "my model")
     words = shlex.split(command)
     assert "my model" in words

@@ -18,7 +18,7 @@ import typer.main
 import aurora
 from aurora.cli import main
 from aurora.io import save
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.test_subcommands import CONFIG, LINES, commands
 
@@ -71,7 +71,7 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("inputs")
     (made / "config.json").write_text(json.dumps(CONFIG))
     for seed, name in enumerate(("a.npz", "b.npz")):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), made / name)
+        save(draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), made / name)
     save(aurora.plan(aurora.load("demo-4"), aurora.load(made / "a.npz"), profile_paths=["a.npz"]), made / "p.json")
     (made / "loads.csv").write_text("6,5,1,1\n")
     (made / "m.csv").write_text("0,4\n5,0\n")

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from aurora import api
+import aurora
 from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, save, shipped
 from aurora.io.journals import JournalFile
@@ -44,7 +44,7 @@ def made(tmp_path_factory, warm):
 @pytest.fixture(scope="session")
 def planned(made, tmp_path_factory):
     """A plan of a.npz that lies beside it."""
-    plan = api.plan(api.load(DEMO), api.load(made / "a.npz"), profile_paths=["a.npz"])
+    plan = aurora.plan(aurora.load(DEMO), aurora.load(made / "a.npz"), profile_paths=["a.npz"])
     path = tmp_path_factory.mktemp("planned") / "plan.json"
     save(plan, path)
     return path
@@ -101,7 +101,7 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
     assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
     (folder / "prompts.txt").write_text("import os\nThe statement\n")
     out.mkdir()
-    served = api.run
+    served = aurora.run
 
     def run_while_the_folder_goes(*args, **kwargs):
         result = served(*args, **kwargs)

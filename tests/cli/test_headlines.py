@@ -9,7 +9,7 @@ import pytest
 
 from aurora.cli import demo
 from aurora.io import load_json, load_plan, load_trace, save, shipped
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import percent, seconds, speedup
 from aurora.reports.html import page
 from aurora.reports.inputs import Baseline, ReportInputs
@@ -27,7 +27,7 @@ def folder(tmp_path):
     """A profile of either shipped model's shape, from four source ranks."""
     for name, model in MODELS.items():
         config = load_json(shipped(f"models/{model}/config.json"))
-        made = synthetic_profile("zipf:1", config, SyntheticOptions(sources=4, window_tokens=16, windows=2))
+        made = draw_profile("zipf:1", config, SyntheticOptions(sources=4, window_tokens=16, windows=2))
         save(made, tmp_path / f"{name}.npz")
     return tmp_path
 

@@ -7,7 +7,7 @@ import pytest
 
 from aurora.io import save, shipped
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
@@ -60,7 +60,7 @@ def test_csv_npy_and_profile_agree(aurora, tmp_path):
         "hidden_size": 8,
         "intermediate_size": 8,
     }
-    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=3, window_tokens=50))
+    profile = draw_profile("zipf:1", config, SyntheticOptions(sources=3, window_tokens=50))
     save(profile, tmp_path / "p.npz")
     matrix = layer_traffic(profile, 1, np.eye(3)[[0, 0, 1, 1, 2, 2]]) * profile.dispatch_bytes
     np.save(tmp_path / "m.npy", matrix)

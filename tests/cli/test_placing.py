@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.io import load_plan, load_profile, save, shipped
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.io.engine_readers import READERS
@@ -32,7 +32,7 @@ def folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for seed in range(3):
         save(
-            synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)),
+            draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=64, seed=seed)),
             tmp_path / f"p{seed}.npz",
         )
     return tmp_path
@@ -132,7 +132,7 @@ def test_from_the_plan_in_force(planned, folder):
 def test_options_that_are_refused(aurora, planned, folder, args, message):
     planned(name="old.json")
     planned(name="mixed.json", cluster=MIXED)
-    save(synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8}, SyntheticOptions(sources=8)), folder / "other.npz")
+    save(draw_profile("zipf:1", {**CONFIG, "num_local_experts": 8}, SyntheticOptions(sources=8)), folder / "other.npz")
     given = [str(arg).format(folder=folder) for arg in args]
     refused(aurora("plan", "--cluster", EQUAL, "--profile", folder / "p0.npz", *given, "-o", folder / "plan.json"), message)
     assert not (folder / "plan.json").exists()

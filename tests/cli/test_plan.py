@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aurora.io import load_plan, save, shipped
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 
@@ -18,7 +18,7 @@ def pair(tmp_path):
     """The arguments that name two profiles on 8 sources."""
     given = []
     for seed, name in enumerate(("a.npz", "b.npz")):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=256, seed=seed)), tmp_path / name)
+        save(draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=8, window_tokens=256, seed=seed)), tmp_path / name)
         given += ["--profile", tmp_path / name]
     return given
 
@@ -43,7 +43,7 @@ def test_the_plan_says_by_what_it_was_chosen_and_how_far_it_is_from_its_bounds(a
 @pytest.mark.full
 def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pair, tmp_path):
     out, third = tmp_path / "plan.json", tmp_path / "c.npz"
-    save(synthetic_profile("zipf:1", {**CONFIG, "num_hidden_layers": 3}, SyntheticOptions(sources=8, seed=2)), third)
+    save(draw_profile("zipf:1", {**CONFIG, "num_hidden_layers": 3}, SyntheticOptions(sources=8, seed=2)), third)
     three = [*pair, "--profile", third]
     code, printed, err = aurora("plan", "--cluster", MIXED, *three, "--explain", "-o", out)
     assert (code, err) == (0, "")

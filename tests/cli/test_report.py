@@ -6,7 +6,7 @@ import pytest
 
 from aurora.io import load_cluster, save, shipped
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
@@ -18,8 +18,8 @@ CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok":
 def folder(tmp_path):
     """A plan that names its profile, its predicted trace, and another profile."""
     for name, seed in (("a.npz", 0), ("later.npz", 1)):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
-    profile = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=0))
+        save(draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
+    profile = draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=0))
     plan = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [profile], profile_paths=["a.npz"])
     save(plan, tmp_path / "p.json")
     save(simulate_plan(plan, [profile]), tmp_path / "t.npz")
@@ -68,7 +68,7 @@ def test_refusals(aurora, folder):
     refused(aurora("report", plan, folder / "a.npz", "-o", folder / "r.html"), "expected an aurora trace")
     refused(aurora("report", plan, "--format", "perfetto", "-o", folder / "t.json"), "expected a trace, found none")
     refused(aurora("report", plan, "-o", plan), "it would replace")
-    other = synthetic_profile("zipf:1", CONFIG | {"num_hidden_layers": 3}, SyntheticOptions(window_tokens=50))
+    other = draw_profile("zipf:1", CONFIG | {"num_hidden_layers": 3}, SyntheticOptions(window_tokens=50))
     foreign = make_plan(load_cluster(shipped("clusters/demo-4.toml")), [other])
     save(simulate_plan(foreign, [other]), folder / "foreign.npz")
     refused(

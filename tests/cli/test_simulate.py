@@ -6,7 +6,7 @@ import pytest
 
 from aurora.io import load_cluster, load_plan, save, shipped
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from tests.cli.refusal import refused
 
 CONFIG = {"num_local_experts": 4, "num_hidden_layers": 2, "num_experts_per_tok": 1, "hidden_size": 64, "intermediate_size": 64}
@@ -121,7 +121,7 @@ def test_a_cluster_says_what_incast_costs(aurora, tmp_path):
     (tmp_path / "c.toml").write_text(text.format("0.25"))
     machines = load_cluster(tmp_path / "c.toml")
     assert machines.incast == 0.25
-    profile = synthetic_profile("zipf:1", CONFIG)
+    profile = draw_profile("zipf:1", CONFIG)
     save(make_plan(machines, [profile]), tmp_path / "p.json")
     assert load_plan(tmp_path / "p.json").cluster == machines
 

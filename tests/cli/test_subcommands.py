@@ -20,7 +20,7 @@ from aurora.io.routing_dumps import ROUTING_FORMATS, RecordedRouting, RoutingFor
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.gradient_codes import SCHEMES
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import (
     ControlOptions,
     DriftOptions,
@@ -117,7 +117,7 @@ def made(aurora, tmp_path):
     """Two profiles of one model, a plan of the first, loads and a routing dump."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for seed, name in enumerate(("a.npz", "b.npz")):
-        save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
+        save(draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50, seed=seed)), tmp_path / name)
     assert aurora("plan", "--cluster", DEMO, "--profile", tmp_path / "a.npz", "-o", tmp_path / "p.json")[0] == 0
     (tmp_path / "loads.csv").write_text("6,5,1,1\n")
     (tmp_path / "m.csv").write_text("0,4\n5,0\n")
@@ -154,7 +154,7 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
     monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
     monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
     monkeypatch.setattr("aurora.profiler.doctor.examine", list)
-    monkeypatch.setattr("aurora.profiler.import_routing.profile_vllm_server", lambda *_: synthetic_profile("zipf:1", CONFIG))
+    monkeypatch.setattr("aurora.profiler.import_routing.profile_vllm_server", lambda *_: draw_profile("zipf:1", CONFIG))
     line = LINES[subcommand].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
     code, out, err = aurora(*subcommand.split(), *line.split(), "--json")
     assert code == 0, err

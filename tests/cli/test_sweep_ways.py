@@ -7,7 +7,7 @@ import pytest
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.cli import demo, measured_ways
 from aurora.io import load_model_config, save
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import CONFIG
@@ -19,7 +19,7 @@ ONE_CELL = ("--step-tokens", 4, "--bandwidth", 1, "--skew", 1, "--steps", 2)
 
 @pytest.fixture
 def profile(tmp_path):
-    save(synthetic_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50)), tmp_path / "a.npz")
+    save(draw_profile("zipf:1", CONFIG, SyntheticOptions(window_tokens=50)), tmp_path / "a.npz")
     return tmp_path / "a.npz"
 
 
@@ -47,7 +47,7 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
     monkeypatch.setattr(measured_ways, "STAGES", (stage,))
     monkeypatch.setattr(measured_ways, "TRANSPORT", "memory")
     drawn = SyntheticOptions(window_tokens=50)
-    monkeypatch.setattr(demo, "_profile", lambda _, name, *rest: synthetic_profile("zipf:1", load_model_config(name), drawn))
+    monkeypatch.setattr(demo, "_profile", lambda _, name, *rest: draw_profile("zipf:1", load_model_config(name), drawn))
     code, out, err = aurora("sweep", "--ways", *ONE_CELL, "--measure", "--time-limit", 0.001, "--json")
     assert code == 0, err
     (cell,) = json.loads(out)["measured"]

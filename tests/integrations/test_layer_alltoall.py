@@ -23,7 +23,7 @@ from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.runtime import order_calibration as measuring
 from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers, with_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -243,7 +243,7 @@ def test_a_plan_fits_its_own_model_and_ranks(qwen, mixtral):
     checkpoint, experts = read_checkpoint(qwen, experts_in(qwen)), experts_in(qwen)
     shape = {"num_local_experts": experts, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64}
     shape |= {"num_hidden_layers": len(checkpoint.layers), "moe_intermediate_size": 64, "vocab_size": 64}
-    profile = synthetic_profile("uniform", shape, SyntheticOptions(sources=2))
+    profile = draw_profile("uniform", shape, SyntheticOptions(sources=2))
     cluster = Cluster("c", tuple(Gpu(f"g{i}", "x", i, 1e9, 1e9, 10**12) for i in range(2)))
     plan = make_plan(cluster, [profile], PlanOptions())
     check_fit(plan, checkpoint, experts, 2)

@@ -30,7 +30,7 @@ from aurora.errors import RankFailed
 from aurora.io import load_plan, save
 from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Network, PlanOptions, SyntheticOptions
 from aurora.types.network import servers
@@ -46,7 +46,7 @@ DECODER_LAYERS = {0: 3, 1: 4}  # after three dense layers
 def plan_file(tmp_path_factory):
     """A plan for two GPUs beside its profile, written in 2001."""
     folder = tmp_path_factory.mktemp("plan")
-    profile = synthetic_profile("zipf:1", SHAPE, SyntheticOptions(sources=2))
+    profile = draw_profile("zipf:1", SHAPE, SyntheticOptions(sources=2))
     save(profile, folder / "p.npz")
     cluster = Cluster("c", tuple(Gpu(f"g{i}", "x", i, 1e6, 1e6, 10**12) for i in range(2)))
     save(make_plan(cluster, [profile], PlanOptions(), ["p.npz"]), folder / "plan.json")

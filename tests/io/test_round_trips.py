@@ -17,7 +17,7 @@ from aurora.io import load_cluster, load_plan, load_profile, load_trace, save, s
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import (
     ComputeCurves,
@@ -50,7 +50,7 @@ memory_bytes = 1000
 
 @pytest.fixture
 def profile():
-    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32, windows=2))
+    return draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32, windows=2))
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_servers_come_back_from_a_plan(tmp_path, profile):
 
 @pytest.mark.parametrize("level_from", [None, 7])
 def test_hierarchical_plans_come_back_and_compile(tmp_path, level_from):
-    source = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
+    source = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=8, token_level=True))
     made = make_plan(cluster(4.0, 4.0, 4.0, 4.0), [source, source])
     hierarchy = Hierarchy(np.array([0, 0, 1, 1]), 2, level_from)
     models = (replace(made.models[0], deduplicated=True, hierarchy=hierarchy), made.models[1])

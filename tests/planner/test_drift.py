@@ -11,7 +11,7 @@ from aurora.errors import BadInput
 from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.load_statistics import variation
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import DriftOptions, SyntheticOptions
 from tests.conftest import cluster
 from tests.strategies import profiles
@@ -22,7 +22,7 @@ CONFIG = {
 
 
 def drawn(skew, seed, windows=1):
-    return synthetic_profile(skew, CONFIG, SyntheticOptions(sources=4, window_tokens=256, windows=windows, seed=seed))
+    return draw_profile(skew, CONFIG, SyntheticOptions(sources=4, window_tokens=256, windows=windows, seed=seed))
 
 
 def turned(profile, by):

@@ -8,7 +8,7 @@ import pytest
 import aurora
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import Order, Placement, PlanOptions, SyntheticOptions
 from tests.conftest import cluster
 
@@ -23,7 +23,7 @@ def rotation(bytes_GG, network, *, rng):
 
 
 def traffic(seed=0):
-    return synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64, seed=seed))
+    return draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64, seed=seed))
 
 
 def test_an_order_as_a_function_or_itself():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from aurora import api
+import aurora
 from aurora.errors import BadInput
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.plan import make_plan
@@ -23,7 +23,7 @@ def pair():
 
 
 def test_they_are_a_share_of_a_layer_that_is_alone(pair):
-    plan = api.plan(cluster(1.0, 1.0), pair, replace(KEEP, priorities=("interactive", "batch")))
+    plan = aurora.plan(cluster(1.0, 1.0), pair, replace(KEEP, priorities=("interactive", "batch")))
     chosen_s = plan.options.preemption_s
     assert chosen_s == pytest.approx(5 * LAYER_SHARE, rel=0.05)
     program = compile_plan(plan)
@@ -35,15 +35,15 @@ def test_they_are_a_share_of_a_layer_that_is_alone(pair):
 
 
 def test_of_several_interactive_models_the_one_with_the_shortest_layers_decides(pair):
-    plan = api.plan(cluster(1.0, 1.0), [*reversed(pair)], replace(KEEP, priorities=("interactive", "interactive")))
+    plan = aurora.plan(cluster(1.0, 1.0), [*reversed(pair)], replace(KEEP, priorities=("interactive", "interactive")))
     assert plan.options.preemption_s == pytest.approx(5 * LAYER_SHARE, rel=0.05)
 
 
 def test_what_is_given_stays_and_models_that_are_alike_need_none(pair):
     machines = cluster(1.0, 1.0)
-    plan = api.plan(machines, pair, replace(KEEP, priorities=("interactive", "batch"), preemption_s=0.5))
+    plan = aurora.plan(machines, pair, replace(KEEP, priorities=("interactive", "batch"), preemption_s=0.5))
     assert (plan.options.preemption_s, plan.notes) == (0.5, ())
-    alike = api.plan(machines, pair, KEEP)
+    alike = aurora.plan(machines, pair, KEEP)
     assert alike.options.preemption_s is None
     assert compile_plan(alike).preemption_s == PREEMPTION_INTERVAL_S
     unseen = make_plan(machines, pair, replace(KEEP, priorities=("batch", "batch")))

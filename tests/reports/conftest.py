@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.inputs import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import ControlReport, ControlWindow, Placement, PlacementChange, PlanOptions, Profile, SyntheticOptions
@@ -17,7 +17,7 @@ CONFIG = {"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok":
 
 def profile(seed=0, sources=4, skew="zipf:1", layers=2, name="one", windows=2):
     options = SyntheticOptions(sources=sources, window_tokens=64, windows=windows, seed=seed)
-    return replace(synthetic_profile(skew, CONFIG | {"num_hidden_layers": layers}, options), model=name)
+    return replace(draw_profile(skew, CONFIG | {"num_hidden_layers": layers}, options), model=name)
 
 
 def measured(trace, slower=1.25):

@@ -8,7 +8,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.reports.inputs import ReportInputs
 from aurora.simulator.interpreter import simulate_plan
@@ -124,7 +124,7 @@ def test_experts_await_all_transfers_and_sends_of_a_port_their_turn(alone):
 
 
 def test_hierarchical_sends_await_what_they_pass_on():
-    given = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(4, window_tokens=24, windows=1, token_level=True))
+    given = draw_profile("zipf:1", CONFIG, SyntheticOptions(4, window_tokens=24, windows=1, token_level=True))
     plan = make_plan(machines([0, 0, 1, 1], nic_Bps=1e6, inside_Bps=1e9), [given], PlanOptions(all_to_all="hierarchical"))
     assert plan.models[0].hierarchy is not None
     nodes_R = by_rank(ReportInputs(plan, (("p.npz", simulate_plan(plan, [given])),), (given,)))

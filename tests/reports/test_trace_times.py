@@ -13,7 +13,7 @@ from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import DASH, as_text
 from aurora.reports.plan_tables import plan_table, profile_table
 from aurora.reports.trace_tables import comparison_table, models_table, summary_table
@@ -147,7 +147,7 @@ def test_models_have_times_of_their_own():
 
 
 def test_a_simulated_exclusive_plan_is_at_its_own_bound():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=1, window_tokens=32))
+    p = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=1, window_tokens=32))
     trace = simulate_plan(make_plan(cluster(1e6), [p]), [p])
     found = summarise(trace, cluster(1e6))
     assert found.utilisation == pytest.approx(1.0)  # one rank sends nothing
@@ -167,7 +167,7 @@ def test_what_goes_between_servers_is_bounded_by_nics(shared, bound_s):
 
 
 def test_tables_show_every_layer_of_every_model():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
+    p = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=32))
     plan = make_plan(cluster(1e6, 1e6), [p, p])
     trace = simulate_plan(plan, [p, p])
     text = as_text([profile_table(p), plan_table(plan), summary_table(summarise(trace, plan.cluster))])

@@ -35,7 +35,7 @@ def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
 
 def test_a_report_without_profiles_says_why(alone, tmp_path):
     pytest.importorskip("jinja2")
-    write.report(alone.plan, {}, (), tmp_path / "r.html", "html", missing_profiles="a.npz: no such file")
+    write.report(alone.plan, output=tmp_path / "r.html", missing_profiles="a.npz: no such file")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "a.npz: no such file. Give the traffic that the plan serves" in text
 

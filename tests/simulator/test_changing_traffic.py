@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.changing_traffic import CHANGES, RECORDED, ChangingTraffic, changing_traffic, follow_traffic
 from aurora.types import GpuSlots, Placement, SyntheticOptions
 
@@ -18,7 +18,7 @@ WINDOWS, TOKENS, GPUS, SLOTS = 40, 200_000, 4, 6
 @pytest.fixture(scope="module")
 def domains():
     """Profiles of two domains with other hot experts."""
-    return [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(windows=4, seed=seed)) for seed in (0, 1)]
+    return [draw_profile("zipf:1", CONFIG, SyntheticOptions(windows=4, seed=seed)) for seed in (0, 1)]
 
 
 def start():
@@ -93,7 +93,7 @@ def test_what_cannot_be_replayed_is_refused(domains):
     for change in CHANGES:  # nothing would change
         with pytest.raises(BadInput, match="`profile`: expected two or more, between which traffic changes, found 1"):
             changing_traffic(domains[:1], change)
-    other = synthetic_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
+    other = draw_profile("zipf:1", {**CONFIG, "num_local_experts": 8})
     with pytest.raises(BadInput, match="expected profiles of one model, found different layers or experts"):
         changing_traffic([domains[0], other], "steps")
 

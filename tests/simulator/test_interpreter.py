@@ -33,6 +33,7 @@ from aurora.types import (
     Program,
     TransferCurve,
 )
+from aurora.types.options import GATHERED
 from tests.conftest import cluster
 from tests.strategies import clusters, fabrics, profiles
 
@@ -97,7 +98,7 @@ def test_an_allgather_sends_all_tokens_to_all_ranks():
     both dispatch until 18 in steps of their own. Experts of 5 s; then rank 0's sums take 2 s, those of rank 1 take 1 s.
     """
     p = profile([[[[4, 0], [0, 2]]]], expert=5)
-    trace = simulate_plan(make_plan(cluster(2.0, 2.0), [p], KEEP), [p], gathered=True)
+    trace = simulate_plan(make_plan(cluster(2.0, 2.0), [p], KEEP), [p], orders=GATHERED)
     for rank in range(2):  # what it sends and what it receives
         dispatch, combine = ([row for row in rows(trace, phase) if row[0] == rank] for phase in ("dispatch", "combine"))
         assert [row[1:] for row in dispatch] == [(0, 1), (0, 2), (2, 6), (2, 10), (10, 14), (10, 18)]
@@ -410,7 +411,7 @@ def test_one_after_the_other_two_models_take_as_long_as_each_by_itself(a, b):
         ).seconds
         for i, p in enumerate((a, b))
     ]  # fmt: skip
-    assert simulate_plan(plan, [a, b], "global", interleave=False).seconds == pytest.approx(sum(single))
+    assert simulate_plan(plan, [a, b], "global", interleave="off").seconds == pytest.approx(sum(single))
 
 
 def columns(plan):
@@ -511,7 +512,7 @@ def test_orders_made_from_each_batch():
         seen.append(bytes_SGG[0].copy())
         return made(bytes_SGG, hierarchy)
 
-    assert simulate_plan(plan, [p], ordered=watched).seconds == pytest.approx(2 * 16)
+    assert simulate(compile_plan(plan), machines, [p], ordered=watched).seconds == pytest.approx(2 * 16)
     there = [exchange.sum() for exchange in seen]
     assert there == [32, 32, 32, 32]
     assert np.array_equal(seen[1], seen[0].T)

@@ -9,7 +9,7 @@ import aurora
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.step_traffic import step_profile
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.requests import drawn_requests, simulate_requests
 from aurora.simulator.step_prices import StepPrices, grid
 from aurora.types import PHASES, Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions, TokenRouting
@@ -60,7 +60,7 @@ def test_where_all_costs_are_in_proportion_to_tokens_interpolation_is_exact(toke
 @pytest.fixture(scope="module")
 def mixed():
     """A plan of a skewed model on four GPUs, one of which is slow, and its traffic."""
-    traffic = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=200))
+    traffic = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=200))
     demo = aurora.load("demo-4")
     gpus = (*demo.gpus[:3], replace(demo.gpus[3], speed=0.25))
     machines = replace(demo, gpus=gpus)
@@ -107,7 +107,7 @@ def test_the_grid_ends_at_the_most_tokens():
 
 
 def test_drawn_steps_have_the_ranks_tokens_and_no_expert_twice():
-    traffic = synthetic_profile("zipf:1.2", CONFIG, SyntheticOptions(sources=4, window_tokens=200, token_level=True))
+    traffic = draw_profile("zipf:1.2", CONFIG, SyntheticOptions(sources=4, window_tokens=200, token_level=True))
     tokens_S = np.array([0, 1, 7, 300])
     for token_level in (False, True):
         drawn = step_profile(traffic, tokens_S, np.random.default_rng(0), token_level)

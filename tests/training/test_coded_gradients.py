@@ -90,8 +90,8 @@ def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("def f(x): return x + 1\n" * 20)
     options = replace(OPTIONS, steps=7, ranks=2, redundancy=1, transport="memory")
-    straight = train(folder, [text], options, tmp_path / "straight")
-    train(folder, [text], replace(options, steps=2), tmp_path / "coded")
+    straight = train(folder, [text], options, output=tmp_path / "straight")
+    train(folder, [text], replace(options, steps=2), output=tmp_path / "coded")
 
     options = replace(OPTIONS, steps=7, resume=True)
     code = make_code("balanced", 4, 4, load_of("balanced", 4, 4, 2), np.random.default_rng(options.seed))
@@ -170,5 +170,5 @@ def test_codes_that_do_not_fit_are_refused_before_any_rank_starts(folder, tmp_pa
         ({"scheme": "bcc", "seed": 4}, InfeasiblePlan, "no worker of 4 drew group"),
     ):
         with pytest.raises(error, match=said):
-            train(folder, [text], replace(OPTIONS, steps=1, **change), tmp_path / "out")
+            train(folder, [text], replace(OPTIONS, steps=1, **change), output=tmp_path / "out")
         assert not (tmp_path / "out").exists()

@@ -37,7 +37,7 @@ def made(tmp_path_factory):
 def undisturbed(made, tmp_path_factory):
     """The losses of a run on one thread."""
     folder, text = made
-    result = train(folder, [text], FIXED, tmp_path_factory.mktemp("undisturbed"))
+    result = train(folder, [text], FIXED, output=tmp_path_factory.mktemp("undisturbed"))
     return [step.loss for step in result.steps]
 
 

@@ -34,7 +34,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elastic-gpu")
     (folder / "text.txt").write_text("def f(x): return x + 1\n" * 20)
     model = build("qwen3_moe", folder / "qwen3_moe")
-    result = train(model, [folder / "text.txt"], FIXED, folder / "undisturbed")
+    result = train(model, [folder / "text.txt"], FIXED, output=folder / "undisturbed")
     return str(model), read_samples(model, [folder / "text.txt"], FIXED.length), [step.loss for step in result.steps]
 
 

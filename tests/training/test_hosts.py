@@ -48,7 +48,9 @@ def made(tmp_path_factory):
     home = tmp_path_factory.mktemp("hosts")
     (home / "text.txt").write_text("def f(x): return x + 1\n" * 20)
     folder = build("qwen3_moe", home / "qwen3_moe")
-    result = train(folder, [home / "text.txt"], replace(OPTIONS, elastic=False, transport="memory"), home / "undisturbed")
+    result = train(
+        folder, [home / "text.txt"], replace(OPTIONS, elastic=False, transport="memory"), output=home / "undisturbed"
+    )
     return folder, home / "text.txt", [step.loss for step in result.steps]
 
 
@@ -255,7 +257,7 @@ def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):
     with sole_run(tmp_path) as mark:
         assert has_mark(tmp_path, mark)
         with pytest.raises(BadInput, match=r"\.run: another run writes it"):
-            train(made[0], [made[1]], replace(OPTIONS, elastic=False, transport="memory"), tmp_path)
+            train(made[0], [made[1]], replace(OPTIONS, elastic=False, transport="memory"), output=tmp_path)
     assert not has_mark(tmp_path, mark)
     assert not list(tmp_path.iterdir())
 
@@ -284,4 +286,4 @@ def test_hosts_without_a_secret_are_refused(made, tmp_path, monkeypatch):
     monkeypatch.delenv("AURORA_SECRET", raising=False)
     for name in ("lead", "join"):
         with pytest.raises(BadInput, match=f"`{name}`: expected a secret that all hosts share in AURORA_SECRET, found none"):
-            train(made[0], [made[1]], replace(OPTIONS, **{name: "127.0.0.1:1"}), tmp_path)
+            train(made[0], [made[1]], replace(OPTIONS, **{name: "127.0.0.1:1"}), output=tmp_path)

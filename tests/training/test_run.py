@@ -27,7 +27,7 @@ def straight(folder, tmp_path_factory):
     """A run without a stop, on two threads."""
     made = tmp_path_factory.mktemp("straight")
     (made / "text.txt").write_text("def f(x): return x + 1\n" * 20)
-    return train(folder, [made / "text.txt"], OPTIONS, made / "out"), made
+    return train(folder, [made / "text.txt"], OPTIONS, output=made / "out"), made
 
 
 def losses(result):
@@ -36,7 +36,7 @@ def losses(result):
 
 def test_ranks_in_processes_do_the_same(folder, straight, tmp_path):
     result, made = straight
-    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=2, transport="gloo"), tmp_path / "out")
+    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=2, transport="gloo"), output=tmp_path / "out")
     assert again.transport == "gloo"
     np.testing.assert_allclose(losses(again), losses(result)[:2], rtol=0, atol=1e-9)
 
@@ -45,17 +45,17 @@ def test_ranks_in_processes_do_the_same(folder, straight, tmp_path):
 def test_a_run_resumed_on_other_ranks_ends_with_the_same_model(folder, straight, tmp_path):
     result, made = straight
     files = [made / "text.txt"]
-    train(folder, files, replace(OPTIONS, steps=3, ranks=3, checkpoint_every=1), tmp_path)
+    train(folder, files, replace(OPTIONS, steps=3, ranks=3, checkpoint_every=1), output=tmp_path)
     whole = sorted(tmp_path.glob("checkpoints/*"))[-2:]  # and an older one, if the first rank was the first to write
     assert [path.name for path in whole] == ["step-00000002", "step-00000003"]
     (torn,) = whole[1].glob("shard-1-of-3-*")
     torn.write_bytes(torn.read_bytes()[:-1] + b"x")
     with pytest.raises(BadInput, match="step-00000002: was made with seed 0, expected 1"):
-        train(folder, files, replace(OPTIONS, resume=True, seed=1), tmp_path)
+        train(folder, files, replace(OPTIONS, resume=True, seed=1), output=tmp_path)
     (tmp_path / "other.txt").write_text("def f(x): return x - 1\n" * 20)
     with pytest.raises(BadInput, match=r"step-00000002: was made with text [0-9a-f]{16}, expected [0-9a-f]{16}"):
-        train(folder, [tmp_path / "other.txt"], replace(OPTIONS, resume=True), tmp_path)
-    rest = train(folder, files, replace(OPTIONS, resume=True), tmp_path)
+        train(folder, [tmp_path / "other.txt"], replace(OPTIONS, resume=True), output=tmp_path)
+    rest = train(folder, files, replace(OPTIONS, resume=True), output=tmp_path)
     assert (rest.resumed, [step.step for step in rest.steps]) == (2, [2, 3])
     assert rest.remarks == (f"{torn}: is not what was written",)
     assert not whole[1].exists(), "shards of two runs would be in one folder"
@@ -79,7 +79,7 @@ def test_checkpoints_of_an_earlier_run_are_neither_removed_nor_taken_for_those_o
     _, made = straight
     before = sorted((made / "out").rglob("*"))
     with pytest.raises(BadInput, match="step-00000004: is of an earlier run: expected `resume`, which goes on from it, or"):
-        train(folder, [made / "text.txt"], OPTIONS, made / "out")
+        train(folder, [made / "text.txt"], OPTIONS, output=made / "out")
     assert sorted((made / "out").rglob("*")) == before
 
 
@@ -89,14 +89,14 @@ def test_a_model_that_a_full_disk_does_not_take_is_a_sentence(folder, straight, 
 
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
     with pytest.raises(BadInput, match=r"out/model: cannot be written: I/O error: No space left on device"):
-        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, steps=1, ranks=1), tmp_path / "out")
+        train(folder, [straight[1] / "text.txt"], replace(OPTIONS, steps=1, ranks=1), output=tmp_path / "out")
 
 
 def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path):
     result, made = straight
     (tmp_path / "checkpoints").write_text("no folder")
     (tmp_path / "log.jsonl").mkdir()
-    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=1), tmp_path)
+    again = train(folder, [made / "text.txt"], replace(OPTIONS, steps=1), output=tmp_path)
     assert [remark.split(": ")[1] for remark in again.remarks] == [
         "steps were not logged",
         "shard 0 of 2 was not written",
@@ -119,4 +119,4 @@ def test_ranks_that_do_not_fit_are_refused_before_any_starts(folder, tmp_path):
         ({"length": 300}, BadInput, "`length`: qwen3_moe takes at most 256 tokens, found 300"),
     ):
         with pytest.raises(error, match=said):
-            train(folder, [file], replace(OPTIONS, **change), tmp_path / "out")
+            train(folder, [file], replace(OPTIONS, **change), output=tmp_path / "out")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import CoActivation, SyntheticOptions, TokenRouting
 from aurora.types import token_routing as pairs_module
 from tests.strategies import routed_profiles
@@ -100,7 +100,7 @@ def test_a_file_with_half_of_them(tmp_path):
         "hidden_size": 64,
         "intermediate_size": 9,
     }
-    profile = synthetic_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True))
+    profile = draw_profile("zipf:1", config, SyntheticOptions(sources=2, window_tokens=32, windows=2, token_level=True))
     save(profile, tmp_path / "p.npz")
     with np.load(tmp_path / "p.npz") as file:
         arrays = {name: file[name] for name in file.files}

@@ -50,7 +50,7 @@ Kind = Literal[  # of reason
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What the controller decided after a window.
+    """A decision of the controller after a window.
 
     Attributes:
         action: "keep" the placement, "move" experts, or "undo" the last change.
@@ -89,7 +89,7 @@ class Decision:
 
 
 class _Previous(NamedTuple):
-    """What was in force before the last change, and before those that followed each other too fast to be judged alone."""
+    """The placement before the last change, and before changes that followed each other too fast to be judged alone."""
 
     held_LGP: IntArray
     step_s: float  # the median of the windows before it, of the same traffic; 0 if none was timed

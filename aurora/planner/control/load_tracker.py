@@ -137,7 +137,7 @@ class LoadTracker:
 
     @property
     def remaining(self) -> float:
-        """How many more windows the present traffic is expected to last.
+        """Returns the number of further windows that the present traffic is expected to last.
 
         As many as earlier spells did that lasted as long as this one already, in the mean. If it has been seen before, its own
         spells tell; else those of other traffic, and as long again as one more. Without such spells, as long again.
@@ -148,7 +148,7 @@ class LoadTracker:
 
     @property
     def effect(self) -> float:
-        """How many times more windows of the same traffic differ than single tokens drawn alike would."""
+        """The factor by which windows of the same traffic differ more than single tokens drawn alike would."""
         least = 1.0 if len(self._differences) >= FEW else FIRST_EFFECT
         return max(least, *(float(np.median(each)) for each in (self._differences, self._alike_differences) if each), 0.0)
 
@@ -172,7 +172,7 @@ class LoadTracker:
 
     @property
     def _lasting(self) -> float:
-        """What part of HORIZON the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
+        """Returns the part of HORIZON that the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
 
         1 until SPELLS have been seen: that one task was short tells little of the next.
         """
@@ -195,7 +195,7 @@ class LoadTracker:
         return np.asarray(self._now.load_LE().sum(axis=1) / self.effect)
 
     def _changed_since(self) -> int:
-        """How many of the newest windows differ from those before them by more than CHANGE; 0 if none do."""
+        """Returns the number of newest windows that differ from the windows before them by more than CHANGE; 0 if none do."""
         worst, since, newest = CHANGE * self.effect, 0, 1
         whole_LE = self._now.load_LE()
         while newest <= len(self._now.recent) and newest < self._now.windows:

@@ -258,7 +258,7 @@ def _sequence(state, wanted):
 
 @njit(cache=True, nogil=True)
 def _by_need(state, wanted, left_X):
-    """What is left, sorted: first the moves of the GPUs that must receive most, or send most that no other GPU holds."""
+    """Sorts the moves that are left: first those of the GPUs that must receive most, or send most that no other GPU holds."""
     lacking_G, sending_G = np.zeros(state.held_LGP.shape[1], dtype=np.int64), np.zeros(state.held_LGP.shape[1], dtype=np.int64)
     for x in left_X:
         layer, g, e = wanted.layer_X[x], wanted.gpu_X[x], wanted.expert_X[x]
@@ -306,7 +306,7 @@ def _free_slot(state, layer, g):
 
 @njit(cache=True, nogil=True)
 def _keeps(state, layer, e, g, to):
-    """Whether an expert has the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
+    """Returns whether an expert keeps the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
     if state.count_LE[layer, e] - (to == EMPTY) < state.least_LE[layer, e]:
         return False
     if state.least_domains_LE[layer, e] == 1:

@@ -266,8 +266,8 @@ def _on_nodes(make: NodePlacement) -> FailureStrategy:
 SURVIVE: dict[str, FailureStrategy] = {DEFAULT: aurora, **{name: _on_nodes(make) for name, make in BASELINES.items()}}
 
 
-def survive(
-    load_LE: ArrayLike,
+def place_for_failures(
+    loads: ArrayLike,
     failure_domains: FailureDomains,
     method: str = DEFAULT,
     min_replicas: int | None = None,
@@ -275,8 +275,34 @@ def survive(
     alive: int | None = None,
     seed: int = 0,
 ) -> ResilientPlacement:
-    """Places replicas on nodes that may fail, layer by layer; see `aurora.place_for_failures`."""
-    load_LE = expert_loads("loads", load_LE)
+    """Places replicas on nodes that may fail, so that every expert is as likely as possible to be still held after failures.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        failure_domains: the nodes' slots and which nodes fail together; `FailureDomains.equal(nodes, slots)` for equal nodes.
+        method: "aurora", or the baselines "mro" (Lazarus), "spread" and "compact".
+        min_replicas: replicas of each expert at least, each on another node; None: two, or one if two do not fit.
+        replicas: (E,) number of replicas of each expert; None: in proportion to load.
+        alive: the number of failure domains left to optimise for first; None: the fewest failures come first.
+        seed: for strategies that draw at random.
+
+    Returns:
+        The placement with the probability that every expert survives 1, 2, ... failures.
+
+    Raises:
+        BadInput: if an argument is out of range.
+        InfeasiblePlan: if the slots do not suffice.
+
+    Source:
+        Lazarus (arXiv:2407.04656) §4.1, whose placement is "mro".
+
+    Example:
+        >>> import aurora
+        >>> domains = aurora.FailureDomains.equal(nodes=4, slots=3)
+        >>> aurora.place_for_failures([1, 1, 1, 1], domains, replicas=[3, 3, 3, 3]).survival_L[0].p_K.tolist()
+        [1.0, 1.0, 0.0]
+    """
+    load_LE = expert_loads("loads", loads)
     experts = load_LE.shape[1]
     if method not in SURVIVE:
         raise BadInput(f"`method`: expected one of {', '.join(SURVIVE)} to survive failures, found {method!r}")

@@ -95,7 +95,33 @@ def rebalance(
     min_replicas: int = 1,
     domain_G: ArrayLike | None = None,
 ) -> Rebalanced:
-    """Changes few slots of a placement in force, so that it suits new loads; see `aurora.rebalance`."""
+    """Changes few slots of a placement in force, so that it suits new loads: milliseconds, for live systems.
+
+    Replicas share their expert's load evenly, as engines do. A layer's slots change until its largest load is `enough`, or no
+    change lowers it; the next placement is never worse than the one in force.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        held: the placement in force: a Placement, or (L, G, P) whole numbers, the expert in each slot and -1 for none.
+        slots: how many experts fit on each GPU, and what load costs there; None: as many as `held` has, on equal GPUs.
+        max_moves: how many experts the GPUs may fetch in a layer; None: no limit.
+        worth: from zero to below one; a layer whose largest load would fall by less than this part of it stays as it is.
+        enough: from zero to below one; a layer is good enough if its largest load is above the mean by this part of it or less.
+        min_replicas: GPUs, and failure domains, that each expert stays on; on as many as in `held`, if that is fewer.
+        domain_G: (G,) whole numbers of zero or more: the failure domain of each GPU; None: each is its own.
+
+    Returns:
+        The next placement, with the moves and the largest loads before and after in every layer.
+
+    Raises:
+        BadInput: if an argument is out of range, or `held` does not fit the loads or the slots.
+
+    Example:
+        >>> import aurora
+        >>> after = aurora.rebalance([600, 560, 120, 120, 20, 10], [[[0, 1], [2, 3], [4, 5]]])
+        >>> after.held_LGP.tolist(), after.moves_L.tolist(), after.max_load_L.tolist()
+        ([[[4, 1], [2, 3], [0, 5]]], [2], [610.0])
+    """
     load_LE = expert_loads("loads", loads).copy()  # a copy, since locked arrays would compile a second version of the code
     held_LGP = _table(held)
     if slots is None:

@@ -159,14 +159,37 @@ REPLICAS: dict[str, Strategy] = {
 
 
 def place(
-    load_LE: ArrayLike,
+    loads: ArrayLike,
     slots: GpuSlots,
     method: str = "equal-split",
     replicas: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReplicaPlacement:
-    """Places experts and their replicas into the slots of GPUs, layer by layer; see `aurora.place`."""
-    load_LE = expert_loads("loads", load_LE)
+    """Places experts and their replicas by load alone, as EPLB does.
+
+    This decides how many replicas each expert has, on which GPUs they are, and which part of its load each takes.
+
+    Args:
+        loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
+        slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
+        method: "equal-split", "free-split" or "eplb".
+        replicas: (E,) number of replicas of each expert; None: the method decides.
+        seed: for strategies that draw at random.
+
+    Returns:
+        The placement with its largest load and a lower bound for every layer.
+
+    Raises:
+        BadInput: if an argument is out of range.
+        InfeasiblePlan: if the slots do not suffice.
+
+    Example:
+        >>> import aurora
+        >>> placed = aurora.place([600, 560, 120, 120, 20, 10, 10, 10], aurora.GpuSlots.equal(gpus=8, slots=2))
+        >>> round(float(placed.max_load_L[0]), 2)
+        196.67
+    """
+    load_LE = expert_loads("loads", loads)
     if method not in REPLICAS:
         raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
     PlanOptions(seed=seed)  # refuses what no seed can be

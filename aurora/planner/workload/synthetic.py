@@ -19,10 +19,10 @@ MOST_DRAWS = 10**11  # tokens x layers x experts: a quarter of an hour
 MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keeps in memory
 
 
-def synthetic_profile(
+def draw_profile(
     skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
 ) -> Profile:
-    """Makes a profile of synthetic traffic; see `aurora.synthetic_profile`.
+    """Draws a profile of a model whose config is given; see `aurora.synthetic_profile`.
 
     `options.correlation` is the probability that a token draws one random number for both experts of a pair; pairs are shuffled
     for every layer. If the config limits tokens to some groups of experts, theirs are the groups of the best expert drawn.

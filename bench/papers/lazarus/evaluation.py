@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.weight_moves import fewest_moves
-from aurora.planner.replication.failure_resilient import survive
+from aurora.planner.replication.failure_resilient import place_for_failures
 from aurora.planner.replication.survival_probability import model_survival
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray
@@ -98,14 +98,14 @@ def _hot(ratio: float) -> FloatArray:
 def _plans() -> Figures:
     """Fig. 4: four experts of 2, 3, 3 and 12 replicas on five nodes of four slots, three of which fail."""
     for way in METHODS:
-        p_K = survive(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
+        p_K = place_for_failures(np.ones(4), FailureDomains.equal(5, 4), way, replicas=[2, 3, 3, 12]).survival_L[0].p_K
         yield figure_of("4", "3 of 5 nodes failed", way, 0.7 if way == "mro" else None, p_K[2])
 
 
 def _theorem() -> Figures:
     """Where Theorem 1 fails: four nodes of three slots, four experts of three replicas."""
     for way in ("mro", "aurora"):
-        p_K = survive(np.ones(4), FailureDomains.equal(4, 3), way, replicas=[3, 3, 3, 3]).survival_L[0].p_K
+        p_K = place_for_failures(np.ones(4), FailureDomains.equal(4, 3), way, replicas=[3, 3, 3, 3]).survival_L[0].p_K
         for failures in (1, 2):
             claim = 1.0 if way == "mro" else None
             yield figure_of("Theorem 1", f"{failures} of 4 nodes failed", way, claim, p_K[failures - 1])
@@ -117,7 +117,7 @@ def _model() -> Figures:
     for name in ("GPT-S", "GPT-L"):
         load_LE = JOBS[name].load_LE
         for way in METHODS:
-            made = survive(load_LE, FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
+            made = place_for_failures(load_LE, FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
             for failures in range(1, NODES // 2 + 1):
                 p = model_survival(made.slots_LN, failures)
                 yield figure_of("8", f"{name}, {failures} failed", way, claims.get((name, failures, way)), p)
@@ -127,7 +127,7 @@ def _one_layer() -> Figures:
     """Fig. 10b: the same for a layer with one expert at 2 or 4 times the mean."""
     for ratio in (2, 4):
         for way in METHODS:
-            made = survive(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
+            made = place_for_failures(_hot(ratio), FailureDomains.equal(NODES, SLOTS), way, min_replicas=2)
             for failures in range(1, NODES // 2 + 1):
                 yield figure_of("10b", f"{ratio}:1, {failures} failed", way, None, made.survival_L[0].p_K[failures - 1])
 
@@ -218,7 +218,7 @@ def _moves() -> Figures:
         for way, method, relabel in (
             ("aurora", "aurora", fewest_moves), ("mro", "mro", fewest_moves), ("mro, greedy", "mro", greedy_moves)
         ):  # fmt: skip
-            held = survive(load_LE, failure_domains, method, min_replicas=2).slots_LN
+            held = place_for_failures(load_LE, failure_domains, method, min_replicas=2).slots_LN
             moved, took = [], []
             for seed in range(DRAWS):
                 alive_N = np.ones(NODES, dtype=bool)

@@ -99,7 +99,7 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
 
 
 def _known(checks: tuple[ApiCheck, ...]) -> bool:
-    """Whether the installed vLLM passes checks."""
+    """Returns whether the installed vLLM passes checks."""
     try:
         check_api(checks)
     except BadInput:
@@ -204,7 +204,7 @@ def move_in_rounds() -> None:
 
 
 def _once_for_unchanged(move_to_buffer: Callable[..., Any]) -> Callable[..., Any]:
-    """What a layer's moves say of it is the same for all layers that stay as they are, and found only once."""
+    """Computes once what is the same for all layers that stay as they are."""
     parameters, known = inspect.signature(move_to_buffer), {}
 
     def move(*args: Any, **named: Any) -> Any:

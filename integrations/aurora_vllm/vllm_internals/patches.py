@@ -36,7 +36,7 @@ DRAFT = "draft_model."  # how layers of a separate draft model begin
 
 
 class PatchedWorker:
-    """What the patches of one worker process share.
+    """State that the patches of one worker process share.
 
     Args:
         config: vLLM's configuration.
@@ -57,7 +57,7 @@ class PatchedWorker:
 
     @property
     def moves_by_expert_maps(self) -> bool:
-        """Whether the plugin moves experts itself, without EPLB."""
+        """True if the plugin moves experts itself, without EPLB."""
         integration = self.integration
         follows = integration is not None and integration.settings.adapt and not integration.served.disabled
         return follows and not self.config.parallel_config.enable_eplb

@@ -101,7 +101,7 @@ class WorkerStartup:
 
     @property
     def _reports(self) -> bool:
-        """Whether this process logs what holds for all processes of the server."""
+        """True if this process logs what holds for all processes of the server."""
         return process_number(self._config.parallel_config) == 0
 
     def _create_integration(self, group: Any) -> WorkerIntegration:
@@ -287,7 +287,7 @@ def _platform_refusal(what: str) -> str | None:
 
 
 def _effective_order(settings: Settings, config: Any) -> str:
-    """What orders this server's all-to-alls: "stock" where there is none that aurora could order."""
+    """Returns the strategy that orders this server's all-to-alls: "stock" where there is none that aurora could order."""
     parallel = config.parallel_config
     if not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1 and parallel.all2all_backend == BACK_END):
         return "stock"

@@ -11,7 +11,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_plan, check_schedule
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Network, Order, Schedule, SyntheticOptions
 from tests.conftest import cluster
@@ -179,7 +179,7 @@ def test_an_order_must_name_each_pair_once(pairs):
 
 
 def test_a_plan_that_promises_too_much():
-    plan = make_plan(cluster(1e6, 1e6), [synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))])
+    plan = make_plan(cluster(1e6, 1e6), [draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))])
     check_plan(plan)
     with pytest.raises(BrokenPlan, match="below its bound"):
         check_plan(replace(plan, objective_s=plan.bound_s / 2))
@@ -193,7 +193,7 @@ def test_a_plan_that_promises_too_much():
 
 def test_weights_that_a_gpu_has_no_memory_for(tmp_path):
     """Refused wherever a plan passes: checked, saved, loaded, simulated, and for two models together."""
-    profile = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))
+    profile = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=2, window_tokens=64))
     plan = make_plan(cluster(1e6, 1e6), [profile])
     held = max(sum(len(layer[rank]) for layer in plan.models[0].placement.slots_LG) for rank in range(2))
     need = profile.other_bytes + held * profile.expert_bytes

@@ -7,7 +7,7 @@ import pytest
 from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic, without_proof
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.conftest import cluster
 
@@ -17,7 +17,7 @@ DRAWN = SyntheticOptions(sources=2, window_tokens=64)
 
 @pytest.fixture(scope="module")
 def served():
-    return synthetic_profile("zipf:1", CONFIG, DRAWN)
+    return draw_profile("zipf:1", CONFIG, DRAWN)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def plan(served):
 )
 def test_another_model_without_fingerprints(plan, other, why):
     with pytest.raises(BadInput, match=why):
-        check_traffic(plan, [synthetic_profile("zipf:1", CONFIG | other, DRAWN)])
+        check_traffic(plan, [draw_profile("zipf:1", CONFIG | other, DRAWN)])
 
 
 def test_the_same_model(plan, served):
@@ -57,4 +57,4 @@ def test_other_routers_and_no_tokens(plan, served):
     with pytest.raises(BadInput, match="expected 1 profiles as in the plan, found 2"):
         check_traffic(plan, [served, served])
     with pytest.raises(BadInput, match="come from 4 source ranks, but cluster 'test' has 2"):
-        check_traffic(plan, [synthetic_profile("zipf:1", CONFIG, replace(DRAWN, sources=4))])
+        check_traffic(plan, [draw_profile("zipf:1", CONFIG, replace(DRAWN, sources=4))])

@@ -12,7 +12,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
 from aurora.planner.migration.recovery import order_among, recover
 from aurora.planner.migration.weight_moves import fewest_moves
-from aurora.planner.replication.failure_resilient import survive
+from aurora.planner.replication.failure_resilient import place_for_failures
 from aurora.types import Cluster, FailureDomains, Gpu, Network
 from bench.papers.lazarus.greedy_relabelling import greedy_moves
 
@@ -30,7 +30,7 @@ def failures(draw):
     load_LE = np.array([draw(loads) for _ in range(layers)])
     some = st.lists(st.booleans(), min_size=nodes, max_size=nodes).map(np.array).filter(np.any)
     there_N, alive_N = draw(some), draw(some)
-    first = survive(load_LE, FailureDomains.equal(int(there_N.sum()), slots), min_replicas=1)
+    first = place_for_failures(load_LE, FailureDomains.equal(int(there_N.sum()), slots), min_replicas=1)
     old_LN = []
     for held_J in first.slots_LN:
         rows = iter(held_J)

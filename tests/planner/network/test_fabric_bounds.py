@@ -16,7 +16,7 @@ from aurora.planner.network.bounds import cut_bound, fluid_bound
 from aurora.planner.network.routes import route
 from aurora.planner.network.schedule_time import timed
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Cluster, Cut, Fabric, Gpu, Link, Network, Order, PlanOptions, SyntheticOptions, leaf_spine
 from tests.planner.network.fluid_optimum import fluid_optimum
@@ -252,7 +252,7 @@ def test_plans_are_timed_on_the_fabric(drawn, method):
 
 
 def test_a_plan_on_a_fabric_must_say_what_limits_it():
-    p = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
+    p = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
     plan = make_plan(cluster_on(TWO_LEAVES), [p])
     check_plan(plan)
     for cuts, message in (((), "expected a cut for each layer"), ((Cut(1e9, 1, ()),) * 2, "below the fluid bound or cut")):

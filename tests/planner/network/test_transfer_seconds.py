@@ -13,7 +13,7 @@ from aurora.planner.network.schedule_time import fluid_pieces, steps_seconds, ti
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import Network, SyntheticOptions, TransferCurve, servers
 from tests.conftest import cluster
 from tests.strategies import traffics_on_ports
@@ -191,7 +191,7 @@ def test_faster_ports_keep_start_ups():
 
 def test_plans_on_curves_choose_between_one_at_a_time_and_all_at_once():
     """Every exchange takes a second whatever its bytes: three messages at once are faster than three in turn."""
-    profile = synthetic_profile("uniform", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
+    profile = draw_profile("uniform", CONFIG, SyntheticOptions(sources=4, window_tokens=32))
     line = cluster(1e6, 1e6, 1e6, 1e6)
     plans = [
         make_plan(machines, [profile])

@@ -18,7 +18,7 @@ from aurora.planner.placement.cost_model import group_costs, layer_costs
 from aurora.planner.placement.explain import explain
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import deduplicated_tokens, layer_traffic
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Placement, PlanOptions, SyntheticOptions
@@ -174,7 +174,7 @@ def test_no_placement_is_below_the_bound(case, slots):
 
 def invented(seed=0, sources=2, tokens=200, correlation=0.8, **changes):
     options = SyntheticOptions(sources, tokens, 2, seed, True, correlation)
-    return synthetic_profile("zipf:0.5", CONFIG | changes, options)
+    return draw_profile("zipf:0.5", CONFIG | changes, options)
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_resilient
-from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, compact, mro, spread, survive
+from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, compact, mro, place_for_failures, spread
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.types import FailureDomains
 from tests.planner.replication.brute_force import cases
@@ -75,7 +75,8 @@ def test_all_739_small_cases():
 def test_where_the_papers_theorem_fails():
     """Four nodes of three slots, four experts of three replicas: MRO loses the fourth when the one node that holds it fails."""
     found = {
-        name: survive(np.ones(4), FailureDomains.equal(4, 3), name, replicas=[3, 3, 3, 3]).survival_L[0].p_K for name in SURVIVE
+        name: place_for_failures(np.ones(4), FailureDomains.equal(4, 3), name, replicas=[3, 3, 3, 3]).survival_L[0].p_K
+        for name in SURVIVE
     }
     assert found["mro"].tolist() == [0.75, 0.5, 0.0]
     assert found["aurora"].tolist() == [1.0, 1.0, 0.0]
@@ -92,14 +93,14 @@ def test_min_replicas_is_kept_and_nothing_is_below_mro(failure_domains, data):
         data.draw(st.one_of(st.none(), st.integers(1, failure_domains.domains - 1))) if failure_domains.domains > 1 else None
     )
     try:
-        made = survive(load_E, failure_domains, "aurora", min_replicas, alive=alive)
+        made = place_for_failures(load_E, failure_domains, "aurora", min_replicas, alive=alive)
     except InfeasiblePlan:
         return
     check_resilient(made, failure_domains, guaranteed=True)
     assert sorted(e for held in made.slots_LN[0] for e in held) == sorted(
         np.repeat(range(experts), allocate(load_E, failure_domains, min_replicas))
     )
-    other = survive(load_E, failure_domains, "mro", min_replicas)
+    other = place_for_failures(load_E, failure_domains, "mro", min_replicas)
     check_resilient(other, failure_domains, guaranteed=False)
     held = held_by(other.slots_LN[0], failure_domains, experts)
     on_nodes = np.array([[expert in slots_ for slots_ in other.slots_LN[0]] for expert in range(experts)]).sum(axis=1)
@@ -115,20 +116,26 @@ def test_for_every_number_left_alive_never_below_the_named_ones():
     load_E = 1.0 / (1 + np.arange(8.0))
     failure_domains = FailureDomains.equal(6, 3)
     for alive in range(1, 6):
-        found = {name: survive(load_E, failure_domains, name, 1, alive=alive).survival_L[0].p_K[5 - alive] for name in SURVIVE}
+        found = {
+            name: place_for_failures(load_E, failure_domains, name, 1, alive=alive).survival_L[0].p_K[5 - alive]
+            for name in SURVIVE
+        }
         assert found["aurora"] == max(found.values())
 
 
 def test_the_rarest_goes_where_failures_are_rare():
     failure_domains = FailureDomains(np.array([1, 1, 1]), np.arange(3), np.array([1.0, 1.0, 0.01]))
-    found = survive(np.array([1.0, 5.0]), failure_domains, min_replicas=1)
+    found = place_for_failures(np.array([1.0, 5.0]), failure_domains, min_replicas=1)
     assert found.slots_LN[0][2] == (0,)
 
 
 def test_many_nodes_are_placed_and_counted_exactly():
     load_E = (1.0 + np.arange(256)) ** -0.8
     failure_domains = FailureDomains.equal(64, 32)
-    found, named = survive(load_E, failure_domains, min_replicas=2), survive(load_E, failure_domains, "mro", 2)
+    found, named = (
+        place_for_failures(load_E, failure_domains, min_replicas=2),
+        place_for_failures(load_E, failure_domains, "mro", 2),
+    )
     check_resilient(found, failure_domains, guaranteed=True)
     assert not found.survival_L[0].half_width_K.any()
     assert (found.survival_L[0].p_K >= named.survival_L[0].p_K).all()
@@ -159,21 +166,21 @@ def test_what_the_named_ones_do():
 )
 def test_what_it_refuses(kind, args, message):
     with pytest.raises(kind, match=message):
-        survive(np.ones(3), FailureDomains.equal(2, 2), **args)
+        place_for_failures(np.ones(3), FailureDomains.equal(2, 2), **args)
 
 
 def test_min_replicas_that_only_equal_slots_would_keep():
     """One node has four slots, but the second of two replicas finds only one on the other."""
     with pytest.raises(InfeasiblePlan, match="2 distinct nodes each need 4 slots; of 5 slots 3"):
-        survive(np.ones(2), FailureDomains(np.array([4, 1]), np.arange(2), np.ones(2)), min_replicas=2)
+        place_for_failures(np.ones(2), FailureDomains(np.array([4, 1]), np.arange(2), np.ones(2)), min_replicas=2)
 
 
 def test_min_replicas_that_only_equal_domains_would_keep():
     """One domain has five slots, so that three of eight experts find no second domain."""
     domains = FailureDomains(np.full(4, 5), np.array([0, 1, 1, 1]), np.ones(2))
     with pytest.raises(InfeasiblePlan, match="8 experts on 2 distinct failure domains each do not fit into 5, 15 slots"):
-        survive(np.ones(8), domains, min_replicas=2)
-    assert survive(np.ones(8), domains).min_replicas == 1
+        place_for_failures(np.ones(8), domains, min_replicas=2)
+    assert place_for_failures(np.ones(8), domains).min_replicas == 1
 
 
 def test_survival_of_no_failures_to_speak_of():
@@ -183,6 +190,6 @@ def test_survival_of_no_failures_to_speak_of():
 def test_what_was_drawn_and_never_seen_to_survive_is_no_broken_plan():
     """Round robin of 256 experts over 64 nodes: half of the nodes gone, no draw keeps everything."""
     failure_domains = FailureDomains.equal(64, 8)
-    made = survive((1.0 + np.arange(256)) ** -0.8, failure_domains, "spread", min_replicas=2)
+    made = place_for_failures((1.0 + np.arange(256)) ** -0.8, failure_domains, "spread", min_replicas=2)
     assert (made.survival_L[0].p_K - made.survival_L[0].half_width_K == 0).any()
     check_resilient(made, failure_domains, guaranteed=False)

@@ -17,7 +17,7 @@ from aurora.planner.placement.objective import formula, objectives, seconds
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import GPU_LOAD, SERVER_LOAD, Servers
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Curve, Gpu, Hierarchy, PlanOptions, SyntheticOptions, TokenRouting, servers
 from tests.planner.alltoall.test_hierarchical import by_hand as steps_by_hand
@@ -48,7 +48,7 @@ def two_communities(ranks):
     liking_ULE += np.where(rng.random((tokens, 1, 1)) < 0.9, 20.0 * own_ULE, 0.0)
     chosen_ULK = np.argsort(-liking_ULE, axis=2)[..., :4]
     routing = TokenRouting(chosen_ULK, np.arange(tokens) % ranks, np.zeros(tokens, dtype=np.int64))
-    plain = synthetic_profile("uniform", CONFIG, SyntheticOptions(ranks, 512))
+    plain = draw_profile("uniform", CONFIG, SyntheticOptions(ranks, 512))
     return replace(plain, tokens_TLSE=routing.tokens_TLSE(1, ranks, 16), routing=routing)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.workload.step_traffic import micro_batches
-from aurora.planner.workload.synthetic import synthetic_profile
+from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.strategies import profiles, routed_profiles
 
@@ -37,7 +37,7 @@ def test_token_level_routing_is_cut_along(profile, parts):
 
 
 def test_a_part_has_top_k_pairs_of_every_token_and_its_share_of_every_expert():
-    profile = synthetic_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=101, windows=2))
+    profile = draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=101, windows=2))
     parts = micro_batches(profile, 3)
     for part, tokens in zip(parts, (34, 34, 33), strict=True):
         assert (part.tokens_TLSE.sum(axis=3) == tokens * profile.top_k).all()
@@ -47,6 +47,6 @@ def test_a_part_has_top_k_pairs_of_every_token_and_its_share_of_every_expert():
 
 
 def test_one_part_is_the_profile_and_parts_without_tokens_are_left_out():
-    profile = synthetic_profile("uniform", CONFIG, SyntheticOptions(sources=4, window_tokens=2))
+    profile = draw_profile("uniform", CONFIG, SyntheticOptions(sources=4, window_tokens=2))
     assert micro_batches(profile, 1)[0] is profile
     assert len(micro_batches(profile, 4)) == 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.synthetic import draw, synthetic_profile
+from aurora.planner.workload.synthetic import draw, draw_profile
 from aurora.types import GpuKind, SyntheticOptions
 
 MIXTRAL = {"num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 56}
@@ -17,7 +17,7 @@ DEEPSEEK = {
 
 
 def test_every_token_picks_its_experts_once():
-    made = synthetic_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1))
+    made = draw_profile("zipf:1.2", MIXTRAL, SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1))
     assert made.tokens_TLSE.shape == (2, 3, 3, 8)
     assert (made.tokens_TLSE.sum(axis=3) == 200).all()
     assert made.tokens_TLSE.max() <= 100  # no token picks an expert twice
@@ -25,34 +25,34 @@ def test_every_token_picks_its_experts_once():
 
 
 def test_dense_first_layers_and_shared_names_are_understood():
-    made = synthetic_profile("uniform", DEEPSEEK)
+    made = draw_profile("uniform", DEEPSEEK)
     assert (made.layers, made.experts, made.top_k) == (3, 16, 4)
     assert made.expert_bytes == 2 * 3 * 32 * 16
 
 
 def test_skew_grows_with_the_exponent_and_seeds_repeat():
     def skew(name, seed=0):
-        load = synthetic_profile(name, MIXTRAL, SyntheticOptions(seed=seed)).tokens_TLSE.sum(axis=(0, 2))
+        load = draw_profile(name, MIXTRAL, SyntheticOptions(seed=seed)).tokens_TLSE.sum(axis=(0, 2))
         return (load.max(axis=1) / load.mean(axis=1)).mean()
 
     assert skew("uniform") < skew("zipf:0.8") < skew("zipf:1.5")
-    a, b = (synthetic_profile("zipf:1", MIXTRAL, SyntheticOptions(seed=s)).tokens_TLSE for s in (4, 4))
+    a, b = (draw_profile("zipf:1", MIXTRAL, SyntheticOptions(seed=s)).tokens_TLSE for s in (4, 4))
     assert np.array_equal(a, b)
 
 
 def test_token_level_is_the_same_draw():
     options = SyntheticOptions(sources=3, window_tokens=100, windows=2, seed=1)
-    counted, kept = (synthetic_profile("zipf:1.2", DEEPSEEK, replace(options, token_level=t)) for t in (False, True))
+    counted, kept = (draw_profile("zipf:1.2", DEEPSEEK, replace(options, token_level=t)) for t in (False, True))
     assert counted.routing is None
     assert np.array_equal(counted.tokens_TLSE, kept.tokens_TLSE)
     assert kept.routing.experts_ULK.shape == (600, 3, 4)
     with pytest.raises(BadInput, match="`window_tokens`: expected at most"):
-        synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
+        draw_profile("uniform", DEEPSEEK, SyntheticOptions(window_tokens=10**8, token_level=True))
 
 
 def test_correlation_pairs_experts_and_keeps_their_popularity():
     def drawn(correlation):
-        made = synthetic_profile("uniform", DEEPSEEK, SyntheticOptions(1, 4000, 1, 0, True, correlation))
+        made = draw_profile("uniform", DEEPSEEK, SyntheticOptions(1, 4000, 1, 0, True, correlation))
         chosen_UE = np.zeros((4000, 16), dtype=bool)
         np.put_along_axis(chosen_UE, made.routing.experts_ULK[:, 0].astype(int), True, axis=1)
         together_EE = chosen_UE.T.astype(float) @ chosen_UE / 4000
@@ -99,22 +99,22 @@ def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlat
 @pytest.mark.parametrize("skew", ["zipf", "zipf:x", "zipf:-1", "normal:1", "zipf:nan"])
 def test_an_unknown_skew(skew):
     with pytest.raises(BadInput, match="`skew`: expected"):
-        synthetic_profile(skew, MIXTRAL)
+        draw_profile(skew, MIXTRAL)
 
 
 @pytest.mark.parametrize("config", [{}, {**MIXTRAL, "num_local_experts": 0}, {**MIXTRAL, "num_experts_per_tok": 9}])
 def test_a_config_that_is_no_moe(config):
     with pytest.raises(BadInput, match="config: expected"):
-        synthetic_profile("uniform", config)
+        draw_profile("uniform", config)
 
 
 def test_kinds_are_never_faster_than_their_datasheet():
     """One expert's time against its weights over the memory's rate and its multiplications over the peak."""
     kind = GpuKind("K", 10**9, 1e9, 1e12, 4, "a made-up datasheet")
     config = MIXTRAL | {"hidden_size": 512, "intermediate_size": 256}
-    made = synthetic_profile("uniform", config, SyntheticOptions(), [kind])
+    made = draw_profile("uniform", config, SyntheticOptions(), [kind])
     assert list(made.curves) == ["reference", "K"]
-    assert made.digest != synthetic_profile("uniform", config).digest
+    assert made.digest != draw_profile("uniform", config).digest
     weights_s, token_s = made.expert_bytes / 1e9, 6 * 512 * 256 / 1e12
     expert = made.curves["K"]["expert"]
     for tokens in (1, 2, 300, 3000, 65536):
@@ -126,7 +126,7 @@ def test_kinds_are_never_faster_than_their_datasheet():
 def test_tokens_keep_to_as_many_groups_as_the_config_says():
     groups = {"n_group": 4, "topk_group": 2}
     options = SyntheticOptions(sources=2, window_tokens=500, token_level=True)
-    kept, free = (synthetic_profile("zipf:0.5", DEEPSEEK | said, options) for said in (groups, {}))
+    kept, free = (draw_profile("zipf:0.5", DEEPSEEK | said, options) for said in (groups, {}))
     for made, most in ((kept, 2), (free, 4)):
         group_ULK = np.sort(made.required_routing.experts_ULK // 4, axis=2)
         assert (1 + (np.diff(group_ULK, axis=2) > 0).sum(axis=2)).max() == most

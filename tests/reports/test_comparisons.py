@@ -2,7 +2,7 @@
 
 from aurora.advisor.sharing import IN_SEQUENCE, THREE_MODELS, WayOutcome, WaysCompared
 from aurora.advisor.sweep import GridCell
-from aurora.reports.who_wins import left_out_lines, markdown
+from aurora.reports.comparisons import left_out_lines, markdown
 
 
 def test_why_a_way_is_left_out_is_said_once():

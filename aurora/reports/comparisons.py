@@ -1,12 +1,15 @@
-"""Who wins where: ways of using GPUs over a grid, as maps and tables. This module computes no numbers."""
+"""Tables of comparisons: plans and ways of using GPUs over a grid, ways to follow changing traffic. It computes no numbers."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell
-from aurora.reports.formatting import DASH, percent, right, seconds, speedup
+from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
+from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
+from aurora.types.arrays import gap
 
 LETTERS = {
     IN_SEQUENCE: "-",
@@ -98,3 +101,40 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
 def _values(cells: Sequence[GridCell], name: str) -> list[float]:
     """The values of a setting, as they come."""
     return list(dict.fromkeys(getattr(cell, name) for cell in cells))
+
+
+def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping[str, float]], pays: Sequence[str]) -> str:
+    """Returns a Markdown page with a table of speed-ups over a grid of settings.
+
+    Args:
+        grid: the values of each setting, by its name; points are all combinations, the last setting fastest.
+        speedups: for each point, the speed-ups by name.
+        pays: for each point, what pays there, in words.
+    """
+    heads = [*grid, *speedups[0], "pays"]
+    lines = ["# What pays", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True):
+        cells = [*(f"{value:g}" for value in values), *(f"{value:.3f}" for value in found.values()), what]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def followed_table(followed: FollowedTraffic) -> Table:
+    """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
+    counted_W = followed.counted_W
+    best, left_out = float(followed.ways[-1].slowest_W[counted_W].mean()), int((~counted_W).sum())
+    table = Table(
+        Column("", no_wrap=True),
+        *right("slowest GPU", "excess", f"worst {WHOLE}", "moved", "changes", "stalls"),
+        title=f"{followed.change}: {len(counted_W)} windows",
+        caption="slowest GPU: its load over the mean, all layers; "
+        + (f"without the {left_out} windows that begin other traffic" if left_out else "all windows, each of other traffic")
+        + "; excess: over clairvoyant, which rebalances for the window to come and is no bound; mean known does so for its "
+        "mean, without its chance",
+    )
+    for each in followed.ways:
+        slowest = float(each.slowest_W[counted_W].mean())
+        times = (f"{slowest:.3f}", percent(gap(slowest, best)), f"{each.worst():.3f}")
+        moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s))
+        table.add_row(each.name, *times, *moved)
+    return table
