@@ -275,7 +275,7 @@ class ReportNumbers:
 
     @cached_property
     def serving(self) -> Serving | None:
-        """Speed that the plan gives: by the last measured trace, else the last predicted one, else its objective; None if unknown."""
+        """Speed by the last measured trace, else the last predicted one, else the plan's objective; None if unknown."""
         for kind in ("measured", "predicted"):
             if runs := [run for run in self._runs if run.by == kind]:
                 return runs[-1]
@@ -316,7 +316,7 @@ class ReportNumbers:
         return before, after
 
     def _run(self, name: str, trace: Trace) -> Serving:
-        """Speed that a trace shows. Its tokens are the profiles', times the bytes that it dispatches over those of the profiles."""
+        """Speed that a trace shows. Its tokens are the profiles', times the bytes that it dispatches over theirs."""
         tokens, exact = 0.0, True
         for model, (flows, profile) in enumerate(zip(self.traffic_M, self.of.profiles, strict=False)):
             planned_bytes = int(flows.tokens_BLGG[1].sum()) * flows.row_bytes

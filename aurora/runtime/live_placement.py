@@ -264,7 +264,7 @@ class LivePlacement:
             spent_s = told_R2[:, 1].max() / 1e9 + self._telling_s
 
     def _due(self, prepared_R: IntArray) -> tuple[WorkPieces, int] | None:
-        """Returns the work that comes next in pieces, and how much of it is left: bytes of a round's messages; then its layers, if prepared."""
+        """Returns the work that comes next, and how much is left: bytes of a round's messages; then its layers, if prepared."""
         if (moves := self._moves) is None:
             return None
         if moves.sent < moves.messages.bytes:

@@ -222,7 +222,7 @@ def drift(tokens_TLE: IntArray, planned_TLE: IntArray) -> tuple[float, float]:
 
 
 def _overdispersion(tokens_TLE: IntArray) -> float:
-    """Returns the factor by which windows differ more than those of independent tokens would: Pearson's statistic over its mean, or 1."""
+    """Returns how much more windows differ than those of independent tokens: Pearson's statistic over its mean, or 1."""
     sum_TL1, load_LE = tokens_TLE.sum(axis=2, keepdims=True), tokens_TLE.sum(axis=0)
     expected_TLE = sum_TL1 * (load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1))
     seen_TLE = expected_TLE > 0

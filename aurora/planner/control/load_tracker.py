@@ -172,7 +172,7 @@ class LoadTracker:
 
     @property
     def _lasting(self) -> float:
-        """Returns the part of HORIZON that the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
+        """Part of HORIZON that the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
 
         1 until SPELLS have been seen: that one task was short tells little of the next.
         """

@@ -306,7 +306,7 @@ def _free_slot(state, layer, g):
 
 @njit(cache=True, nogil=True)
 def _keeps(state, layer, e, g, to):
-    """Returns whether an expert keeps the replicas and failure domains that it must, once GPU g gives its to `to`, or to none (EMPTY)."""
+    """Returns whether an expert keeps enough replicas and failure domains, once GPU g gives its to `to`, or to none (EMPTY)."""
     if state.count_LE[layer, e] - (to == EMPTY) < state.least_LE[layer, e]:
         return False
     if state.least_domains_LE[layer, e] == 1:

@@ -1,4 +1,4 @@
-"""Substitutes for what vLLM lacks on CPUs: experts of other ranks, gathers and scatters of unequal sizes, and its load balancer (EPLB)."""
+"""Substitutes for what vLLM lacks on CPUs: experts of other ranks, collectives of unequal sizes, its load balancer (EPLB)."""
 
 import functools
 import inspect
