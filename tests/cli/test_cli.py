@@ -19,6 +19,7 @@ import aurora
 from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, save, shipped
 from aurora.io.journals import JournalFile
+from aurora.runtime.run import run
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
 from tests.conftest import cluster
@@ -101,7 +102,7 @@ def test_answers_that_can_no_longer_be_written_are_printed(aurora, folder, monke
     assert aurora("plan", "--cluster", DEMO, "--profile", folder / "a.npz", "-o", plan)[0] == 0
     (folder / "prompts.txt").write_text("import os\nThe statement\n")
     out.mkdir()
-    served = aurora.run
+    served = run
 
     def run_while_the_folder_goes(*args, **kwargs):
         result = served(*args, **kwargs)
