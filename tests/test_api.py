@@ -1,5 +1,6 @@
 """The public API: signatures, values, and every example of its docstrings."""
 
+import ast
 import doctest
 import inspect
 import subprocess
@@ -52,6 +53,16 @@ def test_docstrings_name_every_argument(name):
     text = inspect.getdoc(getattr(aurora, name))
     for parameter in inspect.signature(getattr(aurora, name)).parameters:
         assert f"{parameter}:" in text or f"{parameter}," in text, f"{name} does not document {parameter}"
+
+
+def test_type_checkers_see_the_functions_that_are_fetched():
+    imported = {
+        f"{node.module}.{name.name}"
+        for node in ast.walk(ast.parse((ROOT / "aurora/__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert imported == {*aurora.FUNCTIONS.values(), "aurora.errors.*", "aurora.types.*", "typing.TYPE_CHECKING", "typing.Any"}
 
 
 def test_signatures_are_the_functions_own():

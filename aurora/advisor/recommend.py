@@ -244,6 +244,8 @@ def recommend(
         >>> found.cluster.gpus[0].kind, found.candidates[0].gain >= 1
         ('NVIDIA H20', True)
     """
+    if engine not in SERVING_ENGINES:
+        raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
     known = load_gpus()
     cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
     config = model if model is None or isinstance(model, Mapping) else load_model_config(model)
@@ -254,8 +256,6 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     elif config is not None:
         profile = with_datasheet_curves(profile, config, kinds)
-    if engine not in SERVING_ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
     default = engine_default(cluster, profile)
     default_T = step_seconds(default, profile)
     candidates = []

@@ -112,12 +112,12 @@ class ServedModel:
 
     @property
     def ttft_s(self) -> list[float]:
-        """Seconds of all ranks."""
+        """Times to first token of the requests of all ranks."""
         return [*chain(*self.ttft_s_R.values())]
 
     @property
     def tpot_s(self) -> list[float]:
-        """Seconds of all ranks."""
+        """Times per output token of the requests of all ranks."""
         return [*chain(*self.tpot_s_R.values())]
 
 

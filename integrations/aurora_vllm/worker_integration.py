@@ -196,7 +196,7 @@ class WorkerIntegration:
             thread.in_flight = None
 
     def _own_rows(self, rows: int, sequence_parallel: bool) -> slice:
-        """Returns the mask of a layer's rows that are tokens of this rank: neither padding nor counted by another rank."""
+        """Returns the slice of a layer's rows that are tokens of this rank: neither padding nor counted by another rank."""
         part, parts = self._row_share
         if sequence_parallel:
             return slice(0, min(rows, max(0, self._real_tokens - part * rows)))
