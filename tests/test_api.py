@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aurora
-from aurora import errors, types
+from aurora import errors, io, types
 from aurora.errors import BadInput
 from aurora.io import shipped
 
@@ -63,6 +64,16 @@ def test_type_checkers_see_the_functions_that_are_fetched():
         for name in node.names
     }
     assert imported == {*aurora.FUNCTIONS.values(), "aurora.errors.*", "aurora.types.*", "typing.TYPE_CHECKING", "typing.Any"}
+
+
+@pytest.mark.parametrize("package", [types, io])
+def test_names_that_are_fetched_are_those_that_type_checkers_see(package):
+    text = Path(package.__file__).read_text()
+    seen = {name for name, again in re.findall(r"^    from \S+ import (\w+) as (\w+)$", text, re.M) if name == again}
+    assert seen == set(" ".join(package.NAMES.values()).split())
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'planned'"):
+        package.planned  # noqa: B018
 
 
 def test_signatures_are_the_functions_own():

@@ -14,48 +14,55 @@
 | prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
+
+`load` and `save` import the module of the file at hand; the other names are fetched on first use.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aurora.errors import BadInput
-from aurora.io import profiles, traces
-from aurora.io.clusters import load_cluster, load_gpus, save_cluster
-from aurora.io.files import Arrays, load_json, load_model_config, load_npz, read_text, shipped, write_text
-from aurora.io.matrices import load_loads, load_matrix
-from aurora.io.plans import load_plan, save_plan
-from aurora.io.profiles import load_curves, load_profile, save_curves, save_profile
-from aurora.io.traces import load_requests, load_trace, save_trace
-from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
+from aurora.lazy_names import fetcher
 
-__all__ = [
-    "load",
-    "load_cluster",
-    "load_curves",
-    "load_gpus",
-    "load_json",
-    "load_loads",
-    "load_matrix",
-    "load_model_config",
-    "load_plan",
-    "load_profile",
-    "load_requests",
-    "load_trace",
-    "read_text",
-    "save",
-    "save_cluster",
-    "shipped",
-    "write_text",
-]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-_Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
-_NPZ_READERS: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
-    profiles.PROFILE_FORMAT: profiles.profile_from_arrays,
-    traces.TRACE_FORMAT: traces.trace_from_arrays,
-    profiles.CURVES_FORMAT: profiles.curves_from_arrays,
-}
+    from aurora.io.clusters import load_cluster as load_cluster
+    from aurora.io.clusters import load_gpus as load_gpus
+    from aurora.io.clusters import save_cluster as save_cluster
+    from aurora.io.files import Arrays
+    from aurora.io.files import load_json as load_json
+    from aurora.io.files import load_model_config as load_model_config
+    from aurora.io.files import read_text as read_text
+    from aurora.io.files import shipped as shipped
+    from aurora.io.files import write_text as write_text
+    from aurora.io.matrices import load_loads as load_loads
+    from aurora.io.matrices import load_matrix as load_matrix
+    from aurora.io.plans import load_plan as load_plan
+    from aurora.io.plans import save_plan as save_plan
+    from aurora.io.profiles import load_curves as load_curves
+    from aurora.io.profiles import load_profile as load_profile
+    from aurora.io.profiles import save_curves as save_curves
+    from aurora.io.profiles import save_profile as save_profile
+    from aurora.io.traces import load_requests as load_requests
+    from aurora.io.traces import load_trace as load_trace
+    from aurora.io.traces import save_trace as save_trace
+    from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
+
+    _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)
+else:
+    NAMES = {  # those that each module defines
+        "clusters": "load_cluster load_gpus save_cluster",
+        "files": "load_json load_model_config read_text shipped write_text",
+        "matrices": "load_loads load_matrix",
+        "plans": "load_plan save_plan",
+        "profiles": "load_curves load_profile save_curves save_profile",
+        "traces": "load_requests load_trace save_trace",
+    }
+    __all__, __getattr__ = fetcher(__name__, NAMES)
+    __all__ += ["load", "save"]
 
 
 @overload
@@ -91,11 +98,23 @@ def load(path: str | Path, kind: type[Any] | None = None) -> Any:
 def _load(path: Path) -> Cluster | Profile | Plan | Trace | ComputeCurves:
     match path.suffix:
         case "" | ".toml":
+            from aurora.io.clusters import load_cluster
+
             return load_cluster(path)
         case ".json":
+            from aurora.io.plans import load_plan
+
             return load_plan(path)
         case ".npz":
-            return load_npz(path, _NPZ_READERS)
+            from aurora.io import profiles, traces
+            from aurora.io.files import load_npz
+
+            readers: dict[str, Callable[[dict[str, Any], Arrays], Profile | Trace | ComputeCurves]] = {
+                profiles.PROFILE_FORMAT: profiles.profile_from_arrays,
+                traces.TRACE_FORMAT: traces.trace_from_arrays,
+                profiles.CURVES_FORMAT: profiles.curves_from_arrays,
+            }
+            return load_npz(path, readers)
     raise BadInput(f"{path}: expected a .toml, .json or .npz file, found {path.suffix}")
 
 
@@ -116,17 +135,20 @@ def save(value: Cluster | Plan | Profile | Trace | ComputeCurves, path: str | Pa
         >>> aurora.load(file) == aurora.load("demo-4")
         True
     """
+    from aurora.io import clusters, plans, profiles, traces
+    from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
+
     path = Path(path)
     match value:
         case Plan():
-            save_plan(value, path)
+            plans.save_plan(value, path)
         case Profile():
-            save_profile(value, path)
+            profiles.save_profile(value, path)
         case Trace():
-            save_trace(value, path)
+            traces.save_trace(value, path)
         case ComputeCurves():
-            save_curves(value, path)
+            profiles.save_curves(value, path)
         case Cluster():
-            save_cluster(value, path)
+            clusters.save_cluster(value, path)
         case _:
             raise BadInput(f"save: expected a Cluster, Plan, Profile, Trace or ComputeCurves, found {type(value).__name__}")
