@@ -29,7 +29,7 @@ from vllm import answers, model, run, slowest  # bench/vllm.py  # noqa: E402
 
 from aurora.io import save  # noqa: E402
 from aurora.io.engine_records import load_records  # noqa: E402
-from aurora.planner.alltoall.hierarchical import hierarchical_order  # noqa: E402
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order  # noqa: E402
 from aurora.planner.network.switch import Switch  # noqa: E402
 from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, Hierarchy, Network, Order, PlanOptions  # noqa: E402

@@ -42,6 +42,7 @@ choices = ChoiceCounter(torch.zeros(4, 2, 2, dtype=torch.int64), {0: 0, 1: 1}, 2
 worker.begin_serving(facts, "m", {0: 0, 1: 1}, choices)
 """
 ADAPTS = """
+import aurora_vllm.vllm_internals.expert_moves
 from aurora.planner.control.plan_controller import begin_to_compile_decisions
 from aurora_vllm.plugin_status import ControlMetrics
 metrics = ControlMetrics("m", 0)

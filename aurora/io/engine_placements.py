@@ -21,9 +21,10 @@ import yaml
 
 from aurora.errors import BadInput
 from aurora.io.files import load_json, naming, read_text
+from aurora.planner.placement.slot_counts import filled, redundant_experts
 from aurora.planner.workload.model_config import moe_layers
 from aurora.types import Placement
-from aurora.types.arrays import BoolArray, FloatArray, IntArray, layer_numbers
+from aurora.types.arrays import IntArray, layer_numbers
 
 Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
 Rows = list[list[int]]  # by layer and slot: the expert there
@@ -126,51 +127,6 @@ def _known(form: str) -> PlacementFormat:
     if form not in PLACEMENT_FORMATS:
         raise BadInput(f"`format`: expected one of {', '.join(PLACEMENT_FORMATS)}, found {form!r}")
     return PLACEMENT_FORMATS[form]
-
-
-def filled(placement: Placement, load_LE: IntArray | None = None, equal: bool = True, slots: int | None = None) -> Slots:
-    """Fills all GPUs, in all layers, with replicas of others' experts.
-
-    The least busy GPU is filled first. The hottest expert is repeated whose even part makes no GPU busier than the layer's
-    busiest; if there is none, the coldest.
-
-    Args:
-        placement: the placement.
-        load_LE: (L, E), tokens of each expert; None: all alike.
-        equal: whether a token takes equally long on all GPUs; if not, a GPU's tokens of all layers tell how fast it is.
-        slots: experts of a GPU, at most as many as there are; None: the most that one of them holds.
-
-    Returns:
-        By layer and GPU equally many experts, ascending, each at most once on a GPU.
-    """
-    layers = range(len(placement.slots_LG))
-    load_LE = np.ones((len(layers), placement.experts), dtype=np.int64) if load_LE is None else load_LE
-    speed_G = np.ones(placement.gpus)
-    if not equal:
-        planned_G = np.sum([load_LE[l] @ placement.split_EG(l) for l in layers], axis=0)
-        speed_G = np.maximum(planned_G / max(1.0, planned_G.max()), 1e-9)
-    most = slots or (placement.experts + redundant_experts(placement)) // placement.gpus
-    filled = [_filled(placement.holds_EG(l), load_LE[l], speed_G, most) for l in layers]
-    return tuple(tuple(tuple(np.flatnonzero(held_E).tolist()) for held_E in holds_EG.T) for holds_EG in filled)
-
-
-def redundant_experts(placement: Placement) -> int:
-    """Returns how many slots a layer has beyond its experts if all GPUs have as many as the fullest in any layer."""
-    return max(len(held) for layer in placement.slots_LG for held in layer) * placement.gpus - placement.experts
-
-
-def _filled(holds_EG: BoolArray, load_E: IntArray, speed_G: FloatArray, most: int) -> BoolArray:
-    """One layer of `filled`."""
-    while (open_G := holds_EG.sum(axis=0) < most).any():
-        replicas_E = holds_EG.sum(axis=1)
-        tokens_G = (load_E / replicas_E) @ holds_EG
-        gpu = int(np.where(open_G, tokens_G / speed_G, np.inf).argmin())
-        grown_E = (tokens_G[gpu] + load_E / (replicas_E + 1)) / speed_G[gpu]
-        new_E = ~holds_EG[:, gpu]
-        fits_E = new_E & (grown_E <= (tokens_G / speed_G).max())
-        hottest, coldest = np.where(fits_E, load_E / replicas_E, -1).argmax(), np.where(new_E, grown_E, np.inf).argmin()
-        holds_EG[hottest if fits_E.any() else coldest, gpu] = True
-    return holds_EG
 
 
 def _placed(rows: Rows, gpus: int | None) -> Placement:

@@ -1,12 +1,20 @@
-"""Model folders by the names of models in the local Hugging Face cache, and digests of their files."""
+"""Model folders by the names of models in the local Hugging Face cache, and digests of their files and routers."""
+
+from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, MissingDependency
 
+if TYPE_CHECKING:
+    import torch
+
 MODEL_FILES = {".json", ".safetensors"}  # what weights and answers depend on
+ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 
 
 def model_folder(name: str | Path, revision: str | None = None) -> Path:
@@ -60,3 +68,21 @@ def model_digest(model: str | Path) -> str:
     except OSError as error:
         raise BadInput(f"{folder}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
+    """Returns the sha256 of router weights at each precision that weights are loaded in, with dots between.
+
+    So weights that were loaded at one precision are known again at another; see `aurora.types.profile.same_model`.
+
+    Args:
+        routers: the weights of the layers' routers, in sequence.
+    """
+    import torch
+
+    precisions = (torch.float32, torch.bfloat16, torch.float16)
+    hashes = [hashlib.sha256() for _ in precisions]
+    for weight in routers:
+        for sha, dtype in zip(hashes, precisions, strict=True):
+            sha.update(weight.to("cpu", dtype).to(torch.float32).contiguous().numpy().tobytes())
+    return ".".join(sha.hexdigest() for sha in hashes)

@@ -1,13 +1,11 @@
 """Loads transformers MoE models and finds their experts."""
 
 import copy
-import hashlib
 import importlib.util
 import inspect
 import math
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,12 @@ import torch
 from torch import nn
 
 from aurora.errors import BadInput, MissingDependency
-from aurora.models.hub import model_folder
+from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.planner.workload.model_config import expert_groups, top_k
 from aurora.types.profile import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads
 QUANTISED = ("fp8", "mxfp4")  # by quant_method, which transformers dequantises while it loads
-LOADED_AS = (torch.float32, torch.bfloat16, torch.float16)  # that weights are loaded in
-ROUTER = re.compile(r"(^|\.)(gate|router)\.(\w+\.)?weight$")  # the name of a router's weights
 # Model types of transformers whose experts cannot be placed, and why.
 NOT_PLACED = {
     "doge": "an expert is one row of an embedding, which is looked up and not sent to",
@@ -136,21 +132,6 @@ class MoeModel:
     def fingerprint(self) -> str:
         """Returns the fingerprint of the router weights, which decide where tokens go."""
         return router_fingerprint(layer.router_weight.detach() for layer in self.layers)
-
-
-def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
-    """Returns the sha256 of router weights at each precision of LOADED_AS, with dots between.
-
-    So weights that were loaded at one precision are known again at another; see `aurora.types.profile.same_model`.
-
-    Args:
-        routers: the weights of the layers' routers, in sequence.
-    """
-    hashes = [hashlib.sha256() for _ in LOADED_AS]
-    for weight in routers:
-        for sha, dtype in zip(hashes, LOADED_AS, strict=True):
-            sha.update(weight.to("cpu", dtype).to(torch.float32).contiguous().numpy().tobytes())
-    return ".".join(sha.hexdigest() for sha in hashes)
 
 
 def _bytes(module: nn.Module) -> int:

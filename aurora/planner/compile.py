@@ -1,15 +1,11 @@
 """Compiles a Plan to a Program: the operations of each rank, in order."""
 
-import numpy as np
-
 from aurora.errors import BadInput
-from aurora.planner.alltoall.open_shop import all_at_once
 from aurora.types import (
     PREEMPTION_INTERVAL_S,
     PRIORITIES,
     TIME_SLICES,
     Barrier,
-    Cluster,
     Compute,
     Exchange,
     Op,
@@ -43,7 +39,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
         held = () if policy.yields else ("layer", "step")
         orders_L, hierarchy = tuple(zip(model.dispatch_L, model.combine_L, strict=True)), model.hierarchy
         if gathered:
-            orders_L, hierarchy = ((at_once := _at_once(plan.cluster), at_once.reversed),) * len(orders_L), None
+            orders_L, hierarchy = ((at_once := Order.all_at_once(len(plan.cluster)), at_once.reversed),) * len(orders_L), None
         last = len(orders_L) - 1
         layers: list[tuple[Op, ...]] = [
             (
@@ -90,8 +86,3 @@ def policies(plan: Plan) -> tuple[SlicePolicy, ...]:
         SlicePolicy(weight, interactive, slice_s if beside and not interactive else float("inf"))
         for weight, interactive in zip(options.weights or (1,) * models, interactive_M, strict=True)
     )
-
-
-def _at_once(cluster: Cluster) -> Order:
-    """The order of all pairs at once, whatever they carry."""
-    return all_at_once(np.zeros((len(cluster), len(cluster)), dtype=np.int64), cluster.network, rng=np.random.default_rng(0))

@@ -14,7 +14,7 @@ from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.move_rounds import Move, fill
-from aurora.planner.workload.traffic import tokens_to_gpus
+from aurora.planner.workload.serving_gpus import tokens_to_gpus
 from aurora.types import Exchange, Network, Op, Placement, Plan
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

@@ -24,20 +24,20 @@ import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.control.controller import Controller, Decision
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
 from aurora.planner.control.plan_controller import plan_controller
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
 from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights, WorkPieces
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesHandover
-from aurora.types import Cluster, ControlReport, Network, Op, Order, Placement, Program, RunOptions
+from aurora.types import Cluster, ControlReport, Network, Op, Order, Placement, Program
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 from aurora.types.program import hierarchy_of
 
 if TYPE_CHECKING:
     from aurora.runtime.model_worker import ModelWorker
+    from aurora.types import RunOptions
 
 RECENT = 8  # steps, of which the shortest tells how long a slice may take
 FIRST_BYTES = 16 * 1024  # of the first slice, and of the smallest
@@ -120,8 +120,7 @@ class LivePlacement:
         self._tokens_SLE = np.zeros((transport.ranks, len(layers), placement.experts), dtype=np.int64)  # of the last window
         self._preparation = ChangePreparation(transport.rank, row_bytes, network, local_first, device)
         self._preparation.warm_up(self._ops_L, self._held_LGP[0], placement.experts)
-        pairs = 1 - np.eye(transport.ranks, dtype=np.int64)
-        self._order = ORDER["all-at-once"](pairs, network, rng=np.random.default_rng(0))  # of a slice: a rank has one partner
+        self._order = Order.all_at_once(transport.ranks)  # of a slice: a rank has one partner
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="aurora-moves")
         self._announced = torch.empty(0, 6, dtype=torch.int64)
         self._moves: _MovesUnderWay | None = None
@@ -396,7 +395,7 @@ def controlled(
     workers: "Sequence[ModelWorker]",
     program: Program,
     cluster: Cluster,
-    options: RunOptions,
+    options: "RunOptions",
     min_replicas: int | None,
     began_s: float,
     cost_MG: FloatArray | None = None,

@@ -214,26 +214,6 @@ def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy
     return rank_UK
 
 
-def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
-    """Returns the plan with a hierarchy for each model whose all-to-alls may go over servers.
-
-    These are the models whose plan has one, and on servers those that send a token once to a rank.
-
-    Args:
-        plan: the plan.
-        deduplicate: whether tokens are sent once, in place of what the plan says; None: as it says.
-    """
-    server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
-    if not 1 < len(set(server_G.tolist())) < len(server_G):
-        return plan
-    models = []
-    for model in plan.models:
-        once = model.deduplicated if deduplicate is None else deduplicate
-        may = once and model.top_k > 1 and model.hierarchy is None and model.placement.split_LG is None
-        models.append(replace(model, deduplicated=True, hierarchy=Hierarchy(server_G)) if may else model)
-    return replace(plan, models=tuple(models))
-
-
 _Way = list[tuple[Order | None, IntArray]]  # its exchanges: the order and the bytes (G, G) of each
 
 

@@ -33,7 +33,6 @@ from aurora.runtime.order_calibration import (
     calibrate_servers,
     measured_network,
     planned_method,
-    with_servers,
 )
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
@@ -46,6 +45,7 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import default_process_group, device_of, new_process_group
 from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
+from aurora.types.plan import with_servers
 
 LOG = logging.getLogger(__name__)
 

@@ -41,6 +41,15 @@ class SubChannels(Value):
         return SubChannels(self.row_X[::-1], self.in_G, self.out_G)
 
 
+def rotated_pairs(ranks: int) -> IntArray:
+    """Returns (X, 2) int64, every pair of ranks in the sequence (i, i + 1), (i, i + 2), ... mod ranks, of all ranks i.
+
+    Ranks that post their messages in this sequence send to different ranks first, as engines' own all-to-alls do.
+    """
+    src_X, step_X = np.tile(np.arange(ranks), max(ranks - 1, 0)), np.repeat(np.arange(1, ranks), ranks)
+    return np.stack([src_X, (src_X + step_X) % ranks], axis=1)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Value):
     """The order of one all-to-all. It holds no sizes, so that it serves any batch.
@@ -86,6 +95,11 @@ class Order(Value):
             object.__setattr__(self, "tier_X", counts("order tiers", self.tier_X, 1))
             if len(self.tier_X) != len(self.pairs_X2):
                 raise BadInput(f"order {self.method}: expected a tier for each of {len(self.pairs_X2)} rows")
+
+    @classmethod
+    def all_at_once(cls, ranks: int) -> "Order":
+        """Returns the order that starts every transfer at once, so that ports are shared."""
+        return cls("all-at-once", rotated_pairs(ranks), sends_open=max(1, ranks - 1), recvs_open=max(1, ranks - 1))
 
     @cached_property
     def tiers(self) -> int:

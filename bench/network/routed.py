@@ -13,7 +13,8 @@ from hosts import QUIET_S, TORCH, join, start_together
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
 from aurora.moe.permutation import MessageFormat
-from aurora.planner.alltoall.hierarchical import hierarchical_order, hierarchical_rows, step_rows
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.planner.network.schedule_time import timed_steps

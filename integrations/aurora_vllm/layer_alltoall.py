@@ -1,9 +1,12 @@
 """A MoE layer's all-to-all: a token travels once to each rank, or to each server, that needs it, in the planned order, the one
 that is measured to be fastest, or one made per batch."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,12 +15,12 @@ from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
 from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
-from aurora.planner.alltoall.hierarchical import hierarchical_order
-from aurora.planner.alltoall.open_shop import all_at_once, openshop
-from aurora.runtime.order_choice import WatchedExchanges
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 from aurora_vllm.time_slices import TimeSlices
+
+if TYPE_CHECKING:
+    from aurora.runtime.order_choice import WatchedExchanges
 
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
 ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
@@ -67,8 +70,7 @@ class LayerAllToAll:
         self.hierarchy, self.watched, self._device = hierarchy, watched, device
         self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
         self.network = Network.equal(transport.ranks) if network is None else network
-        no_bytes_GG = np.zeros((transport.ranks, transport.ranks), dtype=np.int64)
-        at_once = all_at_once(no_bytes_GG, self.network, rng=np.random.default_rng(0))
+        at_once = Order.all_at_once(transport.ranks)
         self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
     def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
@@ -84,7 +86,7 @@ class LayerAllToAll:
 
     def dispatch(
         self, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, own_rows: slice
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, "DispatchedBatch"]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DispatchedBatch]:
         """Sends this rank's tokens to the ranks of their experts. A collective call: all ranks make it.
 
         Args:
@@ -105,7 +107,7 @@ class LayerAllToAll:
         batch.report("dispatch")
         return received.contiguous(), weights_PK.where(local_PK, 0).to(weights.dtype), experts_PK, batch
 
-    def combine(self, answers: torch.Tensor, batch: "DispatchedBatch") -> torch.Tensor:
+    def combine(self, answers: torch.Tensor, batch: DispatchedBatch) -> torch.Tensor:
         """Sends the experts' results back to the tokens' ranks and sums them. A collective call: all ranks make it.
 
         Args:
@@ -226,6 +228,9 @@ def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Net
         hierarchy: the servers; None: the all-to-all is flat.
         network: the ranks' network.
     """
+    from aurora.planner.alltoall.hierarchical_order import hierarchical_order
+    from aurora.planner.alltoall.open_shop import openshop
+
     rng = np.random.default_rng(0)
     if hierarchy is None:
         return openshop(bytes_GG, network, rng=rng)

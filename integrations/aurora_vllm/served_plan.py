@@ -14,14 +14,13 @@ from safetensors import SafetensorError, safe_open
 
 from aurora.errors import AuroraError, BadInput
 from aurora.io import load_model_config, load_plan, load_profile
-from aurora.io.engine_placements import filled, redundant_experts
-from aurora.models.hub import model_folder
-from aurora.models.loading import ROUTER, router_fingerprint
+from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.planner.check.fit import check_engine
+from aurora.planner.placement.slot_counts import filled, redundant_experts
 from aurora.planner.workload.model_config import decoder_layers, expert_count
-from aurora.runtime.order_calibration import with_servers
 from aurora.types import Cluster, Hierarchy, Order, Plan, Profile
 from aurora.types.arrays import IntArray
+from aurora.types.plan import with_servers
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {

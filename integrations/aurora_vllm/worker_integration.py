@@ -16,12 +16,10 @@ import torch
 
 from aurora.io.engine_records import EngineRecord
 from aurora.moe.transport import Transport
-from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method, with_servers
-from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
-from aurora.runtime.phase_recorder import HostTimer, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
+from aurora.types.plan import with_servers
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
@@ -32,6 +30,7 @@ from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, Mark, Phase
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
+    from aurora.runtime.order_choice import WatchedExchanges
     from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.expert_map_placement import ExpertMapPlacement
 
@@ -288,6 +287,10 @@ class WorkerIntegration:
         plan = self.served.plan
         if self.served.order != "auto" or plan is None:
             return None
+        from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method
+        from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
+        from aurora.runtime.phase_recorder import HostTimer, StreamTimer
+
         transport, on_gpu, (model,), servers = self.transport(), torch.cuda.is_available(), plan.models, None
         device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
         calibration = calibrate(transport, plan.cluster, planned_method(plan), device)

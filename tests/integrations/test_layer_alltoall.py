@@ -25,10 +25,11 @@ from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.runtime import order_calibration as measuring
-from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers, with_servers
+from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate_servers
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, PlanOptions, SyntheticOptions
+from aurora.types.plan import with_servers
 from tests.runtime.test_order_calibration import plan_of_four_ranks
 
 EXPERTS, WIDTH, TOP_K = 6, 8, 2
@@ -198,7 +199,7 @@ def test_batches_take_the_way_that_was_measured_to_be_faster(planned, monkeypatc
         seconds_CW = np.stack([seconds_C[method] for method in found.methods], axis=1)
         return replace(found, sizes_C=np.array([1 << 16, 1 << 18]), seconds_CW=seconds_CW)
 
-    monkeypatch.setattr(worker_integration, "calibrate_servers", calibrated)
+    monkeypatch.setattr(measuring, "calibrate_servers", calibrated)
     monkeypatch.setattr(worker_integration, "Metrics", lambda *_: None)
     slots_G = plan.models[0].placement.slots_LG[0]
 

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 
 from aurora.io import save
-from aurora.io.engine_placements import redundant_experts
 from aurora.io.engine_records import load_records
+from aurora.planner.placement.slot_counts import redundant_experts
 from aurora.planner.plan import schedule_model
 from aurora.runtime.colocation_table import SLOTS, colocation_folder
 from aurora.types import Cluster, Gpu, Hierarchy, ModelPlan, Placement, Plan, PlanOptions

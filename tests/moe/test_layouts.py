@@ -23,8 +23,7 @@ from aurora.moe.permutation import (
 )
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.replication.token_split import token_split
-from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.traffic import tokens_to_gpus
+from aurora.planner.workload.serving_gpus import serving_gpus, tokens_to_gpus
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.plan import make_plan
 from aurora.runtime import order_calibration as measuring
@@ -22,10 +22,10 @@ from aurora.runtime.order_calibration import (
     calibrate,
     calibrate_servers,
     planned_method,
-    with_servers,
 )
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Curve, Hierarchy, Network, PlanOptions, Profile, RunOptions, servers
+from aurora.types.plan import with_servers
 from tests.conftest import cluster
 
 ONES = (np.ones((2, 2), dtype=np.int64) - np.eye(2, dtype=np.int64), Network.equal(2))

@@ -20,21 +20,6 @@ def all_pairs(ranks: int) -> IntArray:
     return np.argwhere(~np.eye(ranks, dtype=np.bool_))
 
 
-def rotated_pairs(ranks: int) -> IntArray:
-    """Returns the rows of `all_pairs` in the sequence (i, i + 1), (i, i + 2), ... mod ranks, all ranks i in each step.
-
-    Ranks that post their messages in this sequence send to different ranks first, as engines' own all-to-alls do.
-    """
-    src_X, step_X = np.tile(np.arange(ranks), max(ranks - 1, 0)), np.repeat(np.arange(1, ranks), ranks)
-    return np.stack([src_X, (src_X + step_X) % ranks], axis=1)
-
-
-def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Starts every transfer at once, so that ports are shared. Ranks post messages to the next rank first."""
-    n = len(bytes_GG)
-    return Order("all-at-once", rotated_pairs(n), sends_open=max(1, n - 1), recvs_open=max(1, n - 1))
-
-
 def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
     """Returns the rows pairs_X2 (X, 2), then every pair without bytes in bytes_GG (G, G), because an order serves any batch."""
     return np.asarray(_with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG)))

@@ -11,13 +11,19 @@ from typing import Protocol
 import numpy as np
 
 from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
-from aurora.planner.alltoall.hierarchical import hierarchical
+from aurora.planner.alltoall.hierarchical_order import hierarchical
 from aurora.planner.alltoall.matched_rounds import matchings
-from aurora.planner.alltoall.open_shop import all_at_once, all_pairs, openshop, rotated_pairs, with_silent_pairs
+from aurora.planner.alltoall.open_shop import all_pairs, openshop, with_silent_pairs
 from aurora.planner.alltoall.split_transfers import openshop_best
 from aurora.planner.network.bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
+from aurora.types.schedule import rotated_pairs
+
+
+def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
+    """Starts every transfer at once, so that ports are shared. Ranks post messages to the next rank first."""
+    return Order.all_at_once(len(bytes_GG))
 
 
 def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
@@ -25,7 +31,7 @@ def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> 
 
     All transfers end at T, on any ports.
     """
-    return replace(all_at_once(bytes_GG, network, rng=rng), method="paced", paced=True)
+    return replace(Order.all_at_once(len(bytes_GG)), method="paced", paced=True)
 
 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:

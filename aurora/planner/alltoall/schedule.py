@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.check.hierarchical import check_steps
 from aurora.planner.check.plans import check_order, check_schedule

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.migration.weight_moves import LayerSlots, fewest_moves, holds, migration_schedule, moved_bytes
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped

@@ -8,7 +8,6 @@ Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import networkx as nx
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -258,6 +257,8 @@ class FlowNetwork:
 
         On a tree, every link is the cut of one of these sets in either direction.
         """
+        import networkx as nx  # a fifth of a second, which only fabrics are worth
+
         graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
         index = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
         parts = [np.zeros(self.vertices, dtype=bool)]
@@ -288,6 +289,8 @@ class FlowNetwork:
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
         """Returns (V,) bool, the source side of the minimum cut if bytes_GG, all from or to one GPU, take within_s seconds."""
+        import networkx as nx  # a fifth of a second, which only fabrics are worth
+
         graph = nx.DiGraph()
         for tail, head, rate in zip(self.tail_A.tolist(), self.head_A.tolist(), self.Bps_A.tolist(), strict=True):
             graph.add_edge(tail, head, capacity=int(rate * within_s * EXACT))

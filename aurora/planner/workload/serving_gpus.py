@@ -92,6 +92,20 @@ def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
     return _cut(tokens_S, share_G, (np.arange(len(tokens_S)) + 0.5) / len(tokens_S))
 
 
+def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
+    """Returns (S, G) int64: the tokens that each source sends to each GPU.
+
+    Args:
+        tokens_SE: (S, E) int64, tokens from each source to each expert.
+        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
+    """
+    whole_E = (split_EG == 1).any(axis=1)
+    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
+    for expert in np.flatnonzero(~whole_E).tolist():
+        tokens_SG += split_by_share(tokens_SE[:, expert], split_EG[expert])
+    return np.asarray(tokens_SG)
+
+
 def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_G: IntArray) -> FloatArray:
     """Returns (E, G) float64, the share of each expert's tokens that each GPU serves in hierarchical all-to-alls.
 

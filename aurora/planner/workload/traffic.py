@@ -6,7 +6,7 @@ import numpy as np
 
 from aurora.planner.alltoall.hierarchical import HierarchicalRows, hierarchical_rows, step_rows
 from aurora.planner.workload.server_tokens import server_tokens
-from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus, split_by_share
+from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus, split_by_share, tokens_to_gpus
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -77,20 +77,6 @@ def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> Int
     if phase == "combine":
         return np.asarray(rows_SS.T * profile.combine_bytes)[None]
     return np.stack([rows_SS * size for size in (profile.dispatch_bytes, *(4 * profile.top_k,) * (GATHERS - 1))])
-
-
-def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """Returns (S, G) int64: the tokens that each source sends to each GPU.
-
-    Args:
-        tokens_SE: (S, E) int64, tokens from each source to each expert.
-        split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
-    """
-    whole_E = (split_EG == 1).any(axis=1)
-    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
-    for expert in np.flatnonzero(~whole_E).tolist():
-        tokens_SG += split_by_share(tokens_SE[:, expert], split_EG[expert])
-    return np.asarray(tokens_SG)
 
 
 def tokens_on_gpu(tokens_SE: IntArray, split_NEG: FloatArray, server_S: IntArray, gpu: int) -> IntArray:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io import load_plan
-from aurora.io.engine_placements import redundant_experts
+from aurora.planner.placement.slot_counts import redundant_experts
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import (
     API_CHECKS,

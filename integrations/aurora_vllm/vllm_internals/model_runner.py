@@ -15,7 +15,6 @@ from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
-from aurora_vllm.vllm_internals.expert_moves import follow_by_expert_maps, follow_traffic
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
@@ -140,6 +139,8 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         if balancer is None or not balancer.model_states:
             integration.status.falls_short("adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic")
         else:
+            from aurora_vllm.vllm_internals.expert_moves import follow_traffic
+
             follow_traffic(patched, balancer, facts, config.model_config.served_model_name)
     choices = None
     if integration.settings.record is not None or patched.moves_by_expert_maps:
@@ -149,6 +150,8 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
             lacking = "nothing is recorded" if integration.settings.record is not None else "adapt: experts stay where they are"
             integration.status.falls_short(f"{lacking}: {error}")
     if choices is not None and patched.moves_by_expert_maps:
+        from aurora_vllm.vllm_internals.expert_moves import follow_by_expert_maps
+
         follow_by_expert_maps(patched, choices, facts, config.model_config.served_model_name)
     recorded = choices if integration.settings.record is not None else None
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded)

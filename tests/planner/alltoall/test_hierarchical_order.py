@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall import schedule
-from aurora.planner.alltoall.hierarchical import RAILS, hierarchical_order, hierarchical_rows, step_rows
+from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
+from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.schedule_time import timed

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.recovery import program_among, program_in_force, restored
 from aurora.planner.plan import make_plan

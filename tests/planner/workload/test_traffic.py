@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.serving_gpus import split_by_share
-from aurora.planner.workload.traffic import tokens_on_gpu, tokens_to_gpus
+from aurora.planner.workload.serving_gpus import split_by_share, tokens_to_gpus
+from aurora.planner.workload.traffic import tokens_on_gpu
 
 
 @st.composite

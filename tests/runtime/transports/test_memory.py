@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import row_slices
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.phase_recorder import HostTimer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from aurora.planner.alltoall.hierarchical import hierarchical_order
+from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.transports.ordered import OrderedTransport
 from aurora.types import Cluster, Gpu, Hierarchy, Network, servers
