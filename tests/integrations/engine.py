@@ -9,8 +9,12 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+MOST_ROUNDS = 200  # of one kind of prompts
 
 
 def main(path: Path) -> None:
@@ -43,7 +47,7 @@ def main(path: Path) -> None:
     params = {"temperature": 0.0, "max_tokens": job["new_tokens"], "ignore_eos": True, "logprobs": 1}
     answers: dict[int, Any] = {}
     times, passes_s = [], []
-    for number, asked in enumerate(job.get("rounds", [range(len(job["prompts"]))] * job.get("repeat", 1))):
+    for number, asked in enumerate(rounds(job, rank)):
         chosen = list(asked)[busy.index(replica) :: len(busy)] if replica in busy else []
         if number and job.get("dies") == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -76,6 +80,35 @@ def main(path: Path) -> None:
     path.with_name(f"answers-{rank}.json").write_text(
         json.dumps({"answers": answers, "times": times, "passes_s": passes_s, "said": said})
     )
+
+
+def rounds(job: dict[str, Any], rank: int) -> Iterator[Sequence[int]]:
+    """Yields the prompts of each round. With `until`, a list of them comes again until that code finds, on rank 0, that it is over."""
+    asked = job.get("rounds", [range(len(job["prompts"]))] * job.get("repeat", 1))
+    if "until" not in job:
+        yield from asked
+        return
+    import torch
+
+    for kind, prompts in enumerate(asked):
+        over = torch.zeros(1)
+        for _ in range(MOST_ROUNDS):
+            yield prompts
+            scope = {"job": job, "kind": kind, "rank": rank, "over": False}
+            exec(job["until"], scope)
+            torch.distributed.broadcast(over.fill_(scope["over"]), 0)
+            if over:
+                break
+        print(f"engine.py: no more prompts of kind {kind}", flush=True)
+
+
+def slowest(load_LE: Sequence[Sequence[float]], held_LG: Sequence[Sequence[Sequence[int]]]) -> float:
+    """Returns the load of the rank that has most, summed over layers; an expert's replicas take even parts of its load."""
+    total = 0.0
+    for load_E, held_G in zip(load_LE, held_LG, strict=True):
+        replicas = Counter(expert for held in held_G for expert in held)
+        total += max(sum(load_E[expert] / replicas[expert] for expert in held) for held in held_G)
+    return total
 
 
 def perform(path: Path, environ: dict[str, str], log: Path) -> None:

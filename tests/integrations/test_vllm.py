@@ -162,20 +162,27 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory, checkpoints):
-    """What one rank of vLLM without the plugin answers, by model."""
+    """What one rank of vLLM without the plugin answers, by model and prompts."""
     folder, known = tmp_path_factory.mktemp("alone"), {}
 
-    def answers(name):
-        if name not in known:
-            ranks = Ranks(folder / name, model=str(checkpoints(name)), environ={"VLLM_PLUGINS": ""})
-            known[name] = ranks.answers()
-        return known[name]
+    def answers(name, prompts=PROMPTS):
+        key = name, str(prompts)
+        if key not in known:
+            job = {"model": str(checkpoints(name)), "prompts": prompts, "environ": {"VLLM_PLUGINS": ""}}
+            known[key] = Ranks(folder / str(len(known)), **job).answers()
+        return known[key]
 
     return answers
 
 
 def counted(folder, prompts, new_tokens):
-    """(L, E): what transformers counts of the same prompts, one after the other."""
+    """The model, and (L, E): what transformers counts of the same prompts, one after the other."""
+    moe, load_XLE = counted_each(folder, prompts, new_tokens)
+    return moe, load_XLE.sum(axis=0)
+
+
+def counted_each(folder, prompts, new_tokens):
+    """The same as `counted`, but (X, L, E) of each prompt."""
     import transformers
 
     from aurora.models.loading import MoeModel, find_moe_layers
@@ -184,8 +191,8 @@ def counted(folder, prompts, new_tokens):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     top_k = model.config.num_experts_per_tok
     moe = MoeModel(folder.name, model, None, find_moe_layers(model), top_k)
-    passes = [one for prompt in prompts for one in route_round(moe, [[prompt]], new_tokens, keep=False)]
-    return moe, sum(one.counts_LE for one in passes)
+    passes_X = [route_round(moe, [[prompt]], new_tokens, keep=False) for prompt in prompts]
+    return moe, np.array([sum(one.counts_LE for one in passes) for passes in passes_X])
 
 
 def _tuples(table):
@@ -376,78 +383,121 @@ assert any(set(senders) & set(receivers) for senders, receivers in ends), "vLLM'
 """
 
 
+SWITCHING = [[3 + 20 * index] * 60 for index in range(12)]  # prompts of other tokens choose other experts
+UNTIL_FOLLOWED = """
+import aurora_vllm.vllm_internals.model_runner as runner
+from tests.integrations.engine import slowest
+held_K, load_LE = runner.held_K, job["load_KLE"][kind]
+del held_K[kind + 1 :]
+held_K.append(runner.held())
+over = not runner.moves() and slowest(load_LE, held_K[-1]) < 0.95 * slowest(load_LE, held_K[kind])
+runner.end_window()
+"""
+SAVE_HELD = """
+import json, os
+import aurora_vllm.vllm_internals.model_runner as runner
+open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps(runner.held_K))
+"""
+
+
+def switching(checkpoint, held_LG):
+    """Prompts that choose most of what the first rank holds, and then the others, each until experts have followed them."""
+    _, load_XLE = counted_each(checkpoint, SWITCHING, NEW)
+    first_X = [sum(load_LE[layer][list(held_G[0])].sum() for layer, held_G in enumerate(held_LG)) for load_LE in load_XLE]
+    most_X = np.argsort(first_X)[::-1]
+    kinds = [most_X[:4].tolist(), most_X[4:].tolist()]
+    loads = [load_XLE[kind].sum(axis=0).tolist() for kind in kinds]
+    return {"prompts": SWITCHING, "rounds": kinds, "load_KLE": loads, "until": UNTIL_FOLLOWED}
+
+
+def check_followed(run, job, folder):
+    """After each kind of prompts, the same experts are in place on all ranks, by a decision, and suit that kind better than before."""
+    held_K, *others = (json.loads((folder / f"map{rank}").read_text()) for rank in range(run.ranks))
+    assert others == [held_K] * (run.ranks - 1)
+    for held_LG in held_K:
+        assert [list(map(len, held_G)) for held_G in held_LG] == [list(map(len, held_G)) for held_G in held_K[0]]
+        assert all({expert for held in held_G for expert in held} == set(range(8)) for held_G in held_LG)
+    said_K = run.said()[0].split("engine.py: no more prompts of kind ")
+    for kind, load_LE in enumerate(job["load_KLE"]):
+        assert re.search(r"plugin_status\.py:.*aurora: move \(gain\)", said_K[kind])
+        before, after = (engine.slowest(load_LE, held_LG) for held_LG in held_K[kind : kind + 2])
+        assert after < 0.95 * before
+
+
+KEEP_EPLB = """
+import aurora_vllm.vllm_internals.model_runner as runner
+follow = runner.follow_traffic
+def follow_and_keep(worker, balancer, facts, *args):
+    import aurora_vllm.eplb_placement as eplb_placement
+    eplb_placement.PATIENCE_S = 300  # on a machine that has much else to do
+    follow(worker, balancer, facts, *args)
+    model, = balancer.model_states.values()
+    runner.held = lambda: model.physical_to_logical_map.view(facts.layers, facts.ranks, -1).tolist()
+    runner.moves, runner.end_window = lambda: worker.live.under_way, lambda: None
+    runner.held_K = [runner.held()]
+runner.follow_traffic = follow_and_keep
+"""
+
+
 @pytest.mark.parametrize("in_background", [False, pytest.param(True, marks=slow)], ids=["serving-waits", "in-background"])
-def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_path, checkpoints):
-    """Prompts of other tokens choose other experts: the placement changes for both kinds, and answers are as without."""
-    checkpoint, prompts = str(checkpoints("qwen3moe")), [[3 + 20 * index] * 60 for index in range(12)]
-    alone = Ranks(tmp_path / "alone", model=checkpoint, prompts=prompts, environ={"VLLM_PLUGINS": ""}).answers()
-    rounds = [list(range(4))] * 8 + [list(range(4, 12))] * 8
+def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_path, checkpoints, alone):
+    """The placement changes for both kinds of prompts, and answers are as without."""
+    checkpoint = checkpoints("qwen3moe")
+    job = switching(checkpoint, [[[0, 1, 2], [3, 4, 5], [6, 7, 0], [1, 2, 3]]] * 3)
     run = Ranks(
-        tmp_path / "run", 4, model=checkpoint, prompts=prompts, rounds=rounds, dp=4,
+        tmp_path / "run", 4, model=str(checkpoint), dp=4, **job,
         additional_config={"aurora": {"adapt": True}}, llm=eplb(4, use_async=in_background),
-        before=KEEP_STATE + KEEP_ROUNDS, after=SAVE_MAP + CHECK_ROUNDS + (CHECK_OWN_ROUNDS if in_background else ""),
+        before=KEEP_EPLB + KEEP_ROUNDS, after=SAVE_HELD + CHECK_ROUNDS + (CHECK_OWN_ROUNDS if in_background else ""),
         environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
-    check_same(run.answers(), alone)
+    check_same(run.answers(), alone("qwen3moe", SWITCHING))
     assert not run.warnings()
-    maps = [np.load(tmp_path / f"map{rank}.npy") for rank in range(4)]
-    assert all((each == maps[0]).all() for each in maps)
-    said = run.said()[0]
-    windows = [line for line in said.splitlines() if re.search(r"plugin_status\.py:.*aurora: \w+ \(", line)]
-    half = len(windows) // 2
-    for part in (windows[:half], windows[half:]):
-        assert any("aurora: move (gain)" in line for line in part)
-    assert len(windows) >= 10
+    check_followed(run, job, tmp_path)
     rounds = [json.loads((tmp_path / f"map{rank}-rounds").read_text()) for rank in range(4)]
     assert rounds == [rounds[0]] * 4  # all ranks make the same moves, each of which was decided on
-    decided = sum(int(count) for count in re.findall(r"aurora: move .*; (\d+) moves,", said))
+    decided = sum(int(count) for count in re.findall(r"aurora: move .*; (\d+) moves,", run.said()[0]))
     assert 0 < sum(len(flows) for flows in rounds[0]) <= decided
 
 
 KEEP_LAYERS = """
+import math
 import aurora_vllm.vllm_internals.model_runner as runner
 follow = runner.follow_by_expert_maps
+def addresses(worker):
+    return [each.data_ptr() for layer in worker.layers for each in (*layer.parameters(), layer.expert_map)]
 def follow_and_keep(worker, *args):
     follow(worker, *args)
-    runner.kept, runner.first = worker, [worker.slots(layer) for layer in range(len(worker.layers))]
-    runner.where = [each.data_ptr() for layer in worker.layers for each in (*layer.parameters(), layer.expert_map)]
+    moving, where = worker.integration.moving, addresses(worker)
+    def held():
+        assert addresses(worker) == where
+        return [worker.slots(layer) for layer in range(len(worker.layers))]
+    runner.held, runner.held_K = held, [held()]
+    runner.moves = lambda: moving._follower is not None and moving._follower.busy
+    runner.end_window = lambda: setattr(moving._live, "_began_s", -math.inf)
 runner.follow_by_expert_maps = follow_and_keep
-"""
-SAVE_LAYERS = """
-import json, os
-import aurora_vllm.vllm_internals.model_runner as runner
-layers = runner.kept.layers
-assert runner.where == [each.data_ptr() for layer in layers for each in (*layer.parameters(), layer.expert_map)]
-last = [runner.kept.slots(layer) for layer in range(len(layers))]
-open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps([runner.first, last]))
-"""
+"""  # windows end with rounds of prompts, not by the clock
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints):
+def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints, alone):
     """Without EPLB, by a plan in its order and in vLLM's placement and all-to-all: answers are as without, one rank idles."""
-    checkpoint, prompts = checkpoints("qwen3moe"), [[3 + 20 * index] * 60 for index in range(12)]
-    alone = Ranks(tmp_path / "alone", model=str(checkpoint), prompts=prompts, environ={"VLLM_PLUGINS": ""}).answers()
-    settings = {"adapt": True, "loss": 0.0, "period_s": 0.2, "required": True}
+    checkpoint = checkpoints("qwen3moe")
+    settings = {"adapt": True, "loss": 0.0, "period_s": 3600, "required": True}
+    held_LG = [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 3
     if planned:
-        save(scattered(checkpoint, 2, most=4), tmp_path / "plan.json")
+        plan = scattered(checkpoint, 2, most=4)
+        save(plan, tmp_path / "plan.json")
         settings |= {"plan": str(tmp_path / "plan.json"), "order": "plan"}
-    rounds = [list(range(4))] * 8 + [list(range(4, 12))] * 8
+        held_LG = plan.models[0].placement.slots_LG
+    job = switching(checkpoint, held_LG)
     run = Ranks(
-        tmp_path / "run", 2, model=str(checkpoint), prompts=prompts, rounds=rounds, dp=2, idle=[] if planned else [1],
-        additional_config={"aurora": settings}, before=KEEP_LAYERS, after=SAVE_LAYERS + SAVE_METRICS,
+        tmp_path / "run", 2, model=str(checkpoint), dp=2, idle=[] if planned else [1], **job,
+        additional_config={"aurora": settings}, before=KEEP_LAYERS, after=SAVE_HELD + SAVE_METRICS,
         environ={"MAP": str(tmp_path / "map")},
     )  # fmt: skip
-    check_same(run.answers(), alone)
+    check_same(run.answers(), alone("qwen3moe", SWITCHING))
     assert not run.warnings()
-    (first, last), other = (json.loads((tmp_path / f"map{rank}").read_text()) for rank in range(2))
-    assert [first, last] == other
-    assert last != first
-    assert all(sorted(expert for held in held_G for expert in held) == list(range(8)) for held_G in last)
-    windows = [line for line in run.said()[0].splitlines() if re.search(r"plugin_status\.py:.*aurora: \w+ \(", line)]
-    half = len(windows) // 2
-    for part in (windows[:half], windows[half:]):
-        assert any("aurora: move (gain)" in line for line in part)
+    check_followed(run, job, tmp_path)
     shown = (tmp_path / "map0.prom").read_text()
     assert float(re.search(r"aurora_control_moved_bytes_total{.*} (.*)", shown)[1]) > 0
 
