@@ -185,7 +185,8 @@ def price(
 
 def checked(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Plan:
     """Returns a plan with the seconds between which its objective lies, checked."""
-    plan = replace(plan, between_s=objective_between(plan, profiles, domains))
+    between_s = objective_between(plan, profiles, domains)
+    plan = plan if plan.between_s == between_s else replace(plan, between_s=between_s)
     check_plan(plan)
     return plan
 

@@ -116,7 +116,7 @@ def resolve(
         BadInput: if a name is unknown, or options contradict each other or the number of models.
         InfeasiblePlan: if the cluster has fewer nodes, or GPUs of its one node, than `min_replicas`.
     """
-    colocated, equal = len(profiles) > 1, cluster.equal
+    colocated, equal, gpus = len(profiles) > 1, cluster.equal, len(cluster)
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
     if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
@@ -138,7 +138,7 @@ def resolve(
         objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
         time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated or options.micro_batches > 1 else options.time_slice,
         all_to_all=_named(options.all_to_all, ALL_TO_ALLS[0]),
-        order=_named(options.order, auto_orders(len(cluster))[0] if plain else "auto"),
+        order=_named(options.order, auto_orders(gpus)[0] if plain else "auto"),
     )
     _check_names(resolved, choices(resolved, len(profiles)))
     if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(cluster, domains)):

@@ -9,8 +9,7 @@ from numba import njit
 
 from aurora.planner.alltoall.matched_rounds import matched_rounds
 from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search, with_silent_pairs
-from aurora.planner.network.bounds import one_to_one_bound, pair_seconds
-from aurora.planner.network.routes import pair_rates
+from aurora.planner.network.bounds import longest_port, pair_rates, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
 
@@ -131,7 +130,7 @@ class CutShop:
     def __init__(self, bytes_GG: IntArray, network: Network) -> None:
         self.ranks = len(bytes_GG)
         self.seconds_GG = pair_seconds(bytes_GG, network)
-        self.bound_s = one_to_one_bound(bytes_GG, network)
+        self.bound_s = longest_port(self.seconds_GG)
         self._bytes = bytes_GG.tolist()
         self._rates = pair_rates(network).tolist()
         self._startups = network.pair_startup_s_GG.tolist()

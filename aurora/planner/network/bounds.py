@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from aurora.planner.network.routes import pair_rates, route
+from aurora.planner.network.routes import route
 from aurora.types import Cut, Fabric, Network
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.network import named
@@ -56,6 +56,16 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     Source: Aurora Thm 4.2.
     """
     return float(port_seconds(bytes_GG, network).max(initial=0.0))
+
+
+def pair_rates(network: Network) -> FloatArray:
+    """Returns (G, G) float64, bytes per second of each transfer that has the network, ports and links, to itself."""
+    if network.fabric is None:
+        return network.pair_Bps_GG
+    routes = route(network)
+    with np.errstate(divide="ignore"):
+        alone_GGK = routes.capacity_Bps_R[routes.use_GGK] / routes.share_GGK
+    return np.asarray(alone_GGK.min(axis=2))
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:

@@ -51,16 +51,6 @@ def route(network: Network) -> Routes:
     )
 
 
-def pair_rates(network: Network) -> FloatArray:
-    """Returns (G, G) float64, bytes per second of each transfer that has the network, ports and links, to itself."""
-    if network.fabric is None:
-        return network.pair_Bps_GG
-    routes = route(network)
-    with np.errstate(divide="ignore"):
-        alone_GGK = routes.capacity_Bps_R[routes.use_GGK] / routes.share_GGK
-    return np.asarray(alone_GGK.min(axis=2))
-
-
 @lru_cache(maxsize=8)
 def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
     """(G, G, K) links on each pair's shortest paths, and the part of the paths that takes each."""

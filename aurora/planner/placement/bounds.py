@@ -98,10 +98,11 @@ def _least_phases(layer: PhaseSums, spare: int) -> FloatArray:
     """(2, W) seconds that each phase takes at least, by counting: `spare` more replicas than one of each expert."""
     _, received_GEW, expert_GEW, _ = np.moveaxis(layer.part_s_GEXW, 2, 0)
     gate_GW = layer.base_s_GXW[:, 1]
-    first_W, second_W = (
-        [least_largest(_replicated_ER(part_GEW[..., w], layer.slots_G), spare) for w in range(part_GEW.shape[2])]
+    replicated_YWER = [
+        [_replicated_ER(part_GE, layer.slots_G) for part_GE in np.moveaxis(part_GEW, 2, 0)]
         for part_GEW in (received_GEW, expert_GEW)
-    )
+    ]
+    first_W, second_W = ([least_largest(each_ER, spare) for each_ER in each_WER] for each_WER in replicated_YWER)
     return np.stack([np.maximum(gate_GW.max(axis=0), gate_GW.min(axis=0) + first_W), second_W])
 
 

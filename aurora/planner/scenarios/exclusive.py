@@ -108,8 +108,7 @@ class ExclusiveProblem:
 class PlacedLayer:
     """One layer's placement and its seconds: as recorded, expected on unseen traffic, and their lower bounds.
 
-    `slot_s` is what the placement takes on average in unseen scenarios, and what it would take with one more slot on each GPU;
-    None if that was not tried.
+    `larger_s` is what it would take on unseen traffic with one more slot on each GPU; None if that was not tried.
     """
 
     placement: Placement
@@ -117,7 +116,7 @@ class PlacedLayer:
     unseen_s: float
     bound_s: float
     assignment_bound_s: float | None
-    slot_s: tuple[float, float] | None
+    larger_s: float | None
 
 
 class Exclusive(Scenario):
@@ -148,20 +147,28 @@ class Exclusive(Scenario):
 
     def unseen_s(self, placements_M: Sequence[Placement]) -> float:
         """Returns the seconds of all layers to be expected on draws of the forecast; see `Scenario.unseen_s`."""
-        unseen_L = (self._unseen_costs(self._forecast(layer), layer) for layer in range(self.layers))
-        return sum(unseen.value_s(placements_M[0].split_EG(layer)) for layer, unseen in enumerate(unseen_L))
+        total_s = 0.0
+        for layer in range(self.layers):
+            forecast = self._forecast(layer)
+            unseen = self._drawn_costs(forecast, *_unseen(forecast, layer))
+            total_s += unseen.value_s(placements_M[0].split_EG(layer))
+        return total_s
 
     @cached_property
+    def _memory_slots_G(self) -> IntArray:
+        """(G,) int64 slots that memory allows."""
+        return memory_slots_G(self.cluster, self.profiles)
+
+    @property
     def _most_slots_G(self) -> IntArray:
         """(G,) int64 slots that memory and options allow."""
-        memory_G = memory_slots_G(self.cluster, self.profiles)
         most = self.options.slots_per_gpu
-        return memory_G if most is None else np.minimum(memory_G, most)
+        return self._memory_slots_G if most is None else np.minimum(self._memory_slots_G, most)
 
     def _place_by_load(self, progress: Progress) -> PlacedModels:
         """Places layers by the loads of their experts, as recorded or forecast."""
         profile, options = self.profiles[0], self.options
-        capacity_G, memory_G = slots_G(self.cluster, profile, options), memory_slots_G(self.cluster, self.profiles)
+        capacity_G, memory_G = slots_G(self.cluster, profile, options), self._memory_slots_G
         nodes = failure_domains(self.cluster, capacity_G)
         offered = set(np.linspace(0, profile.layers - 1, OFFERED_LAYERS, dtype=np.int64).tolist())
 
@@ -174,12 +181,12 @@ class Exclusive(Scenario):
                     f"`place` {SWAP_SEARCH} gives the larger GPUs more"
                 )
             placement = _place_layer(problem, options, rng)
-            slot_s = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
-            return self._priced(problem, placement, slot_s)
+            larger = _with_one_more_slot(problem, placement, memory_G) if layer in offered else None
+            return self._priced(problem, placement, larger)
 
         layers = of_layers(placed, profile.layers, "placing experts", progress)
         bounds = [layer.assignment_bound_s for layer in layers]
-        tried = [layer.slot_s for layer in layers if layer.slot_s is not None]
+        tried = [(layer.unseen_s, layer.larger_s) for layer in layers if layer.larger_s is not None]
         now_s, then_s = (sum(column) for column in zip(*tried, strict=True)) if tried else (0.0, 0.0)
         return PlacedModels(
             (Placement.stack([layer.placement for layer in layers]),),
@@ -193,7 +200,9 @@ class Exclusive(Scenario):
     def _problem(self, layer: int, capacity_G: IntArray, nodes: FailureDomains, rng: np.random.Generator) -> ExclusiveProblem:
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
-        (recorded,), forecast = self.costs(layer), self._forecast(layer)
+        forecast = self._forecast(layer)
+        judging, unseen = None if aim == OWN else forecast.draws(DRAWS, rng), _unseen(forecast, layer)
+        (recorded,) = self.costs(layer)
         expected = recorded
         if aim != OWN:
             expected_WSE = forecast.expected_WSE
@@ -201,34 +210,30 @@ class Exclusive(Scenario):
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
             expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
-        judge = expected if aim == OWN else self._drawn_costs(forecast, rng)
+        judge = expected if judging is None else self._drawn_costs(forecast, *judging)
         whole = layer_costs(cluster, profile, layer) if self.domains else recorded.summed
-        return ExclusiveProblem(recorded, whole, expected, judge, self._unseen_costs(forecast, layer), capacity_G, nodes)
+        return ExclusiveProblem(recorded, whole, expected, judge, self._drawn_costs(forecast, *unseen), capacity_G, nodes)
 
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
 
-    def _unseen_costs(self, forecast: Forecast, layer: int) -> LayerCosts:
-        """The costs of a layer in scenarios that no placement was made for."""
-        return self._drawn_costs(forecast, np.random.default_rng((layer, 1, 1, 1)))
-
-    def _drawn_costs(self, forecast: Forecast, rng: np.random.Generator) -> LayerCosts:
-        """The costs of a layer in DRAWS scenarios, or a few more, so that each of the forecast's is drawn equally often."""
-        tokens_XSE, windows_X = forecast.draws(DRAWS, rng)
+    def _drawn_costs(self, forecast: Forecast, tokens_XSE: FloatArray, windows_X: IntArray) -> LayerCosts:
+        """The costs of a layer in scenarios that are drawn from its forecast."""
         scenarios = len(forecast.share_WE)
         worst = AIMS[self.options.aim](scenarios) * len(windows_X) // scenarios
         return expected_costs(self.cluster, self.profiles[0], tokens_XSE, windows_X, worst)
 
-    def _priced(self, problem: ExclusiveProblem, placement: Placement, slot_s: tuple[float, float] | None) -> PlacedLayer:
-        """A layer's placement with its seconds and bounds."""
+    def _priced(self, problem: ExclusiveProblem, placement: Placement, larger: Placement | None) -> PlacedLayer:
+        """A layer's placement with its seconds and bounds; `larger` is one with more slots, if that was tried."""
         split_EG = placement.split_EG(0)
-        value_s = self.price([problem.recorded], [split_EG])
+        larger_s = None if larger is None else problem.unseen.value_s(larger.split_EG(0))
+        value_s, unseen_s = self.price([problem.recorded], [split_EG]), problem.unseen.value_s(split_EG)
         assignment_bound_s = None
         if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
             assignment_bound_s = min(best_exclusive_s(problem.whole.grouped(placement.gpu_E(0))), value_s)
         bound_s = min(self.bound([problem.recorded]), value_s)
-        return PlacedLayer(placement, value_s, problem.unseen.value_s(split_EG), bound_s, assignment_bound_s, slot_s)
+        return PlacedLayer(placement, value_s, unseen_s, bound_s, assignment_bound_s, larger_s)
 
     def place_deduplicated(self, start: Placement, rng: np.random.Generator) -> PlacedModels:
         """Places experts by co-activation local search, which moves and swaps single experts.
@@ -249,6 +254,11 @@ class Exclusive(Scenario):
             assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
             placements.append(unreplicated(gpu_E, len(self.cluster)))
         return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
+
+
+def _unseen(forecast: Forecast, layer: int) -> tuple[FloatArray, IntArray]:
+    """Scenarios of a layer that no placement was made for, as `Forecast.draws`."""
+    return forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1)))
 
 
 def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
@@ -352,8 +362,8 @@ def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Gen
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
-def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> tuple[float, float] | None:
-    """The seconds of a placement and of one with a further replica on each GPU whose memory holds it; None if none's does.
+def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_G: IntArray) -> Placement | None:
+    """The placement with a further replica on each GPU whose memory holds it; None if none's does.
 
     memory_G is (G,) int64, the slots that each GPU's memory holds.
     """
@@ -367,7 +377,7 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     layer = PhaseSums.of(problem.searched, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
-    return problem.unseen.value_s(placement.split_EG(0)), problem.unseen.value_s(Placement.of_slots(held_GP[None]).split_EG(0))
+    return Placement.of_slots(held_GP[None])
 
 
 def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
