@@ -77,6 +77,7 @@ class ModelPlan(Value):
     hierarchy: Hierarchy | None = None
 
     def __post_init__(self) -> None:
+        layers, experts = len(self.placement.slots_LG), self.placement.experts
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
             object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
         for name in ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes"):
@@ -84,7 +85,6 @@ class ModelPlan(Value):
                 raise BadInput(f"plan of {self.model!r}: expected {name} of zero or more, found {getattr(self, name)}")
         for name in (self.model, self.fingerprint):
             check_name("plan: model and fingerprint", name)
-        layers, experts = len(self.placement.slots_LG), self.placement.experts
         object.__setattr__(self, "load_LE", counts(f"plan of {self.model!r}, load", self.load_LE, 2))
         object.__setattr__(self, "dense_layers", layer_numbers(f"plan of {self.model!r}, dense_layers", self.dense_layers))
         if self.load_LE.shape != (layers, experts):

@@ -289,6 +289,13 @@ class LayerCosts(PortCosts):
         seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
         return self._tail_mean(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))
 
+    def evenly_s(self, held_GP: IntArray) -> float:
+        """Returns the seconds, as `value_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
+        gpu_X, slot_X = np.nonzero(held_GP >= 0)
+        experts, gpus = self.own_WGE.shape[2], len(held_GP)
+        slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)
+        return self.value_s(slots_EG / slots_EG.sum(axis=1, keepdims=True))
+
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
 

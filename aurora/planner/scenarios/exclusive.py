@@ -96,13 +96,6 @@ class ExclusiveProblem:
         """Returns the seconds of a placement of this layer in the scenarios by which placements are compared."""
         return self.judge.value_s(placement.split_EG(0))
 
-    def evenly_s(self, held_GP: IntArray) -> float:
-        """Returns the seconds, as `judged_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
-        gpu_X, slot_X = np.nonzero(held_GP >= 0)
-        experts, gpus = len(self.load_E), len(held_GP)
-        slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)
-        return self.judge.value_s(slots_EG / slots_EG.sum(axis=1, keepdims=True))
-
 
 @dataclass(frozen=True)
 class PlacedLayer:
@@ -333,7 +326,7 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         if not replicas:
             return held_GP
         filled_GP = fill(layer, held_GP)[0]
-        worth = problem.evenly_s(held_GP) >= problem.evenly_s(filled_GP) * (1 - WORTH)
+        worth = problem.judge.evenly_s(held_GP) >= problem.judge.evenly_s(filled_GP) * (1 - WORTH)
         return filled_GP if worth else held_GP
 
     def searched(held_GP: IntArray, kicks: int) -> IntArray:
@@ -342,12 +335,12 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
     begun = [full(start.held_LGP(int(problem.slots_G.max()))[0]) for start in starts]
     found = [searched(held_GP, 0) for held_GP in begun]
     candidates = [*found, *begun]
-    judged_s = [problem.evenly_s(candidate) for candidate in candidates]
+    judged_s = [problem.judge.evenly_s(candidate) for candidate in candidates]
     best_GP, best_s = candidates[int(np.argmin(judged_s))], min(judged_s)
     held_GP = found[int(np.argmin(judged_s[: len(found)]))]
     for _ in range(ROUNDS):
         held_GP = searched(held_GP, KICKS)
-        if (value_s := problem.evenly_s(held_GP)) < best_s * (1 - 1e-12):
+        if (value_s := problem.judge.evenly_s(held_GP)) < best_s * (1 - 1e-12):
             best_GP, best_s = held_GP, value_s
         elif not problem.exact:
             break
