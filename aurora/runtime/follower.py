@@ -10,10 +10,10 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from numpy.typing import ArrayLike
@@ -100,7 +100,7 @@ class MovesHandover:
         return done
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ControlStatus:
     """State and counts of a follower. In a dry run they are those of what it would have done.
 
@@ -119,18 +119,18 @@ class ControlStatus:
         last: the last decision, if there was one.
     """
 
-    balancedness: float
-    expected_balancedness: float
-    plan_age_s: float
-    decisions: Mapping[tuple[Action, Kind], int]
-    bytes: int
-    move_s: float
-    windows: int
-    skipped: int
-    failures: int
-    times_stuck: int
-    heartbeat_s: float
-    last: Decision | None
+    balancedness: float = math.nan
+    expected_balancedness: float = math.nan
+    plan_age_s: float = 0.0
+    decisions: Counter[tuple[Action, Kind]] = field(default_factory=Counter)
+    bytes: int = 0
+    move_s: float = 0.0
+    windows: int = 0
+    skipped: int = 0
+    failures: int = 0
+    times_stuck: int = 0
+    heartbeat_s: float = 0.0
+    last: Decision | None = None
 
     @property
     def stuck(self) -> bool:
@@ -174,11 +174,7 @@ class Follower:
         self._waiting: _LoadWindow | None = None
         self._busy = self._closed = self._stuck = False
         self._seen_s = self._in_force_s = clock()
-        self._balancedness = self._expected = math.nan
-        self._decisions: Counter[tuple[Action, Kind]] = Counter()
-        self._bytes = self._windows = self._skipped = self._failures = self._times_stuck = 0
-        self._move_s = 0.0
-        self._last: Decision | None = None
+        self._so_far = ControlStatus()
         self._history = ControlHistory()
         self._thread = threading.Thread(target=self._run, name="aurora control", daemon=True)
         self._thread.start()
@@ -195,8 +191,8 @@ class Follower:
         with self._changed:
             if self._waiting is None and not self._busy:
                 self._seen_s = self._clock()
-            self._windows += 1
-            self._skipped += self._waiting is not None
+            self._so_far.windows += 1
+            self._so_far.skipped += self._waiting is not None
             self._waiting = _LoadWindow(load_LE, step_s, tokens, period_s)
             self._changed.notify()
         self.check()
@@ -206,7 +202,7 @@ class Follower:
         with self._changed:
             before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             newly_stuck = self._stuck and not before
-            self._times_stuck += newly_stuck
+            self._so_far.times_stuck += newly_stuck
         if newly_stuck:
             with suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
@@ -225,21 +221,8 @@ class Follower:
     def status(self) -> ControlStatus:
         """Returns the state and the counts so far."""
         with self._changed:
-            now_s = self._clock()
-            return ControlStatus(
-                self._balancedness,
-                self._expected,
-                now_s - self._in_force_s,
-                dict(self._decisions),
-                self._bytes,
-                self._move_s,
-                self._windows,
-                self._skipped,
-                self._failures,
-                self._times_stuck,
-                self._silent_s(),
-                self._last,
-            )
+            plan_age_s, decisions = self._clock() - self._in_force_s, self._so_far.decisions.copy()
+            return replace(self._so_far, decisions=decisions, plan_age_s=plan_age_s, heartbeat_s=self._silent_s())
 
     def report(self, model: str, began_s: float) -> ControlReport:
         """Returns the report of what was seen and done so far.
@@ -281,7 +264,7 @@ class Follower:
                 self._tell(f"given up: {ended}")
             except Exception as error:
                 with self._changed:
-                    self._failures += 1
+                    self._so_far.failures += 1
                 self._tell(f"failed: {type(error).__name__}: {error}")
 
     def _next(self) -> _LoadWindow | None:
@@ -301,11 +284,12 @@ class Follower:
             window = window._replace(step_s=None)
         decision = self._controller.window(*window)
         with self._changed:
-            self._last = decision
-            self._decisions[decision.action, decision.kind] += 1
+            so_far = self._so_far
+            so_far.last = decision
+            so_far.decisions[decision.action, decision.kind] += 1
             self._history.add(decision, self._clock() - self._in_force_s, self._controller.tracker.changes)
             if not math.isnan(decision.balancedness):
-                self._balancedness, self._expected = decision.balancedness, decision.expected_balancedness
+                so_far.balancedness, so_far.expected_balancedness = decision.balancedness, decision.expected_balancedness
         self._tell(f"dry run: {decision}" if self._dry_run else str(decision))
         if decision.action != "keep":
             self._move(decision)
@@ -323,8 +307,8 @@ class Follower:
         seconds = ended_s - began_s if moved.seconds is None else moved.seconds
         self._controller.moved(None if self._dry_run else seconds, moved.waited_s)
         with self._changed:
-            self._bytes += decision.bytes
-            self._move_s += seconds
+            self._so_far.bytes += decision.bytes
+            self._so_far.move_s += seconds
             self._in_force_s = ended_s
             if not self._dry_run:
                 self._history.in_force(ended_s - began_s)
@@ -337,7 +321,7 @@ class Follower:
             self._say(line)
         except Exception:
             with self._changed:
-                self._failures += 1
+                self._so_far.failures += 1
 
 
 class ControlHistory:

@@ -4,7 +4,6 @@
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ SHAPES: tuple[Callable[[int, np.random.Generator], FloatArray], ...] = (
     lambda n, rng: np.stack([rng.permutation(1 / (1.0 + np.arange(n))) for _ in range(n)]),
 )
 MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a message
-MESSAGE_REPETITIONS = 5  # of each size
 
 
 @dataclass(frozen=True)
@@ -299,22 +297,11 @@ def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray,
     from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
 
     network, network_s, took_s = cluster.network.without_startup, [], []
-    to_G, from_G = pairs_GG[transport.rank].tolist(), pairs_GG[:, transport.rank].tolist()
     for size in MESSAGE_SIZES:
         bytes_GG = pairs_GG * size
         order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
-        sends, recvs = (
-            [torch.zeros(size * there, dtype=torch.uint8, device=device) for there in each] for each in (to_G, from_G)
-        )
-        seconds = []
-        for _ in range(MESSAGE_REPETITIONS + 1):  # one to warm up
-            transport.gather(torch.zeros(1))
-            began_s = time.perf_counter()
-            transport.exchange(order, sends, recvs, lambda *_: None)
-            transport.wait()
-            seconds.append(float(transport.gather(torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)).max()))
         network_s.append(timed(order, bytes_GG, network).makespan_s)
-        took_s.append(statistics.median(seconds[1:]))
+        took_s.append(float(np.median(_took_TW(transport, [[(order, bytes_GG)]], device))))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
     return startups_and_share((network_s[0], network_s[-1]), (took_s[0], took_s[-1]))

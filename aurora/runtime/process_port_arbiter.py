@@ -34,8 +34,8 @@ models then use the GPU or the port at once if the first one comes back, which c
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aurora.errors import RankFailed
@@ -89,7 +89,6 @@ class ProcessPortArbiter:
         self._interactive, self._slice_time = int(policy.interactive), max(1, TIME_UNIT // policy.weight)
         self._alone = self._table.own_bit  # what counters[MODELS] is if no other model is here and this one has not failed
         self._was_alone, self._level, self._look_s = True, 0, 0.0
-        self._exchanges = tuple(_PortGrant(self._begin_exchange, self._end_exchange, held) for held in (False, True))
         self._passed_on: dict[Turn, int] = {}  # by what is waited for and slot: which turn lasted too long
         self._failure: BaseException | None = None
 
@@ -183,9 +182,16 @@ class ProcessPortArbiter:
 
     # The port
 
-    def exchange(self, hold_port: bool = False) -> AbstractContextManager[None]:
+    @contextmanager
+    def exchange(self, hold_port: bool = False) -> Iterator[None]:
         """Context manager that grants this model the port; see `PortArbiter.exchange`."""
-        return self._exchanges[hold_port]
+        self._begin_exchange()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._end_exchange(hold_port, failed)
 
     def _begin_exchange(self) -> None:
         table, slot = self._table, self.slot
@@ -335,16 +341,3 @@ class ProcessPortArbiter:
         self._failure = self._failure or error
         self._alone = -1
         self._table.give_up()
-
-
-class _PortGrant(AbstractContextManager[None]):
-    """Context manager of an exchange."""
-
-    def __init__(self, begin: Callable[[], None], end: Callable[[bool, bool], None], hold_port: bool) -> None:
-        self._begin, self._end, self._hold_port = begin, end, hold_port
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, kind: object, *_error: object) -> None:
-        self._end(self._hold_port, kind is not None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from hosts import QUIET_S, TORCH, join, start_together
+from two_tier import deduplicated_two_tier_bound
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
@@ -16,7 +17,6 @@ from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.planner.network.schedule_time import timed_steps
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import measured_network

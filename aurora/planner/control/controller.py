@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.control.feedback import AFTER, GainRecord, MoveTimes, StepTimes
+from aurora.planner.control.feedback import AFTER, GainRecord, MoveTimes, SlotsInForce, StepTimes
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
 from aurora.planner.control.load_tracker import LoadTracker
 from aurora.planner.control.move_rounds import Move, move_sequence, sequence_inside
@@ -224,8 +224,8 @@ class Controller:
         if wanted.kind == "slower":
             self._gains.forget()
         if wanted.kind == "gain":
-            tables = self.held_LGP, wanted.held_LGP
-            self._gains.expect(np.array(wanted.layers), *tables, *self._expects, *map(self._split.parts, tables))
+            old, new = (SlotsInForce(held_LGP, self._split.parts(held_LGP)) for held_LGP in (self.held_LGP, wanted.held_LGP))
+            self._gains.expect(np.array(wanted.layers), old, new, *self._expects)
         if seconds and wanted.bytes:
             self._move_times.add(wanted.bytes, seconds, waited_s)
         before = self._previous

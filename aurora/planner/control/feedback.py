@@ -15,6 +15,7 @@ expected: traffic that has changed for good is no reason not to follow it.
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -131,15 +132,20 @@ class MoveTimes:
         return float(np.median(self._waiting)) if self._waiting else LENGTHENED
 
 
+class SlotsInForce(NamedTuple):
+    """Slots, and the part of its expert's load that each takes."""
+
+    held_LGP: IntArray  # the expert in each slot
+    part_LGP: FloatArray
+
+
 @dataclass
 class _Change:
-    """A change whose windows are compared; its arrays are of the layers that it changed."""
+    """A change whose windows are compared; its arrays are of the X layers that it changed."""
 
     layers: IntArray
-    old_XGP: IntArray
-    new_XGP: IntArray
-    old_part_XGP: FloatArray | None
-    new_part_XGP: FloatArray | None
+    old: SlotsInForce
+    new: SlotsInForce
     saved: float  # of a window's time, expected in each window
     left: int  # windows
 
@@ -159,30 +165,21 @@ class GainRecord:
     def expect(
         self,
         layers: IntArray,
-        old_LGP: IntArray,
-        new_LGP: IntArray,
+        old: SlotsInForce,
+        new: SlotsInForce,
         saved: float,
         windows: float,
-        old_part_LGP: FloatArray | None = None,
-        new_part_LGP: FloatArray | None = None,
     ) -> None:
         """Says that a change is in force.
 
         Args:
             layers: (X,) those that changed.
-            old_LGP: (L, G, P) int64, the expert in each slot before.
-            new_LGP: (L, G, P) int64, the same now.
+            old, new: the slots of all layers before and now.
             saved: part of a window's time with equal load that it is expected to save.
             windows: for so many windows.
-            old_part_LGP: (L, G, P) float64, the part of its expert's load that each slot took before; None: even parts.
-            new_part_LGP: (L, G, P) float64, the same now.
         """
-        old_part_XGP, new_part_XGP = (
-            None if part_LGP is None else part_LGP[layers] for part_LGP in (old_part_LGP, new_part_LGP)
-        )
-        left = min(max(math.ceil(windows), 1), MOST_WINDOWS)
-        slots = old_LGP[layers], new_LGP[layers]
-        self._changes.append(_Change(layers, *slots, old_part_XGP, new_part_XGP, saved, left))
+        old, new = (SlotsInForce(slots.held_LGP[layers], slots.part_LGP[layers]) for slots in (old, new))
+        self._changes.append(_Change(layers, old, new, saved, min(max(math.ceil(windows), 1), MOST_WINDOWS)))
 
     def forget(self) -> None:
         """Says that changes so far were undone: no more windows tell what they save."""
@@ -195,16 +192,15 @@ class GainRecord:
         equal = load_LE.sum() / (1 / self._cost_G).sum()
         for change in self._changes:
             load_XE = load_LE[change.layers]
-            old, new = (change.old_XGP, change.old_part_XGP), (change.new_XGP, change.new_part_XGP)
-            saved = (self._slowest(load_XE, *old) - self._slowest(load_XE, *new)) / equal
+            saved = (self._slowest(load_XE, change.old) - self._slowest(load_XE, change.new)) / equal
             self._expected += change.saved
             self._saved += min(max(saved, 0.0), change.saved)
             change.left -= 1
         self._changes = [change for change in self._changes if change.left]
 
-    def _slowest(self, load_XE: FloatArray, held_XGP: IntArray, part_XGP: FloatArray | None) -> float:
+    def _slowest(self, load_XE: FloatArray, slots: SlotsInForce) -> float:
         """Load times cost of the slowest GPUs, summed over layers."""
-        return float(gpu_loads(load_XE[None], held_XGP, self._cost_G, part_XGP).max(axis=2).sum())
+        return float(gpu_loads(load_XE[None], slots.held_LGP, self._cost_G, slots.part_LGP).max(axis=2).sum())
 
     @property
     def discount(self) -> float:

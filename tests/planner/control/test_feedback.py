@@ -13,12 +13,13 @@ from aurora.planner.control.feedback import (
     SLOWER,
     GainRecord,
     MoveTimes,
+    SlotsInForce,
     StepTimes,
 )
 from aurora.types import ControlOptions
 
 RATE, START_S = 1e8, 0.5
-OLD_LGP, NEW_LGP = np.array([[[0, 1], [2, 3]]]), np.array([[[0, 2], [1, 3]]])
+OLD, NEW = (SlotsInForce(np.array([held_GP]), np.ones((1, 2, 2))) for held_GP in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
 SKEWED_LE = np.array([[40.0, 40.0, 10.0, 10.0]])  # the slowest GPU has 80 before, 50 after the change
 SAVED = (80 - 50) / 50
 
@@ -131,7 +132,7 @@ def test_serving_waits_for_as_much_of_moves_as_it_did_for_the_last_ones():
 
 def record(saved, windows=4.0):
     found = GainRecord(np.ones(2))
-    found.expect(np.array([0]), OLD_LGP, NEW_LGP, saved, windows)
+    found.expect(np.array([0]), OLD, NEW, saved, windows)
     return found
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.network.bounds import deduplicated_two_tier_bound
 from aurora.types import Hierarchy
+from bench.network.two_tier import deduplicated_two_tier_bound
 
 
 @st.composite
