@@ -14,6 +14,7 @@ import aurora
 from aurora import errors, io, types
 from aurora.errors import BadInput
 from aurora.io import shipped
+from aurora.planner import scenarios
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = sorted(aurora.FUNCTIONS)
@@ -66,7 +67,7 @@ def test_type_checkers_see_the_functions_that_are_fetched():
     assert imported == {*aurora.FUNCTIONS.values(), "aurora.errors.*", "aurora.types.*", "typing.TYPE_CHECKING", "typing.Any"}
 
 
-@pytest.mark.parametrize("package", [types, io])
+@pytest.mark.parametrize("package", [types, io, scenarios])
 def test_names_that_are_fetched_are_those_that_type_checkers_see(package):
     text = Path(package.__file__).read_text()
     seen = {name for name, again in re.findall(r"^    from \S+ import (\w+) as (\w+)$", text, re.M) if name == again}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner import scenarios
 from aurora.planner.alltoall.hierarchical import carriers
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.check.fit import check_profile
@@ -16,10 +17,7 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import GIVEN, resolve
-from aurora.planner.scenarios.colocated import Colocated
-from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario, seconds_between
-from aurora.planner.scenarios.servers import Servers
 from aurora.planner.simulated_choice import (
     SIMULATED,
     all_to_alls,
@@ -196,8 +194,10 @@ def scenario_of(
 ) -> Scenario:
     """Returns the scenario of resolved options: servers, models that share every GPU, or one that has them to itself."""
     if options.all_to_all == "hierarchical":
-        return Servers(cluster, profiles, options)
-    return Colocated(cluster, profiles, options) if len(profiles) > 1 else Exclusive(cluster, profiles, options, domains)
+        return scenarios.Servers(cluster, profiles, options)
+    if len(profiles) > 1:
+        return scenarios.Colocated(cluster, profiles, options)
+    return scenarios.Exclusive(cluster, profiles, options, domains)
 
 
 def planned_scenario(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
