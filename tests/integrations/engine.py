@@ -4,6 +4,7 @@ It imports nothing of the tests, so that it runs in the environment that has vLL
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -117,10 +118,22 @@ def perform(path: Path, environ: dict[str, str], log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     os.environ |= environ
+    gc.freeze()  # what was imported before is no garbage, and vLLM looks for garbage often
+    import torch._dynamo
+
+    torch._dynamo.config.disable = json.loads(path.read_text()).get("eager", True)  # else each rank compiles the sampler
     try:
         main(path)
     finally:
         atexit._run_exitfuncs()  # multiprocessing ends its processes without
+
+
+def inspect_model(architecture: str) -> None:
+    """Makes vLLM keep what it asks about a model's class; else each rank asks a process that has to import vLLM."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+    registry.ModelRegistry.models[architecture].inspect_model_cls()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ HERE = Path(__file__).parent
 ENVIRON = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -60,6 +59,7 @@ from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistri
 named = Shared.make_group_name
 Shared.make_group_name = staticmethod(lambda group: named(group) + os.environ["MASTER_PORT"])
 """  # vLLM's tensor-parallel ranks on CPUs share memory, which all servers that were started by rank call the same
+CACHE_BYTES = 32 << 20  # of keys and values: eight sequences of 256 tokens take a quarter
 
 
 def left(group):
@@ -81,6 +81,15 @@ def wait_for(path, limit_s=LIMIT_S):
     return path.exists()
 
 
+def fork(function, *arguments):
+    """A process that is forked from one that has imported what takes long; the rest of vLLM comes after the plugin, as in any process."""
+    FORKS.set_forkserver_preload(["vllm.entrypoints.llm", "compressed_tensors"])
+    process = FORKS.Process(target=function, args=arguments)
+    with mock.patch.dict(os.environ, ENVIRON):  # of the process that is forked from, which the first one starts
+        process.start()
+    return process
+
+
 class Ranks:
     """vLLM processes that were started together; what they answered and said."""
 
@@ -88,18 +97,17 @@ class Ranks:
 
     def __init__(self, folder, ranks=1, **job):
         folder.mkdir(parents=True)
-        (folder / "job.json").write_text(json.dumps({"prompts": PROMPTS, "new_tokens": NEW, **job}))
+        job = {"prompts": PROMPTS, "new_tokens": NEW, **job}
+        job["llm"] = {"kv_cache_memory_bytes": CACHE_BYTES, **job.get("llm", {})}
+        if ranks > job.get("dp", 1):
+            job["before"] = OWN_MEMORY + job.get("before", "")
+        (folder / "job.json").write_text(json.dumps(job))
         meet = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
-        self.folder, self.ranks = folder, ranks
+        self.folder, self.ranks, self.port = folder, ranks, meet.get("MASTER_PORT")
         self.processes = []
-        FORKS.set_forkserver_preload(["vllm.entrypoints.llm"])  # takes 20 s; the rest comes after the plugin, as in any process
         for rank in range(ranks):
             own = meet and {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), **meet}
-            arguments = (folder / "job.json", {**ENVIRON, **own}, folder / f"log-{rank}")
-            process = FORKS.Process(target=engine.perform, args=arguments)
-            with mock.patch.dict(os.environ, ENVIRON):  # of the process that is forked from, which the first one starts
-                process.start()
-            self.processes.append(process)
+            self.processes.append(fork(engine.perform, folder / "job.json", {**ENVIRON, **own}, folder / f"log-{rank}"))
         self.started.extend(self.processes)
 
     def wait(self, limit_s=LIMIT_S):
@@ -111,6 +119,8 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+        for shared in Path("/dev/shm").glob(f"*cpushm{self.port}_*"):  # see OWN_MEMORY; forked processes leave it there
+            shared.unlink()
         return codes
 
     def said(self):
@@ -155,6 +165,8 @@ def checkpoints(tmp_path_factory):
     def made(name):
         if not (folder / name).exists():
             make(name, folder / name)
+            (architecture,) = json.loads((folder / name / "config.json").read_text())["architectures"]
+            fork(engine.inspect_model, architecture).join()
         return folder / name
 
     return made
@@ -309,13 +321,13 @@ def check_planned(physical_LP, plan):
 FAULT = """
 import os
 import numpy as np
-import aurora_vllm.vllm_internals.model_runner as runner
-follow = runner.follow_traffic
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow = moves.follow_traffic
 def follow_with_a_fault(worker, balancer, *args):
     model, = balancer.model_states.values()
     np.save(os.environ["MAP"] + os.environ["RANK"] + "-first", model.physical_to_logical_map.numpy())
     follow(worker, balancer, *args)
-    from aurora_vllm.eplb_placement import Controller
+    from aurora.planner.control.controller import Controller
     window, calls = Controller.window, []
     def fails_once(self, *args):
         calls.append(0)
@@ -323,7 +335,7 @@ def follow_with_a_fault(worker, balancer, *args):
             raise RuntimeError("no more memory")
         return window(self, *args)
     Controller.window = fails_once
-runner.follow_traffic = follow_with_a_fault
+moves.follow_traffic = follow_with_a_fault
 """  # in planning after the second window, on rank 0; and the map before the first window
 SAVE_METRICS = """
 import os
@@ -385,18 +397,18 @@ assert any(set(senders) & set(receivers) for senders, receivers in ends), "vLLM'
 
 SWITCHING = [[3 + 20 * index] * 60 for index in range(12)]  # prompts of other tokens choose other experts
 UNTIL_FOLLOWED = """
-import aurora_vllm.vllm_internals.model_runner as runner
+import aurora_vllm.vllm_internals.expert_moves as moves
 from tests.integrations.engine import slowest
-held_K, load_LE = runner.held_K, job["load_KLE"][kind]
+held_K, load_LE = moves.held_K, job["load_KLE"][kind]
 del held_K[kind + 1 :]
-held_K.append(runner.held())
-over = not runner.moves() and slowest(load_LE, held_K[-1]) < 0.95 * slowest(load_LE, held_K[kind])
-runner.end_window()
+held_K.append(moves.held())
+over = not moves.under_way() and slowest(load_LE, held_K[-1]) < 0.95 * slowest(load_LE, held_K[kind])
+moves.end_window()
 """
 SAVE_HELD = """
 import json, os
-import aurora_vllm.vllm_internals.model_runner as runner
-open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps(runner.held_K))
+import aurora_vllm.vllm_internals.expert_moves as moves
+open(os.environ["MAP"] + os.environ["RANK"], "w").write(json.dumps(moves.held_K))
 """
 
 
@@ -425,17 +437,17 @@ def check_followed(run, job, folder):
 
 
 KEEP_EPLB = """
-import aurora_vllm.vllm_internals.model_runner as runner
-follow = runner.follow_traffic
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow = moves.follow_traffic
 def follow_and_keep(worker, balancer, facts, *args):
     import aurora_vllm.eplb_placement as eplb_placement
     eplb_placement.PATIENCE_S = 300  # on a machine that has much else to do
     follow(worker, balancer, facts, *args)
     model, = balancer.model_states.values()
-    runner.held = lambda: model.physical_to_logical_map.view(facts.layers, facts.ranks, -1).tolist()
-    runner.moves, runner.end_window = lambda: worker.live.under_way, lambda: None
-    runner.held_K = [runner.held()]
-runner.follow_traffic = follow_and_keep
+    moves.held = lambda: model.physical_to_logical_map.view(facts.layers, facts.ranks, -1).tolist()
+    moves.under_way, moves.end_window = lambda: worker.live.under_way, lambda: None
+    moves.held_K = [moves.held()]
+moves.follow_traffic = follow_and_keep
 """
 
 
@@ -461,8 +473,8 @@ def test_experts_follow_traffic_that_switches_on_four_ranks(in_background, tmp_p
 
 KEEP_LAYERS = """
 import math
-import aurora_vllm.vllm_internals.model_runner as runner
-follow = runner.follow_by_expert_maps
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow = moves.follow_by_expert_maps
 def addresses(worker):
     return [each.data_ptr() for layer in worker.layers for each in (*layer.parameters(), layer.expert_map)]
 def follow_and_keep(worker, *args):
@@ -471,10 +483,10 @@ def follow_and_keep(worker, *args):
     def held():
         assert addresses(worker) == where
         return [worker.slots(layer) for layer in range(len(worker.layers))]
-    runner.held, runner.held_K = held, [held()]
-    runner.moves = lambda: moving._follower is not None and moving._follower.busy
-    runner.end_window = lambda: setattr(moving._live, "_began_s", -math.inf)
-runner.follow_by_expert_maps = follow_and_keep
+    moves.held, moves.held_K = held, [held()]
+    moves.under_way = lambda: moving._follower is not None and moving._follower.busy
+    moves.end_window = lambda: setattr(moving._live, "_began_s", -math.inf)
+moves.follow_by_expert_maps = follow_and_keep
 """  # windows end with rounds of prompts, not by the clock
 
 
@@ -685,7 +697,7 @@ def test_a_rank_that_dies_is_named(tmp_path, checkpoints):
 def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_path, checkpoints, alone):
     """Both answer by the same table of turns; one is killed, on all its ranks at once, while both serve."""
     name = f"test-{ranks}-{os.getpid()}"
-    job = {"dp": 2, "before": OWN_MEMORY, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
+    job = {"dp": 2, "additional_config": {"aurora": {"order": "online", "colocate": name}}}
     checkpoint, other = str(checkpoints("qwen3moe")), str(checkpoints(victim))
     dies = Ranks(tmp_path / "dies", ranks, model=other, repeat=100 * ROUNDS, **job)
     try:
@@ -722,7 +734,7 @@ class Server:
         ]  # fmt: skip
 
     def __enter__(self):
-        environ = {**os.environ, **ENVIRON, "VLLM_SERVER_DEV_MODE": "1"}
+        environ = {**os.environ, **ENVIRON, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
         del environ["VLLM_ENABLE_V1_MULTIPROCESSING"]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -30,7 +30,7 @@ slow = pytest.mark.slow
 FAULTS = """
 import os, threading, time
 import numpy as np
-import aurora_vllm.vllm_internals.model_runner as runner
+import aurora_vllm.vllm_internals.expert_moves as moves
 
 def with_faults(follow):
     def follow_with_faults(*args):
@@ -66,7 +66,7 @@ def with_faults(follow):
         eplb_placement.EplbPlacement._decide, follower.Follower.add = decide_and_see, add_and_see
     return follow_with_faults
 
-runner.follow_traffic, runner.follow_by_expert_maps = with_faults(runner.follow_traffic), with_faults(runner.follow_by_expert_maps)
+moves.follow_traffic, moves.follow_by_expert_maps = with_faults(moves.follow_traffic), with_faults(moves.follow_by_expert_maps)
 """
 STUCK = {True: "no decision within 2 s; vLLM serves on", False: "stuck: serving goes on without decisions"}
 
@@ -118,8 +118,8 @@ def test_faults_of_the_controller_and_of_the_disk_stop_no_serving(through_eplb, 
 DIES = {
     True: """
 import os, signal
-import aurora_vllm.vllm_internals.model_runner as runner
-follow = runner.follow_traffic
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow = moves.follow_traffic
 def follow_and_die(*args):
     follow(*args)
     from aurora_vllm.eplb_placement import EplbPlacement
@@ -131,12 +131,12 @@ def follow_and_die(*args):
             os.kill(os.getpid(), signal.SIGKILL)
         return next_LP
     EplbPlacement.next_piece = ask_and_die
-runner.follow_traffic = follow_and_die
+moves.follow_traffic = follow_and_die
 """,
     False: """
 import os, signal
-import aurora_vllm.vllm_internals.model_runner as runner
-follow = runner.follow_by_expert_maps
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow = moves.follow_by_expert_maps
 def follow_and_die(*args):
     follow(*args)
     from aurora.runtime.live_placement import LivePlacement
@@ -147,7 +147,7 @@ def follow_and_die(*args):
             os.kill(os.getpid(), signal.SIGKILL)
         return send(self, *given)
     LivePlacement._send_slice = send_and_die
-runner.follow_by_expert_maps = follow_and_die
+moves.follow_by_expert_maps = follow_and_die
 """,
 }  # rank 1, when some experts have moved and others have not
 
