@@ -1,5 +1,7 @@
 """Failures that a user can mend. Everything else is a bug and stays an assertion or a traceback."""
 
+import importlib
+
 __all__ = ["AuroraError", "BadInput", "BrokenPlan", "InfeasiblePlan", "MissingDependency", "RankFailed"]
 
 
@@ -25,3 +27,16 @@ class RankFailed(AuroraError):
 
 class MissingDependency(AuroraError):
     """An optional package is needed; the message holds the pip command that installs it."""
+
+
+def need(*modules: str, extra: str = "run") -> None:
+    """Check that all of `modules` can be imported.
+
+    Raises:
+        MissingDependency: if one cannot; with the pip command that installs `extra`.
+    """
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[{extra}]" ({error})') from None

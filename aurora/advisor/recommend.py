@@ -13,9 +13,10 @@ from scipy.stats import t as student_t
 
 from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
 from aurora.io.engine_placements import export_placement
-from aurora.io.files import load_model_config
+from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
@@ -80,6 +81,30 @@ def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str 
         options += ["--enable-eplb", f"--eplb-config.num_redundant_experts {redundant}"]
     config = json.dumps({"aurora": {"plan": str(folder / "plan.json"), "order": "stock"}})
     return f"vllm serve {shlex.quote(model)} {' '.join(options)} --additional-config {shlex.quote(config)}", None
+
+
+def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
+    """Writes cluster, profile, plan and the engine's placement file of the best candidate to a folder, which is made.
+
+    Args:
+        found: a recommendation.
+        folder: the folder.
+        model: the model, as the command names it.
+
+    Returns:
+        The command that starts the engine with them; None, and nothing is written, if no candidate is worth it.
+    """
+    if found.best is None:
+        return None
+    command, placement = launch(found, folder, model)
+    plan, model_plan = found.best.plan, replace(found.best.plan.models[0], profile_path="profile.npz")
+    make_folder(folder)
+    save(found.cluster, folder / "cluster.toml")
+    save(found.profile, folder / "profile.npz")
+    save(replace(plan, models=(model_plan,)), folder / "plan.json")
+    if placement is not None:
+        write_text(folder / SERVING_ENGINES[found.engine].file, placement)
+    return command
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """Names that options accept, read from the registries when help or completion needs them."""
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from aurora.types import BARRIERS, PRIORITIES, TIME_SLICES, PlanOptions
-from aurora.types.options import ALL_TO_ALLS, LINK_TRANSPORTS, MICRO_BATCH_COUNTS, SIMULATED_ORDERS
+from aurora.types import TIME_SLICES, PlanOptions
+from aurora.types.options import ALL_TO_ALLS, MICRO_BATCH_COUNTS
 
 
 def names(kind: str) -> tuple[str, ...]:
     """Returns the names of a kind of CHOICES, as they are registered now."""
-    return tuple(CHOICES[kind]())
+    known = CHOICES[kind]
+    return tuple(_named(known) if isinstance(known, str) else known())
 
 
 def filled(text: str) -> str:
@@ -17,16 +19,23 @@ def filled(text: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: ", ".join(names(found[1])) if found[1] in CHOICES else found[0], text)
 
 
-def completed(*kinds: str, names: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
-    """Returns a shell completion function for `names` and those of these kinds of CHOICES; None if there are none."""
-    if not kinds and not names:
+def completed(*kinds: str, one_of: Sequence[str] = ()) -> Callable[[str], list[str]] | None:
+    """Returns a shell completion function for the names of `one_of` and of these kinds of CHOICES; None if there are none."""
+    if not kinds and not one_of:
         return None
 
     def complete(incomplete: str) -> list[str]:
-        known = (*names, *(name for kind in kinds for name in CHOICES[kind]()))
+        known = (*one_of, *(name for kind in kinds for name in names(kind)))
         return [name for name in known if name.startswith(incomplete)]
 
     return complete
+
+
+def _named(path: str) -> Iterable[str]:
+    """Returns the names in the registry at a path of module and name, or what the function there returns."""
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    return found() if callable(found) else found  # type: ignore[no-any-return]
 
 
 def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tuple[str, ...]:
@@ -41,62 +50,22 @@ def _objectives() -> Iterable[str]:
     return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED, "auto")
 
 
-def _replicas() -> Iterable[str]:
-    from aurora.planner.replication.registry import REPLICAS
-
-    return REPLICAS
-
-
-def _schemes() -> Iterable[str]:
-    from aurora.planner.gradient_codes import SCHEMES
-
-    return SCHEMES
-
-
-def _train_schemes() -> Iterable[str]:
-    return (name for name in _schemes() if name != "uncoded")  # which has no redundancy
-
-
-def _engines() -> Iterable[str]:
-    from aurora.planner.check.fit import ENGINES
-
-    return ENGINES
-
-
-def _recommended_engines() -> Iterable[str]:
-    from aurora.advisor.recommend import SERVING_ENGINES
-
-    return SERVING_ENGINES
-
-
-def _placement_formats() -> Iterable[str]:
-    from aurora.io.engine_placements import PLACEMENT_FORMATS
-
-    return PLACEMENT_FORMATS
-
-
-def _routing_formats() -> Iterable[str]:
-    from aurora.io.routing_dumps import ROUTING_FORMATS
-
-    return ROUTING_FORMATS
-
-
 def _routing_files() -> Iterable[str]:
     from aurora.io.routing_dumps import ROUTING_FORMATS
 
     return (f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
 
 
-def _exchanges() -> Iterable[str]:
-    from aurora.io.silicon_database import EXCHANGES
-
-    return EXCHANGES
-
-
-def _report_formats() -> Iterable[str]:
+def _report_forms() -> Iterable[str]:
     from aurora.reports.write import FORMS
 
-    return FORMS
+    return ("; ".join(f"{name}: {form.about}" for name, form in FORMS.items()),)
+
+
+def _report_outputs() -> Iterable[str]:
+    from aurora.reports.write import FORMS
+
+    return dict.fromkeys(f"{form.output}/" if form.folder else form.output for form in FORMS.values())
 
 
 def _changes() -> Iterable[str]:
@@ -113,13 +82,7 @@ def _sweep_keys() -> Iterable[str]:
     return (field.name for field in fields(Setting))
 
 
-def _gpu_kinds() -> Iterable[str]:
-    from aurora.io import load_gpus
-
-    return load_gpus()
-
-
-CHOICES: dict[str, Callable[[], Iterable[str]]] = {
+CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the names are, or a function that returns them
     "place": lambda: _planned("place"),
     "colocated_place": lambda: _planned("place", models=2),
     "survive": lambda: _planned("place", min_replicas=2),
@@ -128,23 +91,21 @@ CHOICES: dict[str, Callable[[], Iterable[str]]] = {
     "order": lambda: (*_planned("order"), "auto"),
     "objective": _objectives,
     "aim": lambda: (*_planned("aim"), "auto"),
-    "replicas": _replicas,
-    "train_scheme": _train_schemes,
-    "engine": _engines,
-    "recommended_engine": _recommended_engines,
-    "placement_format": _placement_formats,
-    "routing_format": _routing_formats,
+    "replicas": "aurora.planner.replication.registry.REPLICAS",
+    "train_scheme": lambda: (name for name in _named("aurora.planner.gradient_codes.SCHEMES") if name != "uncoded"),
+    "engine": "aurora.planner.check.fit.ENGINES",
+    "recommended_engine": "aurora.advisor.recommend.SERVING_ENGINES",
+    "placement_format": "aurora.io.engine_placements.PLACEMENT_FORMATS",
+    "routing_format": "aurora.io.routing_dumps.ROUTING_FORMATS",
     "routing_files": _routing_files,
-    "exchange": _exchanges,
-    "report_format": _report_formats,
+    "exchange": "aurora.io.silicon_database.EXCHANGES",
+    "report_format": "aurora.reports.write.FORMS",
+    "report_form": _report_forms,
+    "report_output": _report_outputs,
     "change": _changes,
     "sweep_key": _sweep_keys,
-    "gpu_kind": _gpu_kinds,
+    "gpu_kind": "aurora.io.load_gpus",
     "time_slice": lambda: TIME_SLICES,
-    "priority": lambda: PRIORITIES,
     "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),
     "all_to_all": lambda: (*ALL_TO_ALLS, "auto"),
-    "link_transport": lambda: LINK_TRANSPORTS,
-    "simulated_order": lambda: SIMULATED_ORDERS,
-    "barriers": lambda: BARRIERS,
 }

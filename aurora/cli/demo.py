@@ -5,21 +5,21 @@ import os
 import pydoc_data.topics
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-import typer
 from rich.table import Column, Table
 
-from aurora.cli.inputs import check_folder, make_folder, need
-from aurora.cli.options import Json
-from aurora.cli.output import show, terminal
-from aurora.errors import AuroraError, BadInput
+import aurora
+from aurora.cli.inputs import check_folder
+from aurora.cli.output import progress_bars, show, terminal
+from aurora.errors import AuroraError, BadInput, need
 from aurora.io import load_cluster, save, shipped, write_text
-from aurora.types import Cluster, Plan, PlanOptions, Profile, ProfileOptions, RunOptions
+from aurora.io.files import make_folder
+from aurora.types import Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
-from aurora.types.option_checks import LONGEST_S
+from aurora.types.option_checks import LONGEST_S, OptionField
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8
@@ -28,11 +28,10 @@ CLUSTER = shipped("clusters/demo-4.toml")
 HELD_OUT = 0.1  # the models were trained on all but the last tenth of their texts
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way of serving both models.
 
-    Attributes:
+    Args:
         slug: name in file names.
         name: name in tables.
         together: whether both models share the GPUs at the same time, or run one after the other.
@@ -64,28 +63,28 @@ class DemoOutcome:
         return gap(self.predicted_s, self.measured_s)
 
 
-NAIVE = PlanOptions("contiguous", "contiguous", "contiguous")
 WAYS = (
-    Way("random", "in turn, random order", False, replace(NAIVE, order="random")),
-    Way("at-once", "in turn, all at once", False, replace(NAIVE, order="all-at-once")),
+    Way("random", "in turn, random order", False, PlanOptions("contiguous", "contiguous", "contiguous", "random")),
+    Way("at-once", "in turn, all at once", False, PlanOptions("contiguous", "contiguous", "contiguous", "all-at-once")),
     Way("aurora", "together, planned", True, PlanOptions()),
 )
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="folder for profiles, plans, traces and the report")] = Path(
-        "demo"
-    ),
-    timeout: Annotated[float, typer.Option(help="seconds that a rank waits for a peer before a run is ended")] = 120.0,
-    as_json: Json = False,
+    *,
+    output: Path = Path("demo"),
+    timeout: Annotated[float, OptionField(above=0, most=LONGEST_S)] = 120.0,
+    as_json: bool = False,
 ) -> None:
-    """Serve two models on four ranks: one after the other with a naive placement and order, then sharing the GPUs by a plan."""
-    if not 0 < timeout <= LONGEST_S:
-        raise BadInput(f"`timeout`: expected more than zero and at most {LONGEST_S:g} seconds, found {timeout}")
+    """Serve two models on four ranks: one after the other with a naive placement and order, then sharing the GPUs by a plan.
+
+    Args:
+        output: folder for profiles, plans, traces and the report.
+        timeout: seconds that a rank waits for a peer before a run is ended.
+    """
     check_folder(output)
     need("torch", "transformers")
     need("jinja2", extra="report")
-    from aurora.cli.progress import shown
     from aurora.cli.report import report_files
     from aurora.reports.inputs import Baseline
 
@@ -95,12 +94,12 @@ def demo(
             f"Two MoE models ({', '.join(MODELS)}), {len(cluster)} ranks as processes of this machine ({os.cpu_count()} "
             f"cores), ports held to {cluster.gpus[0].out_Bps / 1e6:g} MB/s each way over the shaped transport; fp32 on the CPU."
         )
-    with shown() as progress:
+    with progress_bars() as progress:
         outcomes = serve_all(output, timeout, progress)
-    traces = [output / f"{WAYS[-1].slug}.{kind}.npz" for kind in ("predicted", "measured")]
-    first = outcomes[0]
+    slug, first = WAYS[-1].slug, outcomes[0]
+    traces = [output / f"{slug}.{kind}.npz" for kind in ("predicted", "measured")]
     baseline = Baseline(WAYS[0].name, {"predicted": first.predicted_s, "measured": first.measured_s})
-    report_files(output / f"{WAYS[-1].slug}.plan.json", traces, [], output / "report.html", "html", baseline)
+    report_files(output / f"{slug}.plan.json", traces, [], output / "report.html", "html", baseline)
     ways = [
         {"way": way.name, **asdict(outcome), "error": outcome.error, "speedup": gap(first.measured_s, outcome.measured_s) + 1}
         for way, outcome in zip(WAYS, outcomes, strict=True)
@@ -117,21 +116,20 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
     from aurora.reports.plan_tables import plan_table, profile_table
 
     make_folder(output)
-    cluster = load_cluster(CLUSTER)
     shutil.copy(CLUSTER, output / "cluster.toml")
-    profiles = shipped_profiles(output, len(cluster), progress, (PLANNED + 1) * PROMPTS)
-    planned = [each.first_windows(each.windows - NEW_TOKENS) for each in profiles]
-    unseen = [each.at_windows(range(each.windows - NEW_TOKENS, each.windows)) for each in profiles]
-    plans, outcomes = [], []
+    ranks = len(load_cluster(CLUSTER))
+    profiles = shipped_profiles(output, ranks, progress, (PLANNED + 1) * PROMPTS)
+    outcomes = []
     for number, way in enumerate(WAYS):
         progress("serving", number, len(WAYS))
-        plan, outcome = _serve(output, way, cluster, planned, unseen, timeout)
-        plans.append(plan)
-        outcomes.append(outcome)
+        outcomes.append(DemoOutcome())
+        for models in [(0, 1)] if way.together else [(0,), (1,)]:
+            plan = _serve(output, way, models, profiles, timeout, outcomes[-1])
     progress("serving", len(WAYS), len(WAYS))
-    heading = f"aurora demo, {len(cluster)} ranks on {os.cpu_count()} cores"
-    report = as_text([heading, *map(profile_table, profiles), plan_table(plans[-1]), outcome_table(outcomes)])
-    write_text(output / "report.txt", report)
+    heading = f"aurora demo, {ranks} ranks on {os.cpu_count()} cores"
+    write_text(
+        output / "report.txt", as_text([heading, *map(profile_table, profiles), plan_table(plan), outcome_table(outcomes)])
+    )
     return outcomes
 
 
@@ -139,79 +137,63 @@ def shipped_profiles(
     folder: Path, ranks: int, progress: Callable[[str, int, int], None], prompts: int = PROMPTS
 ) -> list[Profile]:
     """Returns profiles of MODELS on held-out text, for so many ranks; leaves profiles, texts and prompts in the folder."""
-    _write_texts(folder)
-    profiles = []
-    for number, name in enumerate(MODELS):
-        progress("profiling", number, len(MODELS))
-        profiles.append(_profile(folder, name, ranks, prompts))
-    progress("profiling", len(MODELS), len(MODELS))
-    return profiles
-
-
-def _write_texts(folder: Path) -> None:
-    """Write, for each model, half of its held-out text to profile, and prompts from the other half."""
     files = sorted(Path(os.__file__).parent.glob("*.py"))
     texts = (
         "\n".join(pydoc_data.topics.topics[key] for key in sorted(pydoc_data.topics.topics)),
         "\n".join(file.read_text(encoding="utf-8") for file in files),
     )
-    for name, text in zip(MODELS, texts, strict=True):
+    profiles = []
+    for number, (name, text) in enumerate(zip(MODELS, texts, strict=True)):
+        progress("profiling", number, len(MODELS))
         held = text[-int(len(text) * HELD_OUT) :].encode("ascii", "ignore").decode()
-        half = len(held) // 2
+        half = len(held) // 2  # to profile; prompts are from the other half
         write_text(folder / f"{name}.txt", held[:half])
         starts = range(half, half + PROMPTS * PROMPT_TOKENS, PROMPT_TOKENS)
         lines = [json.dumps({"prompt": held[start : start + PROMPT_TOKENS]}) + "\n" for start in starts]
         write_text(folder / f"{name}.prompts.jsonl", "".join(lines))
+        profiles.append(_profile(folder, name, ranks, prompts))
+    progress("profiling", len(MODELS), len(MODELS))
+    return profiles
 
 
 def _profile(folder: Path, name: str, ranks: int, prompts: int) -> Profile:
-    from aurora.profiler.profile_model import profile_model
-
     options = ProfileOptions(ranks, PROMPT_TOKENS, BATCH, NEW_TOKENS, limit=prompts, share=ranks)
-    profile = profile_model(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
+    profile = aurora.profile(shipped(f"models/{name}"), [folder / f"{name}.txt"], options)
     save(profile, folder / f"{name}.npz")
     return profile
 
 
 def _serve(
-    folder: Path, way: Way, cluster: Cluster, profiles: Sequence[Profile], unseen: Sequence[Profile], timeout: float
-) -> tuple[Plan, DemoOutcome]:
-    """Plan, simulate, serve over the shaped transport, compare with the plain models; leaves plans and traces in `folder`.
+    folder: Path, way: Way, models: tuple[int, ...], profiles: Sequence[Profile], timeout: float, outcome: DemoOutcome
+) -> Plan:
+    """Plans, simulates, serves over the shaped transport, and compares with the plain models; adds to `outcome`.
 
-    What is predicted is the time of traffic `unseen` by the plan, as that of the prompts that are served is.
+    Leaves plan and traces in `folder`. What is predicted is the time of traffic that was not planned for, as that of the
+    prompts that are served was not.
     """
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.planner.plan import make_plan
-    from aurora.planner.simulated_choice import with_time_slice
-    from aurora.runtime.run import run, verify
-    from aurora.simulator.interpreter import simulate_plan
+    from aurora.runtime.run import verify
 
     options = RunOptions(NEW_TOKENS, BATCH, "shaped", timeout, keep_logits=True)
-    outcome = DemoOutcome()
-    for indices in [(0, 1)] if way.together else [(0,), (1,)]:
-        names = [MODELS[i] for i in indices]
-        chosen = [profiles[i] for i in indices]
-        plan = make_plan(cluster, chosen, way.options, [f"{name}.npz" for name in names])
-        if way.together:
-            plan = with_time_slice(plan, chosen)
-        slug = "-".join([way.slug, *([] if way.together else names)])
-        save(plan, folder / f"{slug}.plan.json")
-        predicted = simulate_plan(plan, [unseen[i] for i in indices])
-        save(predicted, folder / f"{slug}.predicted.npz")
-        paths = [shipped(f"models/{name}") for name in names]
-        prompts = [
-            read_prompts(load_tokenizer(path), folder / f"{name}.prompts.jsonl")
-            for path, name in zip(paths, names, strict=True)
-        ]
-        result = run(plan, paths, prompts, options)
-        if result is None:
-            raise BadInput("demo: starts its own ranks; run it without torchrun's environment variables")
-        save(result.trace, folder / f"{slug}.measured.npz")
-        outcome.predicted_s += predicted.seconds
-        outcome.measured_s += result.trace.seconds
-        outcome.differences += len(verify(result, paths, prompts, options))
-    return plan, outcome
+    names = [MODELS[model] for model in models]
+    planned = [profiles[model].first_windows(profiles[model].windows - NEW_TOKENS) for model in models]
+    unseen = [profiles[model].at_windows(range(profiles[model].windows)[-NEW_TOKENS:]) for model in models]
+    plan = aurora.plan(load_cluster(CLUSTER), planned, way.options, profile_paths=[f"{name}.npz" for name in names])
+    slug = "-".join([way.slug, *([] if way.together else names)])
+    save(plan, folder / f"{slug}.plan.json")
+    predicted = aurora.simulate(plan, unseen)
+    save(predicted, folder / f"{slug}.predicted.npz")
+    paths = [shipped(f"models/{name}") for name in names]
+    prompts = [read_prompts(load_tokenizer(path), folder / f"{path.name}.prompts.jsonl") for path in paths]
+    result = aurora.run(plan, paths, prompts, options)
+    if result is None:
+        raise BadInput("demo: starts its own ranks; run it without torchrun's environment variables")
+    save(result.trace, folder / f"{slug}.measured.npz")
+    outcome.predicted_s += predicted.seconds
+    outcome.measured_s += result.trace.seconds
+    outcome.differences += len(verify(result, paths, prompts, options))
+    return plan
 
 
 def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
@@ -225,12 +207,7 @@ def outcome_table(outcomes: Sequence[DemoOutcome]) -> Table:
         caption="in turn: one model after the other, experts placed contiguously; together: sharing the GPUs under the plan",
     )
     for way, outcome in zip(WAYS, outcomes, strict=True):
-        table.add_row(
-            way.name,
-            seconds(outcome.predicted_s),
-            seconds(outcome.measured_s),
-            percent(outcome.error),
-            speedup(outcomes[0].measured_s, outcome.measured_s),
-            "no" if outcome.differences else "yes",
-        )
+        times = seconds(outcome.predicted_s), seconds(outcome.measured_s), percent(outcome.error)
+        gain = speedup(outcomes[0].measured_s, outcome.measured_s)
+        table.add_row(way.name, *times, gain, "no" if outcome.differences else "yes")
     return table

@@ -1,39 +1,13 @@
 """Files and packages that subcommands need, checked before any work begins."""
 
-import importlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aurora.cli.options import RUNNING
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput
 from aurora.types import Plan, Profile
-
-
-def need(*modules: str, extra: str = "run") -> None:
-    """Check that all of `modules` can be imported.
-
-    Raises:
-        MissingDependency: if one cannot; with the pip command that installs `extra`.
-    """
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[{extra}]" ({error})') from None
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder `path` and its parents, when something is written there.
-
-    Raises:
-        BadInput: if it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be made a folder: {error.strerror}") from None
 
 
 def check_output(**outputs: Path | None) -> None:

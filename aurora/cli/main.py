@@ -7,36 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from aurora.cli import (
-    demo,
-    doctor,
-    engines,
-    evaluate,
-    measure,
-    order,
-    place,
-    plan,
-    profile,
-    recommend,
-    record,
-    report,
-    run,
-    simulate,
-    sweep,
-    synthetic,
-    train,
-)
+from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, sweep, train
 from aurora.cli.options import Subcommand, with_options
 from aurora.errors import AuroraError
 
 SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "profile": profile.profile,
-    "synthetic": synthetic.synthetic,
-    "record": record.record,
+    "synthetic": profile.synthetic,
+    "record": profile.record,
     "import": engines.import_,
     "recommend": recommend.recommend,
     "plan": plan.plan,
-    "evaluate": evaluate.evaluate,
+    "evaluate": plan.evaluate,
     "simulate": simulate.simulate,
     "sweep": sweep.sweep,
     "run": run.run,
@@ -46,8 +28,13 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "place": place.place,
     "export": engines.export,
     "demo": demo.demo,
-    "doctor": doctor.doctor,
+    "doctor": measure.doctor,
+    "measure links": measure.links,
+    "measure compute": measure.compute,
+    "measure devices": measure.devices,
+    "measure system": measure.system,
 }
+HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
 
 RETIRED = {  # subcommands that were, and where their work is done now
     "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
@@ -65,9 +52,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+_measure = typer.Typer(help=HELP, no_args_is_help=True)
 for _name, _function in SUBCOMMANDS.items():
-    app.command(_name, cls=Subcommand)(with_options(_function))
-app.add_typer(measure.app, name="measure")
+    _group = _measure if _name.startswith("measure ") else app
+    _group.command(_name.removeprefix("measure "), cls=Subcommand)(with_options(_function))
+app.add_typer(_measure, name="measure")
 
 
 def _version(wanted: bool) -> None:

@@ -1,42 +1,41 @@
-"""aurora measure: hardware without traffic: links between ranks, compute curves of a GPU kind, GPUs here or of a system."""
+"""aurora measure and doctor: links between ranks, compute curves of a GPU kind, GPUs here or of a system; what works here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aurora.cli.choices import completed
-from aurora.cli.inputs import check_model, check_output, need
-from aurora.cli.options import Json, Only, Subcommand, with_options
-from aurora.cli.output import cluster_json, curves_json, show
-from aurora.errors import BadInput
-from aurora.types import PHASES, Cluster, ComputeCurves, Profile, ProfileOptions
-from aurora.types.option_checks import MOST_PROCESSES
+from aurora.cli.inputs import check_model, check_output
+from aurora.cli.options import Only
+from aurora.cli.output import show
+from aurora.errors import BadInput, need
+from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
+from aurora.types.option_checks import MOST_PROCESSES, OptionField
 from aurora.types.options import LINK_TRANSPORTS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
-app = typer.Typer(help=HELP, no_args_is_help=True)
-
-ClusterOutput = Annotated[Path, typer.Option("--output", "-o", help="the cluster TOML to write")]
+SERVING = ("torch", "transformers", "ranks over gloo")  # beside what planning needs
 
 
-@app.command("links", cls=Subcommand)
 def links(
-    output: ClusterOutput = Path("cluster.toml"),
-    ranks: Annotated[int | None, typer.Option(help="local ranks; under torchrun as many as it started")] = None,
-    transport: Annotated[str, typer.Option(help="{link_transport}", autocompletion=completed("link_transport"))] = "auto",
-    as_json: Json = False,
+    *,
+    output: Path = Path("cluster.toml"),
+    ranks: Annotated[int | None, OptionField(least=2, most=MOST_PROCESSES)] = None,
+    transport: Annotated[str, OptionField(one_of=LINK_TRANSPORTS)] = "auto",
+    as_json: bool = False,
 ) -> None:
-    """Measure the links between ranks, one pair at a time and several at once, and write a cluster file."""
+    """Measure the links between ranks, one pair at a time and several at once, and write a cluster file.
+
+    Args:
+        output: the cluster TOML to write.
+        ranks: local ranks; under torchrun as many as it started.
+        transport: auto, gloo, nccl.
+    """
     check_output(output=output)
-    if transport not in LINK_TRANSPORTS:
-        raise BadInput(f"`transport`: expected one of {', '.join(LINK_TRANSPORTS)}, found {transport!r}")
-    if ranks is not None and not 2 <= ranks <= MOST_PROCESSES:
-        raise BadInput(f"`ranks`: expected from 2 to {MOST_PROCESSES}, found {ranks}")
     need("torch")
     from aurora.profiler.link_timing import measure_links
     from aurora.reports.plan_tables import links_table
@@ -49,19 +48,23 @@ def links(
     _write(as_json, measured.cluster, output, measured.remarks, pairs, links_table(rate_Bps_GG, startup_s_GG))
 
 
-@app.command("compute", cls=Subcommand)
-@with_options
 def compute(
+    model: str | None = None,
+    *,
     options: Annotated[ProfileOptions, Only(("prompt_tokens", "batch", "share"))],
-    model: Annotated[str | None, typer.Argument(help="folder of a transformers MoE model; without it only --add")] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="the profile or curves file to add this GPU kind to; created if missing")
-    ] = Path("curves.npz"),
-    add: Annotated[list[Path] | None, typer.Option(help="a curves file that this command wrote elsewhere, to add too")] = None,
-    as_json: Json = False,
+    output: Path = Path("curves.npz"),
+    add: list[Path] | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere."""
+    """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere.
+
+    Args:
+        model: folder of a transformers MoE model; without it only --add.
+        output: the profile or curves file to add this GPU kind to; created if missing.
+        add: a curves file that this command wrote elsewhere, to add too.
+    """
     from aurora.io import load, load_curves, save
+    from aurora.reports.json_objects import curves_json
     from aurora.reports.plan_tables import curves_table
 
     joined = add or []
@@ -78,15 +81,17 @@ def compute(
         made = one if made is None else one.into(made)
     assert made is not None
     save(made, output)
-    kinds = made.curves if isinstance(made, Profile) else made.kinds
-    table = curves_table(made.model, {kind: [phases[phase] for phase in PHASES] for kind, phases in kinds.items()})
+    table = curves_table(made.model, made.curves if isinstance(made, Profile) else made.kinds)
     said = [f"{what}: {each}" for one in found for what, each in one.provenance.items()]
     show(as_json, {"output": output, **curves_json(made)}, table, *said, f"wrote {output}")
 
 
-@app.command("devices", cls=Subcommand)
-def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False) -> None:
-    """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates."""
+def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> None:
+    """Write a cluster file of this machine's GPUs, as NVML names them, with datasheet rates.
+
+    Args:
+        output: the cluster TOML to write.
+    """
     from aurora.profiler.devices import find_devices
 
     check_output(output=output)
@@ -94,18 +99,22 @@ def devices(output: ClusterOutput = Path("cluster.toml"), as_json: Json = False)
     _write(as_json, found.cluster, output, found.remarks, {})
 
 
-@app.command("system", cls=Subcommand)
 def system(
-    name: Annotated[str, typer.Argument(help="a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all")],
-    output: ClusterOutput = Path("cluster.toml"),
-    gpus: Annotated[int | None, typer.Option(help="how many GPUs, all of one node; default: all that it has")] = None,
-    exchange: Annotated[
-        str,
-        typer.Option(help="what performs all-to-alls: {exchange}", autocompletion=completed("exchange")),
-    ] = "nccl",
-    as_json: Json = False,
+    name: str,
+    *,
+    output: Path = Path("cluster.toml"),
+    gpus: int | None = None,
+    exchange: Annotated[str, OptionField(choices="exchange")] = "nccl",
+    as_json: bool = False,
 ) -> None:
-    """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package."""
+    """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package.
+
+    Args:
+        name: a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
+        output: the cluster TOML to write.
+        gpus: how many GPUs, all of one node; default: all that it has.
+        exchange: what performs all-to-alls.
+    """
     from aurora.io.silicon_systems import system_cluster
 
     check_output(output=output)
@@ -126,8 +135,28 @@ def _write(
 ) -> None:
     """Write a cluster file with remarks on top, and print both."""
     from aurora.io import save_cluster
+    from aurora.reports.json_objects import cluster_json
     from aurora.reports.plan_tables import cluster_table
 
     save_cluster(made, output, remarks)
     found = {"output": output, **cluster_json(made), "remarks": list(remarks), **more}
     show(as_json, found, cluster_table(made), *remarks, f"wrote {output}", *tables)
+
+
+def doctor(*, as_json: bool = False) -> None:
+    """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1."""
+    from rich.table import Table
+
+    from aurora.profiler.doctor import BROKEN, WORKS, examine, healthy
+
+    findings = examine()
+    fine = healthy(findings)
+    table = Table("part", "state", "found", "what to do", title="what is here")
+    for finding in findings:
+        style = {WORKS: "green", BROKEN: "red"}.get(finding.state, "yellow")
+        table.add_row(finding.name, finding.state, finding.found, finding.mend, style=style)
+    serving = all(finding.state == WORKS for finding in findings if finding.name in SERVING)
+    states = {"planning": fine, "serving with aurora run": serving}
+    said = [f"{what} {'works' if well else 'does not work'}" for what, well in states.items()]
+    show(as_json, {"works": fine, "serves": serving, "findings": [asdict(finding) for finding in findings]}, table, *said)
+    raise typer.Exit(0 if fine else 1)

@@ -2,8 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from aurora.advisor.sharing import (
     served_steps,
     winners,
 )
-from aurora.advisor.sweep import GridCell
+from aurora.advisor.sweep import GridCell, MeasuredCell
 from aurora.cli.demo import MODELS
 from aurora.errors import BadInput
 from aurora.io import shipped
@@ -38,35 +37,6 @@ TRANSPORT = "shaped"
 MOST_TOKENS = 512  # of a prompt
 OF = (0, 1, 0)  # which of MODELS each model is
 REQUESTS = 2  # of a rank in a step, if it has two tokens or more
-
-
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A cell that was run.
-
-    Attributes:
-        skew, bandwidth, batch: as in `GridCell`.
-        stage: "prefill": each step is of new prompts; "decode": each step is a token of each of as many requests.
-        seconds: by way, of all steps.
-        gains: by way, over one after the other.
-        predicted: by way, the simulated gain.
-        tpot_s_M: by way, for each model (p50, p99) of the seconds between two of its steps.
-        winner: the simplest way within 2 % of the fastest, as measured.
-        right: whether the way that the simulator names is among those that are as fast as the fastest.
-        loss: by how much longer the way that the simulator names takes than the fastest, for the same work.
-    """
-
-    skew: float
-    bandwidth: float
-    batch: int
-    stage: str
-    seconds: Mapping[str, float]
-    gains: Mapping[str, float]
-    predicted: Mapping[str, float]
-    tpot_s_M: Mapping[str, tuple[tuple[float, float], ...]]
-    winner: str
-    right: bool
-    loss: float
 
 
 def measure_cells(

@@ -15,10 +15,15 @@ from typer.core import TyperCommand
 
 from aurora.cli.choices import completed, filled
 from aurora.errors import AuroraError, BadInput
-from aurora.types.option_checks import OptionField
+from aurora.types.option_checks import OptionField, check_value
 
 WORST = 3  # layers that tables show without --layers
 ALL = "--help-all"
+FLAGS = {"output": "--output -o", "as_json": "--json"}  # of parameters that many subcommands have
+COMMON = {  # and their help
+    "as_json": "print one JSON object, see docs/json.md, and nothing else",
+    "layers": f"show every layer instead of the {WORST} worst",
+}
 
 RUNNING: ContextVar[typer.Context] = ContextVar("RUNNING")  # the context of the subcommand that runs
 
@@ -108,50 +113,51 @@ def is_given(name: str) -> bool:
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Returns a subcommand's function with the fields of its options dataclasses as parameters of their own.
+    """Returns a subcommand's function with a parameter for each argument and option of the command line.
 
     Args:
-        function: a parameter that is annotated with an options dataclass gets an instance, one with Callable[..., dataclass] a
-            function that makes it, given further fields. `Only` in an annotation says which fields.
+        function: its positional parameters are arguments, its keyword-only ones options; `OptionField` in an annotation says
+            how they are offered. A parameter that is annotated with an options dataclass gets an instance, one with
+            Callable[..., dataclass] a function that makes it, given further fields; `Only` says which fields. The lines under
+            Args in the docstring are their help; COMMON has that of parameters that many subcommands have.
     """
     hints = get_type_hints(function, include_extras=True)
-    parameters: dict[str, inspect.Parameter] = {}
+    told, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
+    own: dict[str, OptionField] = {}
     kinds: dict[str, tuple[Any, bool, list[str]]] = {}
     for name, given in inspect.signature(function).parameters.items():
-        kind, only = hints[name], Only(())
-        if get_origin(kind) is Annotated and isinstance(get_args(kind)[1], Only):
-            kind, only = get_args(kind)
+        kind, how = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
         later = get_origin(kind) is Callable
         kind = get_args(kind)[-1] if later else kind
         if not is_dataclass(kind):
-            parameters[name] = given.replace(kind=given.KEYWORD_ONLY, annotation=hints[name])
+            own[name] = how or OptionField()
+            argument = given.kind is not given.KEYWORD_ONLY
+            parameters[name] = _parameter(name, kind, given.default, own[name], told[name], argument=argument)
             continue
+        only = how or Only(())
         names = [each.name for each in fields(kind) if "option" in each.metadata and each.name in (only.names or [each.name])]
         kinds[name] = kind, later, names
         for field in names:
-            parameters.setdefault(field, field_parameter(kind, field, only))
+            parameters.setdefault(field, _field_parameter(kind, field, only))
 
     def call(**given: Any) -> None:
-        values = {name: given[name] for name in hints if name in given}
+        for name, how in own.items():
+            check_value(name, given[name], how)
+        values = {name: given[name] for name in own}
         for name, (kind, later, names) in kinds.items():
             made = partial(kind, **{field: _read(kind, field, given[field]) for field in names})
             values[name] = made if later else made()
         function(**values)
 
-    call.__doc__, call.__name__, call.__module__ = function.__doc__, function.__name__, function.__module__
+    call.__doc__, call.__name__, call.__module__ = inspect.getdoc(function), function.__name__, function.__module__
+    call.__doc__ = str(call.__doc__).partition("\n\nArgs:")[0]
     call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     return call
 
 
-def field_parameter(kind: Any, name: str, only: Only = Only(())) -> inspect.Parameter:
-    """Returns the parameter of a field of an options dataclass, with the help text from the class's docstring.
-
-    Args:
-        kind: the dataclass, with a line for each field under Args in its docstring.
-        name: the field, made by `aurora.types.option_checks.option`.
-        only: how the subcommand offers it.
-    """
+def _field_parameter(kind: Any, name: str, only: Only) -> inspect.Parameter:
+    """Returns the parameter of a field of an options dataclass, made by `aurora.types.option_checks.option`."""
     (field,) = (each for each in fields(kind) if each.name == name)
     how: OptionField = field.metadata["option"]
     hint, default = get_type_hints(kind)[name], field.default
@@ -161,17 +167,32 @@ def field_parameter(kind: Any, name: str, only: Only = Only(())) -> inspect.Para
         hint, default = str, "auto" if default is None else str(default)
     if only.instead is not None or default is MISSING:
         hint, default = hint | None, None
+    instead = f"; default: {only.instead}" if only.instead is not None else ""
+    return _parameter(name, hint, default, how, documented(kind)[name], instead, panel=only.panel or how.panel)
+
+
+def _parameter(
+    name: str,
+    hint: Any,
+    default: Any,
+    how: OptionField,
+    text: str,
+    instead: str = "",
+    panel: str | None = None,
+    argument: bool = False,
+) -> inspect.Parameter:
+    """Returns a parameter of a subcommand for an option, or an argument, with `text` and the names that it accepts as help."""
     names = how.names
-    if names is None:
+    if names is None and "{" not in text and not (how.one_of and all(re.search(rf"\b{each}\b", text) for each in how.one_of)):
         names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
-    told = documented(kind)[name].replace("; None:", "; default:") + names
-    flags = [how.flag] if how.flag else [f"--{name.replace('_', '-')}"] if hint is bool else []
-    made = typer.Option(
-        *flags,
-        help=told if only.instead is None else f"{told}; default: {only.instead}",
-        rich_help_panel=only.panel or how.panel,
-        autocompletion=completed(*how.choices.split(), names=how.one_of),
-    )
+    help_ = text.replace("; None:", "; default:") + (names or "") + instead
+    complete = completed(*how.choices.split(), one_of=how.one_of)
+    if argument:
+        made = typer.Argument(help=help_, metavar=how.metavar or None, autocompletion=complete)
+    else:
+        flags = (how.flag or FLAGS.get(name, "")).split() or ([f"--{name.replace('_', '-')}"] if hint is bool else [])
+        panel, metavar = panel or how.panel, how.metavar or None
+        made = typer.Option(*flags, help=help_, metavar=metavar, rich_help_panel=panel, autocompletion=complete)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, made], default=default)
 
 
@@ -186,11 +207,8 @@ def _read(kind: Any, name: str, value: Any) -> Any:
 
 
 @cache
-def documented(kind: type) -> dict[str, str]:
-    """Returns a dict from each field of the dataclass `kind` to its description under Args in the docstring."""
-    lines = (re.match(r"    (\w+): (.+)\.$", line) for line in inspect.getdoc(kind).splitlines())  # type: ignore[union-attr]
-    return {line[1]: line[2] for line in lines if line}
-
-
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object, see docs/json.md, and nothing else")]
-Layers = Annotated[bool, typer.Option("--layers", help=f"show every layer instead of the {WORST} worst")]
+def documented(described: Any) -> dict[str, str]:
+    """Returns a dict from each parameter of a function, or field of a dataclass, to its description under Args."""
+    _, _, args = (inspect.getdoc(described) or "").partition("Args:\n")
+    lines = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)\.$", args.partition("\n\n")[0], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in lines}

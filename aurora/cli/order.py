@@ -1,40 +1,43 @@
 """aurora order: one all-to-all -> its schedule, bounds and gap."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import aurora
-from aurora.cli.choices import completed, names
+from aurora.cli.choices import names
 from aurora.cli.inputs import check_output
-from aurora.cli.options import Json
-from aurora.cli.output import SCHEMA, schedule_json, show, terminal
+from aurora.cli.output import json_text, show, terminal
 from aurora.errors import BadInput
+from aurora.types.option_checks import OptionField
 
 if TYPE_CHECKING:
     from aurora.types.arrays import IntArray
 
 
 def order(
-    traffic: Annotated[Path, typer.Argument(help="bytes from row to column: .csv (no header), .npy, or a profile and --layer")],
-    cluster: Annotated[
-        Path | None, typer.Option(help="cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps")
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="{order}; or all, to compare them", autocompletion=completed("order"))
-    ] = "openshop",
-    startup_s: Annotated[
-        float | None, typer.Option("--startup", help="fixed seconds per message; default: the cluster's")
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="for a profile: this MoE layer, experts placed contiguously")] = None,
-    seed: Annotated[int, typer.Option(help="for random orders and random priorities")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file")] = None,
-    as_json: Json = False,
+    traffic: Path,
+    *,
+    cluster: Path | None = None,
+    method: Annotated[str, OptionField(choices="order")] = "openshop",
+    startup_s: Annotated[float | None, OptionField(flag="--startup")] = None,
+    layer: int | None = None,
+    seed: int = 0,
+    output: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Order one all-to-all, and show its time, bounds and `gap` to the larger of the fluid and the cut bound."""
+    """Order one all-to-all, and show its time, bounds and `gap` to the larger of the fluid and the cut bound.
+
+    Args:
+        traffic: bytes from row to column: .csv (no header), .npy, or a profile and --layer.
+        cluster: cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps.
+        method: {order}; or all, to compare them.
+        startup_s: fixed seconds per message; default: the cluster's.
+        layer: for a profile: this MoE layer, experts placed contiguously.
+        seed: for random orders and random priorities.
+        output: write the JSON to a file.
+    """
     from aurora.io import load_cluster, write_text
+    from aurora.reports.json_objects import schedule_json
     from aurora.reports.plan_tables import cut_line, gantt, order_table
 
     check_output(output=output)
@@ -44,7 +47,7 @@ def order(
     each = [schedule_json(one, len(bytes_GG)) for one in made]
     found = {"schedules": each} if method == "all" else each[0]
     if output is not None:
-        write_text(output, json.dumps({"schema": SCHEMA, **found}) + "\n")
+        write_text(output, json_text(found) + "\n")
     console = terminal()
     drawn = gantt(made[0], len(bytes_GG), console.width) if console.is_terminal and len(made) == 1 else None
     cut, wrote = made[0].cut, None if output is None else f"wrote {output}"

@@ -1,86 +1,73 @@
-"""aurora plan: a cluster and a profile for each model -> a plan."""
+"""aurora plan and evaluate: a cluster and a profile for each model -> a plan; a plan and other traffic -> its loss or drift."""
 
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import aurora
-from aurora.cli.choices import completed
 from aurora.cli.inputs import check_output, relative
-from aurora.cli.options import WORST, Json, Layers, as_options, refuse_given
-from aurora.cli.output import explanation_json, migration_json, plan_json, show
+from aurora.cli.options import WORST, as_options, refuse_given
+from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
-from aurora.types import PlanOptions
+from aurora.types import DriftOptions, PlanOptions
+from aurora.types.option_checks import OptionField
 from aurora.types.options import STRATEGY
 
 
 def plan(
-    profile: Annotated[list[Path], typer.Option(help="a model's profile; give two or more to share the GPUs between models")],
-    cluster: Annotated[Path, typer.Option(help="cluster TOML, or the name of a shipped cluster")],
+    *,
+    profile: list[Path],
+    cluster: Path,
     options: PlanOptions,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the plan to write")] = Path("plan.json"),
-    domain: Annotated[
-        list[Path] | None,
-        typer.Option(help="traffic domain: another profile of the same model that the same plan must serve; repeat it"),
-    ] = None,
-    previous: Annotated[
-        Path | None,
-        typer.Option("--from", help="the current plan: relabel GPUs so that few bytes move, and price the migration"),
-    ] = None,
-    max_move_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="with --from: byte budget; move only the layers that save most within it", rich_help_panel="Migration"
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="the serving engine, which must be able to serve the plan: {engine}",
-            autocompletion=completed("engine"),
-            rich_help_panel=STRATEGY,
-        ),
-    ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="show the terms of each layer's time")] = False,
-    layers: Layers = False,
-    as_json: Json = False,
+    output: Path = Path("plan.json"),
+    domain: list[Path] | None = None,
+    previous: Annotated[Path | None, OptionField(flag="--from")] = None,
+    max_move_bytes: Annotated[int | None, OptionField(least=0, most=2**62, panel="Migration")] = None,
+    engine: Annotated[str | None, OptionField(choices="engine", panel=STRATEGY)] = None,
+    explain: bool = False,
+    layers: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked."""
-    from aurora.cli.progress import shown
+    """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked.
+
+    Args:
+        profile: a model's profile; give two or more to share the GPUs between models.
+        cluster: cluster TOML, or the name of a shipped cluster.
+        output: the plan to write.
+        domain: traffic domain: another profile of the same model that the same plan must serve; repeat it.
+        previous: the current plan: relabel GPUs so that few bytes move, and price the migration.
+        max_move_bytes: with --from: byte budget; move only the layers that save most within it.
+        engine: the serving engine, which must be able to serve the plan.
+        explain: show the terms of each layer's time.
+    """
     from aurora.io import load_cluster, load_plan, load_profile, save
     from aurora.planner.check.fit import check_engine
     from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
     from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.reports.formatting import seconds
+    from aurora.reports.json_objects import explanation_json, migration_json, plan_json
     from aurora.reports.plan_tables import expectation_lines, explain_tables, move_table, plan_table, worst_cut
 
-    domains = domain or []
+    domains, aim = domain or [], options.aim
     if len(profile) == 1:
         colocated_only = ("colocate", *(["objective"] if options.objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
         refuse_given(colocated_only, "with two `profile` or more, of models that share the GPUs")
     check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
-    if max_move_bytes is not None and not 0 <= max_move_bytes < 2**62:
-        raise BadInput(f"--max-move-bytes: expected from zero to 2**62, found {max_move_bytes}")
-    aim = options.aim
     if explain and (domains or (aim in AIMS and aim not in ("mean", *SUMMED))):
         raise BadInput(
             f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
         )
-    if explain and options.all_to_all == "hierarchical":
-        raise BadInput("`explain`: expected a plan with flat all-to-alls, found `all_to_all` hierarchical")
     machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
     further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
     if options.all_to_all == "auto" and explain:  # which is not there for all-to-alls over servers
         options = replace(options, all_to_all="flat")
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None
-    with shown() as progress:
+    with progress_bars() as progress:
         made = aurora.plan(machines, profiles, options, domains=further, profile_paths=paths, progress=progress)
     if in_force is not None:
         made, moved = aurora.migrate(made, in_force, profiles, max_move_bytes=max_move_bytes, domains=further)
@@ -102,3 +89,41 @@ def plan(
         f"planned in {seconds(took_s)}",
         f"wrote {output}",
     )
+
+
+def evaluate(
+    plan: Path | None = None,
+    *,
+    profile: list[Path],
+    options: DriftOptions,
+    before: Path | None = None,
+    layers: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Price a plan on traffic that it was not made for, beside a plan made for that traffic; or show, with --before, how far
+    traffic has changed, layer by layer, what the plan loses by it, and whether to plan again.
+
+    Args:
+        plan: plan JSON; with --before it may be left out: experts balanced for that traffic.
+        profile: the traffic, one profile per model.
+        before: instead: how far traffic has drifted since this profile, which the plan was made from.
+    """
+    from aurora.io import load_plan, load_profile
+    from aurora.planner.check.fit import without_proof
+    from aurora.reports.json_objects import drift_json, evaluation_json
+    from aurora.reports.plan_tables import drift_table, evaluation_table
+
+    most = None if layers else WORST
+    served = None if plan is None else load_plan(plan)
+    if before is not None:
+        if len(profile) != 1:
+            raise BadInput(f"`profile`: expected one with `before`, of the same model, found {len(profile)}")
+        drifted = aurora.drift(load_profile(before), load_profile(profile[0]), served, options)
+        show(as_json, drift_json(drifted), drift_table(drifted, most), drifted.reason)
+        return
+    refuse_given(("threshold", "hot", "seed"), "with `before`")
+    if served is None:
+        raise BadInput("`plan`: expected a file, or `before`, found neither")
+    traffic = [load_profile(path) for path in profile]
+    found = aurora.evaluate(served, traffic)
+    show(as_json, evaluation_json(served, found), evaluation_table(served, found, most), without_proof(served, traffic) or None)

@@ -1,4 +1,4 @@
-"""aurora profile: a model and text -> a profile; or a model's shape and a GPU system -> its curves."""
+"""aurora profile, synthetic and record: a model and text, a model's shape, or a running vLLM server -> a profile."""
 
 import sys
 from collections.abc import Callable
@@ -8,76 +8,61 @@ from typing import Annotated
 import typer
 
 import aurora
-from aurora.cli.inputs import check_model, check_output, need
-from aurora.cli.options import RUNNING, WORST, Json, Layers, is_given, refuse_given
-from aurora.cli.output import cluster_json, curves_json, profile_json, show
-from aurora.errors import BadInput
-from aurora.io.prompts import check_corpus
-from aurora.types import Profile, ProfileOptions
+from aurora.cli.inputs import check_model, check_output
+from aurora.cli.options import RUNNING, WORST, is_given, refuse_given
+from aurora.cli.output import progress_bars, show
+from aurora.errors import BadInput, need
+from aurora.types import Profile, ProfileOptions, SyntheticOptions
+from aurora.types.option_checks import LONGEST_S, OptionField
 
 SYSTEM = "GPUs that are not here"
 WITH_SYSTEM = ("shape", "system", "engine", "sources", "output", "as_json")  # options that go with --shape
 
 
 def profile(
+    model: str | None = None,
+    more_text: Annotated[list[Path] | None, OptionField(metavar="[FILE]...")] = None,
+    *,
     options: Callable[..., ProfileOptions],
-    model: Annotated[
-        str | None, typer.Argument(help="folder of a transformers MoE model, or its name in the local hub cache")
-    ] = None,
-    more_text: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", show_default=False)] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(help="UTF-8 text, .jsonl chats or prompts, .npy token ids; repeat, or list several after"),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="the profile to write; NAME.partial.npz if interrupted")
-    ] = Path("profile.npz"),
-    shape: Annotated[
-        Path | None,
-        typer.Option(
-            help="instead of a model and text: a config.json, its folder or a shipped model, whose compute curves and "
-            "all-to-alls --system has measured; no traffic"
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(help="with --shape: a GPU system of aiconfigurator-core, such as h200_sxm; an unknown name lists all"),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="with --shape: the serving engine whose kernels were measured: sglang, trtllm or vllm", rich_help_panel=SYSTEM
-        ),
-    ] = "vllm",
-    layers: Layers = False,
-    as_json: Json = False,
+    text: list[Path] | None = None,
+    output: Path = Path("profile.npz"),
+    shape: Path | None = None,
+    system: str | None = None,
+    engine: Annotated[str, OptionField(panel=SYSTEM)] = "vllm",
+    layers: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Count which experts a model's tokens choose, and time router, experts and weighted sum on this machine.
 
     Ctrl-C leaves a valid partial profile beside the output, and so does a crash, up to the last minute; the same command goes
     on from there.
+
+    Args:
+        model: folder of a transformers MoE model, or its name in the local hub cache.
+        more_text: more text, after the model.
+        text: UTF-8 text, .jsonl chats or prompts, .npy token ids; repeat, or list several after.
+        output: the profile to write; NAME.partial.npz if interrupted.
+        shape: instead of a model and text: a config.json, its folder or a shipped model, whose compute curves and all-to-alls
+            --system has measured; no traffic.
+        system: with --shape: a GPU system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
+        engine: with --shape: the serving engine whose kernels were measured: sglang, trtllm or vllm.
     """
+    check_output(output=output)  # before other names are made of it
     if shape is not None or system is not None:
         _profile_system(shape, system, engine, output, as_json)
         return
     refuse_given(("engine",), "with `shape`")
     if model is None:
         raise BadInput("profile: expected a model's folder, or --shape with --system, found neither")
-    texts = [*(text or []), *(more_text or [])]
-    if not texts:
-        raise BadInput("profile: expected at least one text file, found none")
-    check_output(output=output)
     chosen, partial = options(), output.with_suffix(".partial.npz")
     check_output(output=output, partial=partial)
-    check_corpus(texts)
     check_model(model)
     need("torch", "transformers")
-    from aurora.cli.progress import shown
     from aurora.io import save
 
     try:
-        with shown() as progress:
-            made = aurora.profile(model, texts, chosen, partial=partial, progress=progress)
+        with progress_bars() as progress:
+            made = aurora.profile(model, [*(text or []), *(more_text or [])], chosen, partial=partial, progress=progress)
     except KeyboardInterrupt as stop:
         print(f"aurora: interrupted: {str(stop) or 'nothing is kept'}", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -95,8 +80,8 @@ def _profile_system(shape: Path | None, system: str | None, engine: str, output:
         raise BadInput(f"`{missing}`: expected with `{other}`, found none")
     from aurora.io import load_model_config, save, save_cluster
     from aurora.io.silicon_systems import system_cluster, system_curves
+    from aurora.reports.json_objects import cluster_json, curves_json
     from aurora.reports.plan_tables import curves_table, link_curves_table
-    from aurora.types import PHASES
 
     beside = output.with_suffix(".toml")
     check_output(output=output, cluster=beside)
@@ -104,21 +89,80 @@ def _profile_system(shape: Path | None, system: str | None, engine: str, output:
     curves = system_curves(load_model_config(shape), system, engine, len(cluster))
     save(curves, output)
     save_cluster(cluster, beside, [f"Link curves: nccl on {system}, from aiconfigurator-core (Apache-2.0)."])
-    links = cluster_json(cluster)["link_curves"]
-    tables = {kind: [phases[phase] for phase in PHASES] for kind, phases in curves.kinds.items()}
     show(
         as_json,
-        {"output": output, "cluster": beside, **curves_json(curves), "link_curves": links},
-        curves_table(curves.model, tables),
+        {"output": output, "cluster": beside, **curves_json(curves), "link_curves": cluster_json(cluster)["link_curves"]},
+        curves_table(curves.model, curves.kinds),
         link_curves_table(cluster),
         *(f"{what}: {said}" for what, said in curves.provenance.items()),
         f"wrote {output} and {beside}",
     )
 
 
+def synthetic(
+    skew: str,
+    shape: Path,
+    *,
+    options: SyntheticOptions,
+    output: Path = Path("profile.npz"),
+    gpu_kinds: Annotated[list[str] | None, OptionField(flag="--gpu-kind", choices="gpu_kind")] = None,
+    system: str | None = None,
+    engine: str = "vllm",
+    layers: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Make a synthetic profile, for planning before there is traffic: random routing, compute times not measured here.
+
+    Args:
+        skew: popularity of experts: uniform or zipf:EXPONENT.
+        shape: the model's config.json or folder, or the name of a shipped model.
+        output: the profile to write.
+        gpu_kinds: a GPU kind to add compute curves for, from its datasheet; repeat it: a .toml file of kinds, or {gpu_kind}.
+        system: a GPU system of aiconfigurator-core, such as h200_sxm, whose measured compute curves are added; an unknown name
+            lists all.
+        engine: with --system: the serving engine whose kernels were measured: sglang, trtllm or vllm.
+    """
+    from aurora.io import load_gpus, save
+
+    if system is None:
+        refuse_given(("engine",), "with `system`")
+    check_output(output=output)
+    kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
+    made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds, system=system, engine=engine)
+    save(made, output)
+    shown_profile(made, output, layers, as_json, options.seed)
+
+
+def record(
+    url: str,
+    *,
+    output: Path = Path("profile.npz"),
+    folder: Path = Path("record"),
+    seconds: Annotated[float, OptionField(above=0, most=LONGEST_S)] = 60.0,
+    layers: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Record how a running vLLM server routes tokens, and write it as a profile.
+
+    Args:
+        url: URL of the vLLM server, which runs our plugin.
+        output: the profile to write.
+        folder: the folder of the server's setting `record`, as this command sees it.
+        seconds: how long to record.
+    """
+    from aurora.io import save
+    from aurora.profiler.import_routing import profile_vllm_server
+
+    check_output(output=output)
+    made = profile_vllm_server(url, folder, seconds)
+    save(made, output)
+    shown_profile(made, output, layers, as_json)
+
+
 def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed: int = 0) -> None:
     """Print a profile that was written to `output`."""
     from aurora.planner.workload.load_statistics import contiguous_load_intervals
+    from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 
     table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)

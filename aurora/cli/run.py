@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import aurora
-from aurora.cli.inputs import check_model, check_output, need, profiles_of
-from aurora.cli.options import RUNNING, WORST, Json, Layers, Only, is_given, refuse_given
-from aurora.cli.output import comparison_json, show, summary_json
-from aurora.errors import AuroraError, BadInput, RankFailed
+from aurora.cli.inputs import check_model, check_output, profiles_of
+from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
+from aurora.cli.output import show
+from aurora.errors import AuroraError, BadInput, RankFailed, need
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
+from aurora.types.option_checks import OptionField
 from aurora.types.run_options import LOST, RANKS, SHARING
 
 if TYPE_CHECKING:
-    from aurora.reports.trace_tables import ServedModel
-    from aurora.runtime.order_choice import OrdersUsed
-    from aurora.runtime.result import Answers, MembershipChange, RunResult
+    from aurora.runtime.result import Answers, RunResult
 
 COMPARE = "Prediction and checks"
 JOINING = {"plan", "model", "survive", "join", "node", "timeout_s", "as_json"}  # all that goes with --join
@@ -33,56 +32,43 @@ CHANGES = 10  # of a placement that are shown, the newest ones
 
 
 def run(
-    plan: Annotated[Path, typer.Argument(help="plan JSON")],
-    model: Annotated[
-        list[Path],
-        typer.Option(help="model folder, or name in the local hub cache; one for each model of the plan, in its order"),
-    ],
+    plan: Path,
+    *,
+    model: list[Path],
     options: Callable[..., RunOptions],
     instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), SHARING, "the plan's")],
     control: Callable[..., ControlOptions],
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="prompts by line, or .jsonl with prompt and, if later, at_s; one file, or one per model; not with --join"
-        ),
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the answers to write (JSON lines)")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="the measured trace to write too (npz); default: beside the plan", rich_help_panel=COMPARE),
-    ] = None,
-    ranks: Annotated[int | None, typer.Option(help="checked against the plan's number of ranks", rich_help_panel=RANKS)] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="compare with the plain model in one process")] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="compare each phase with a simulation of the same traffic")
-    ] = False,
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="with --compare: compute times, one per model; default: the profiles that the plan was made from",
-            rich_help_panel=COMPARE,
-        ),
-    ] = None,
-    predicted: Annotated[
-        Path | None,
-        typer.Option(help="with --compare: compare with this predicted trace (npz) instead", rich_help_panel=COMPARE),
-    ] = None,
-    sample_utilisation: Annotated[
-        bool,
-        typer.Option(
-            "--sample-utilisation", help="read the utilisation of this machine's GPUs from NVML", rich_help_panel=COMPARE
-        ),
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="go on from the journal of an interrupted run with --survive", rich_help_panel=LOST),
-    ] = False,
-    adapt: Annotated[bool, typer.Option("--adapt", help="move experts to follow the traffic while serving")] = False,
-    layers: Layers = False,
-    as_json: Json = False,
+    prompts: list[Path] | None = None,
+    output: Path | None = None,
+    trace: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
+    ranks: Annotated[int | None, OptionField(panel=RANKS)] = None,
+    verify: bool = False,
+    compare: bool = False,
+    profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
+    predicted: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
+    sample_utilisation: Annotated[bool, OptionField(panel=COMPARE)] = False,
+    resume: Annotated[bool, OptionField(panel=LOST)] = False,
+    adapt: bool = False,
+    layers: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure."""
+    """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure.
+
+    Args:
+        plan: plan JSON.
+        model: model folder, or name in the local hub cache; one for each model of the plan, in its order.
+        prompts: prompts by line, or .jsonl with prompt and, if later, at_s; one file, or one per model; not with --join.
+        output: the answers to write (JSON lines).
+        trace: the measured trace to write too (npz); default: beside the plan.
+        ranks: checked against the plan's number of ranks.
+        verify: compare with the plain model in one process.
+        compare: compare each phase with a simulation of the same traffic.
+        profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
+        predicted: with --compare: compare with this predicted trace (npz) instead.
+        sample_utilisation: read the utilisation of this machine's GPUs from NVML.
+        resume: go on from the journal of an interrupted run with --survive.
+        adapt: move experts to follow the traffic while serving.
+    """
     given = RUNNING.get().params
     if given["join"] is not None:
         _join(plan, model, options, as_json)
@@ -133,6 +119,7 @@ def run(
     need("torch", "transformers")
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
+    from aurora.profiler.devices import utilisation
     from aurora.runtime.live_placement import log_decisions
     from aurora.runtime.result import journalled_answers
     from aurora.runtime.run import verify as differing
@@ -143,7 +130,7 @@ def run(
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
     arrivals = arrivals if any(map(any, arrivals)) else []
     try:
-        with sampled(sample_utilisation) as busy, _terminable():
+        with utilisation(sample_utilisation) as busy, _terminable():
             result = aurora.run(
                 loaded, model, requests, chosen, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
             )
@@ -180,7 +167,7 @@ def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as
 
     refuse_given(sorted(RUNNING.get().params.keys() - JOINING), "none with `join`: the leader says it")
     chosen, plan = options(), load_plan(path)
-    _check_models(plan, path, models)
+    _check_counts(plan, path, models)
     for model in models:
         check_model(model)
     need("torch", "transformers")
@@ -190,17 +177,14 @@ def _join(path: Path, models: list[Path], options: Callable[..., RunOptions], as
     show(as_json, {"leader": chosen.join, "node": chosen.node}, f"the run that {chosen.join} leads is complete")
 
 
-def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: list[Path], ranks: int | None) -> None:
+def _check_counts(plan: Plan, path: Path, models: list[Path], prompts: Sequence[Path] = (), ranks: int | None = None) -> None:
+    """Raises BadInput unless there are as many models, files of prompts (or one, or none) and ranks as the plan is for."""
     if ranks is not None and ranks != len(plan.cluster):
         raise BadInput(f"--ranks {ranks}: {path} is for {len(plan.cluster)} ranks")
-    _check_models(plan, path, models)
-    if len(prompts) not in (1, len(models)):
-        raise BadInput(f"run: expected one --prompts file or one for each of {len(models)} models, found {len(prompts)}")
-
-
-def _check_models(plan: Plan, path: Path, models: list[Path]) -> None:
     if len(models) != len(plan.models):
         raise BadInput(f"{path}: has {len(plan.models)} models, expected as many --model, found {len(models)}")
+    if len(prompts) not in (0, 1, len(models)):
+        raise BadInput(f"run: expected one --prompts file or one for each of {len(models)} models, found {len(prompts)}")
 
 
 def _profiles_left(plan: Plan, path: Path) -> list[Profile]:
@@ -236,39 +220,13 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def sampled(wanted: bool) -> Iterator[list[str]]:
-    """Context manager that yields a list; after the block it holds a sentence per GPU of this machine, none unless `wanted`."""
-    said: list[str] = []
-    if not wanted:
-        yield said
-        return
-    from aurora.profiler.devices import UtilizationSampler, inventory, open_nvml
-
-    with open_nvml() as nvml:
-        kinds = [device.kind for device in inventory(nvml).devices]
-        with UtilizationSampler(nvml) as sampler:
-            yield said
-        for index, kind in enumerate(kinds):
-            busy_X, memory_X = sampler.busy_XG[:, index], sampler.memory_XG[:, index]
-            said.append(
-                f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
-                f"{memory_X.max() / 1e9:.1f} GB in use at most"
-            )
-
-
 def _write_answers(output: Path, plan: Plan, answers_M: Sequence[Answers], tokenizers: Sequence[Any]) -> None:
     """Writes the answers (JSON lines); if the file can no longer be written, prints them, so that they are not lost."""
     from aurora.io import write_text
 
     lines = [
-        {
-            "model": planned.model,
-            "prompt": index,
-            "finished": index in answers.finished,
-            "text": tokenizer.decode(tokens),
-            "tokens": tokens,
-        }
+        {"model": planned.model, "prompt": index, "finished": index in answers.finished}
+        | {"text": tokenizer.decode(tokens), "tokens": tokens}
         for planned, answers, tokenizer in zip(plan.models, answers_M, tokenizers, strict=True)
         for index, tokens in sorted(answers.tokens.items())
     ]
@@ -291,22 +249,14 @@ def _show(
     most: int | None,
 ) -> None:
     """Prints a run's result: tables of at most `most` layers, and what `wrote` names by key of the JSON object."""
-    from aurora.reports.trace_tables import (
-        ServedModel,
-        comparison_table,
-        control_line,
-        control_table,
-        network_line,
-        rank_lines,
-        served_table,
-        summary_table,
-    )
+    import aurora.reports.trace_tables as tables
+    from aurora.reports.json_objects import comparison_json, fields_json, served_json, summary_json
     from aurora.reports.trace_times import compare, summarise
 
     summary = summarise(result.trace, plan.cluster)
     compared = None if expected is None else compare(expected, result.trace)
     served = [
-        ServedModel(
+        tables.ServedModel(
             planned.model,
             len(answers.tokens),
             len(answers.finished),
@@ -320,11 +270,9 @@ def _show(
     found = {
         **wrote,
         **summary_json(summary),
-        "transport": result.transport,
+        **fields_json(result, "transport start_s trace_from_s failure"),
         "micro_batches": len(result.trace.names_M) // len(plan.models),
-        "models": [_served_json(each) for each in served],
-        "start_s": result.start_s,
-        "trace_from_s": result.trace_from_s,
+        "models": [served_json(each) for each in served],
         "orders": None if result.calibration is None else str(result.calibration),
         "orders_used": [asdict(used) for used in result.orders_M],
         "comparison": comparison_json(compared),
@@ -332,67 +280,21 @@ def _show(
         "control": [asdict(report) for report in result.control_M],
         "gpus": busy,
         "differences": differences,
-        "failure": result.failure,
     }
     show(
         as_json,
         found,
-        summary_table(summary, bounded=result.transport == "shaped", most=most),
-        None if compared is None else comparison_table(compared),
-        None if result.conditions is None else network_line(result.conditions.cluster),
+        tables.summary_table(summary, bounded=result.transport == "shaped", most=most),
+        None if compared is None else tables.comparison_table(compared),
+        None if result.conditions is None else tables.network_line(result.conditions.cluster),
         None if result.calibration is None else f"orders before serving: {result.calibration}",
-        *_orders_used(plan, result.orders_M),
-        served_table(served, result.transport, result.start_s),
-        *rank_lines(served),
+        *(line for name, used in zip(plan.served_names, result.orders_M, strict=False) for line in used.lines(name)),
+        tables.served_table(served, result.transport, result.start_s),
+        *tables.rank_lines(served),
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
-        *map(_told, result.changes),
-        *(part for report in result.control_M for part in (control_line(report), control_table(report, CHANGES))),
+        *map(str, result.changes),
+        *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
         *busy,
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )
-
-
-def _served_json(served: ServedModel) -> dict[str, Any]:
-    """Returns a model's requests, tokens and times as JSON."""
-    from aurora.reports.trace_tables import percentiles
-
-    return {
-        "model": served.model,
-        "requests": served.requests,
-        "finished": served.finished,
-        "tokens_per_s": served.tokens_per_s,
-        "tokens_per_s_with_start": served.tokens_per_s_with_start,
-        "ttft_s": percentiles(served.ttft_s),
-        "tpot_s": percentiles(served.tpot_s),
-        "ranks": [
-            {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
-            for rank, ttft_s in served.ttft_s_R.items()
-        ],
-    }
-
-
-def _orders_used(plan: Plan, orders_M: Sequence[OrdersUsed]) -> Iterator[str]:
-    """For each model, or micro-batch, a line with its exchanges by order, and one for each change-over."""
-    for index, used in enumerate(orders_M):
-        counts = sorted(used.exchanges.items(), key=lambda each: -each[1])
-        yield f"{plan.served_names[index]}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
-        if used.servers:
-            yield f"{plan.served_names[index]}, before serving: {used.servers}"
-        yield from (f"order changed over: {change}" for change in used.changes)
-
-
-def _told(change: MembershipChange) -> str:
-    """Returns a change of membership as a sentence."""
-    parts = [f"lost rank {rank} ({how})" for rank, how in sorted(change.lost.items())]
-    parts += [f"rank {rank} joined" for rank in change.joined]
-    weights = f"{change.moved} experts' weights from other ranks"
-    if change.moved:
-        weights += f" ({change.moved_bytes / 1e6:.2f} MB in {change.took_s:.3f} s, predicted {change.predicted_s:.3f} s)"
-    weights += f", {change.from_checkpoint} from the model's files"
-    pause = "nothing to resume"
-    if change.stopped_s is None:
-        pause = "before the first token"
-    elif change.resumed_s is not None:
-        pause = f"no token for {change.resumed_s - change.stopped_s:.3f} s"
-    return f"epoch {change.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"

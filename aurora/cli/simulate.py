@@ -4,14 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import aurora
-from aurora.cli.choices import completed
 from aurora.cli.inputs import check_output, profiles_of
-from aurora.cli.options import RUNNING, WORST, Json, Layers, Only, is_given, refuse_given
-from aurora.cli.output import followed_json, models_json, requests_json, show, summary_json
+from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
+from aurora.cli.output import progress_bars, show
 from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
+from aurora.types.option_checks import OptionField
 from aurora.types.options import CHANGING, SIMULATED_ORDERS
 from aurora.types.run_options import INTERLEAVE
 
@@ -24,82 +22,65 @@ SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --chang
 
 
 def simulate(
-    plan: Annotated[Path, typer.Argument(help="plan JSON")],
+    plan: Path,
+    *,
     instead: Annotated[PlanOptions, Only(("priorities", "micro_batches"), "Orders and time slices", "the plan's")],
     control: Callable[..., ControlOptions],
     request: Callable[..., RequestOptions],
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="the traffic, one profile per model; default: the profiles that the plan was made from; "
-            "with --change: the kinds of traffic of one model, two or more"
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the predicted trace to write (npz); default: beside the plan")
-    ] = None,
-    barriers: Annotated[
-        str,
-        typer.Option(
-            help=f"what a GPU waits for after an exchange, {', '.join(BARRIERS)}: gpu, its own transfers and all ranks' token "
-            "counts; none, its own transfers only; global, all ranks after every phase",
-            autocompletion=completed(names=BARRIERS),
-        ),
-    ] = "gpu",
-    orders: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(SIMULATED_ORDERS)}: the plan's orders; orders recomputed per batch; or an allgather of all "
-            "tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora",
-            autocompletion=completed(names=SIMULATED_ORDERS),
-        ),
-    ] = "plan",
-    interleave: Annotated[
-        str,
-        typer.Option(
-            help="several models: on, at the same time; off, one after the other",
-            autocompletion=completed(names=INTERLEAVE[:2]),
-        ),
-    ] = "on",
-    staged: Annotated[
-        bool, typer.Option("--staged", help="transfers run in stages, as NCCL's grouped calls do, instead of one by one")
-    ] = False,
-    change: Annotated[
-        str | None,
-        typer.Option(
-            help="instead: replay traffic that changes between the profiles, {change}, and compare ways to follow it",
-            autocompletion=completed("change"),
-        ),
-    ] = None,
-    windows: Annotated[int, typer.Option(help="with --change: windows of traffic", rich_help_panel=CHANGING)] = 120,
-    lasting: Annotated[
-        int,
-        typer.Option(help="with --change: windows that a profile's traffic, a day or a crowd lasts", rich_help_panel=CHANGING),
-    ] = 10,
-    requests: Annotated[
-        Path | None,
-        typer.Option(
-            help="instead: serve the requests of a trace (.csv or JSON lines of arrival_s,input_tokens,output_tokens, or as "
-            "Azure's or Mooncake's), beside the engine's default"
-        ),
-    ] = None,
-    layers: Layers = False,
-    as_json: Json = False,
+    profile: list[Path] | None = None,
+    output: Path | None = None,
+    barriers: Annotated[str, OptionField(one_of=BARRIERS)] = "gpu",
+    orders: Annotated[str, OptionField(one_of=SIMULATED_ORDERS)] = "plan",
+    interleave: Annotated[str, OptionField(one_of=INTERLEAVE[:2])] = "on",
+    staged: bool = False,
+    change: Annotated[str | None, OptionField(choices="change")] = None,
+    windows: Annotated[int, OptionField(panel=CHANGING)] = 120,
+    lasting: Annotated[int, OptionField(panel=CHANGING)] = 10,
+    requests: Path | None = None,
+    layers: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound."""
+    """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound.
+
+    Args:
+        plan: plan JSON.
+        profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: the kinds
+            of traffic of one model, two or more.
+        output: the predicted trace to write (npz); default: beside the plan.
+        barriers: what a GPU waits for after an exchange: gpu, its own transfers and all ranks' token counts; none, its own
+            transfers only; global, all ranks after every phase.
+        orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
+            reduce-scatter instead of all-to-alls, as in vLLM without aurora.
+        interleave: several models: on, at the same time; off, one after the other.
+        staged: transfers run in stages, as NCCL's grouped calls do, instead of one by one.
+        change: instead: replay traffic that changes between the profiles, {change}, and compare ways to follow it.
+        windows: with --change: windows of traffic.
+        lasting: with --change: windows that a profile's traffic, a day or a crowd lasts.
+        requests: instead: serve the requests of a trace (.csv or JSON lines of arrival_s,input_tokens,output_tokens, or as
+            Azure's or Mooncake's), beside the engine's default.
+    """
     refuse_given(*((REPLAYED, "with `change`") if change is None else (SIMULATED, "without `change`")))
     served = requests is not None or RUNNING.get().params["rate"] is not None
     if not served or change is not None:
         refuse_given(REQUESTED, "with `requests` or `rate`" if change is None else "without `change`")
+    from aurora.io import load_plan, load_profile, save
+    from aurora.reports.comparisons import followed_table
+    from aurora.reports.json_objects import followed_json, models_json, summary_json
+    from aurora.simulator.changing_traffic import RECORDED
+
     if change is not None:
-        _follow(plan, profile, change, windows, lasting, control(), as_json)
+        if change == RECORDED:
+            refuse_given(DRAWN_WINDOWS, f"without `change` {RECORDED}, which replays the profiles' own windows")
+        loaded = load_plan(plan)
+        kinds = [load_profile(each) for each in profile or ()] or profiles_of(loaded, plan, None)[:1]
+        followed = aurora.follow(loaded, kinds, change, windows=windows, lasting=lasting, options=control())
+        show(as_json, followed_json(followed), followed_table(followed))
         return
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
         refuse_given(TRACED, "without `requests` and `rate`")
         _serve(plan, profile, requests, request(), how, as_json)
         return
-    from aurora.io import load_plan, save
     from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
@@ -133,37 +114,15 @@ def simulate(
     )
 
 
-def _follow(
-    path: Path,
-    profile: list[Path] | None,
-    change: str,
-    windows: int,
-    lasting: int,
-    control: ControlOptions,
-    as_json: bool,
-) -> None:
-    """Shows how ways to follow changing traffic do."""
-    from aurora.io import load_plan, load_profile
-    from aurora.reports.comparisons import followed_table
-    from aurora.simulator.changing_traffic import RECORDED
-
-    if change == RECORDED:
-        refuse_given(DRAWN_WINDOWS, f"without `change` {RECORDED}, which replays the profiles' own windows")
-    plan = load_plan(path)
-    profiles = [load_profile(each) for each in profile or ()] or profiles_of(plan, path, None)[:1]
-    followed = aurora.follow(plan, profiles, change, windows=windows, lasting=lasting, options=control)
-    show(as_json, followed_json(followed), followed_table(followed))
-
-
 def _serve(
     path: Path, profile: list[Path] | None, trace: Path | None, options: RequestOptions, how: dict[str, Any], as_json: bool
 ) -> None:
     """Shows how requests are served under the plan, and under the engine's default."""
     from aurora.advisor.recommend import engine_default
-    from aurora.cli.progress import shown
     from aurora.errors import InfeasiblePlan
     from aurora.io import load_plan, load_requests
     from aurora.planner.check.fit import check_traffic, without_proof
+    from aurora.reports.json_objects import served_requests_json
     from aurora.reports.trace_tables import request_lines, requests_table
 
     if trace is not None:
@@ -180,19 +139,11 @@ def _serve(
             missing = f"default: {error}"
     simulated = {}
     for name, each in plans.items():
-        with shown() as progress:
+        with progress_bars() as progress:
             simulated[name] = aurora.simulate_requests(each, profiles[0], requests, options, progress=progress, **how)
-    served = simulated["plan"].served.requests
-    head = {
-        "requests": len(served),
-        "input_tokens": served.input_tokens_Q.sum(),
-        "output_tokens": served.output_tokens_Q.sum(),
-        "arrivals_s": served.arrival_s_Q[-1],
-    }
-    results = {name: requests_json(simulated[name]) if name in simulated else None for name in ("plan", "default")}
     show(
         as_json,
-        {**head, **results, "assumptions": list(simulated["plan"].assumptions)},
+        served_requests_json(simulated, ("plan", "default")),
         requests_table(simulated),
         missing,
         *request_lines(simulated),

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 import aurora
-from aurora.cli.inputs import check_folder, check_model, need
-from aurora.cli.options import RUNNING, Json, refuse_given
+from aurora.cli.inputs import check_folder, check_model
+from aurora.cli.options import RUNNING, refuse_given
 from aurora.cli.output import show
+from aurora.errors import need
 from aurora.types import TrainOptions
 from aurora.types.train_options import OF_EACH_HOST
 
@@ -27,15 +26,20 @@ SHOWN = 10  # steps in the table
 
 
 def train(
-    model: Annotated[Path, typer.Argument(help="model folder, or name in the local hub cache")],
-    text: Annotated[list[Path], typer.Option(help="text to train on: .jsonl, .npy of token ids, any other as UTF-8 text")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="folder for the trained model (model), checkpoints and log.jsonl")
-    ],
+    model: Path,
+    *,
+    text: list[Path],
+    output: Path,
     options: Callable[..., TrainOptions],
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
-    """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts."""
+    """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts.
+
+    Args:
+        model: model folder, or name in the local hub cache.
+        text: text to train on: .jsonl, .npy of token ids, any other as UTF-8 text.
+        output: folder for the trained model (model), checkpoints and log.jsonl.
+    """
     if RUNNING.get().params["join"] is not None:
         of_the_run = (field.name for field in fields(TrainOptions) if field.name not in OF_EACH_HOST)
         refuse_given(of_the_run, "none with `join`: the leader says it")

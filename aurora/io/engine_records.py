@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import Arrays, load_npz, naming, save_npz
+from aurora.io.files import Arrays, load_npz, make_folder, naming, save_npz
 from aurora.types import PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers, set_checked
 
@@ -91,10 +91,7 @@ def save_record(record: EngineRecord, folder: Path) -> Path:
     Raises:
         BadInput: if the file or its folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be made a folder: {error.strerror}") from None
+    make_folder(folder)
     path = folder / f"rank-{record.rank}.npz"
     about = {name: getattr(record, name) for name in _SCALARS}
     arrays: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(EngineRecord) if f.name not in _SCALARS}

@@ -115,6 +115,18 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not TOML: {error}") from None
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder `path` and its parents, when something is written there.
+
+    Raises:
+        BadInput: if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be made a folder: {error.strerror}") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text whole or not at all. Raises BadInput if the file cannot be written."""
     write_bytes(path, text.encode())

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, need
 from aurora.io.files import NpzArrays, check_size, load_json, load_npy, naming
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
@@ -175,10 +175,9 @@ def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 
 def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """One rank's counts of TensorRT-LLM: (E,) under "<iteration>_<layer>". Layers beyond the model's, of MTP, are left out."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise MissingDependency(f'safetensors is needed: pip install "aurora-moe[run]" ({error})') from None
+    need("safetensors")
+    from safetensors import SafetensorError, safe_open
+
     rank = _rank(path, r"rank(\d+)\.safetensors")
     check_size("the file", path.stat().st_size)
     found: dict[tuple[int, int], IntArray] = {}
@@ -376,10 +375,9 @@ def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
 def _load_pt(path: Path) -> Any:
     """The contents of a .pt file, loaded with `weights_only`."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency(f'torch is needed for .pt: pip install "aurora-moe[run]" ({error})') from None
+    need("torch")
+    import torch
+
     if not zipfile.is_zipfile(path):
         raise BadInput("expected the zip format of torch.save, or the file is cut short")
     with zipfile.ZipFile(path) as archive:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, need
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +31,10 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
     if str(name) and _exists(Path(name)):
         return Path(name)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)):
-        try:
-            from huggingface_hub import snapshot_download
-            from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-        except ImportError as error:
-            raise MissingDependency(f'huggingface_hub is needed: pip install "aurora-moe[run]" ({error})') from None
+        need("huggingface_hub")
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
         try:
             return Path(snapshot_download(str(name), revision=revision, local_files_only=True))
         except (HFValidationError, LocalEntryNotFoundError):

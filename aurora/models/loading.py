@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, MissingDependency, need
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.planner.workload.model_config import expert_groups, top_k
 from aurora.types.profile import ModelIdentity
@@ -209,10 +209,9 @@ def load_transformers() -> Any:
     Raises:
         MissingDependency: if it is not installed.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingDependency(f'transformers is needed: pip install "aurora-moe[run]" ({error})') from None
+    need("transformers")
+    import transformers
+
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     return transformers

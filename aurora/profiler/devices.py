@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, need
 from aurora.io import load_gpus
 from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
@@ -48,10 +48,9 @@ class Inventory:
 @contextmanager
 def open_nvml() -> Iterator[Nvml]:
     """Yields the module pynvml, initialised inside the block."""
-    try:
-        import pynvml
-    except ImportError as error:
-        raise MissingDependency(f'pynvml is needed: pip install "aurora-moe[gpu]" ({error})') from None
+    need("pynvml", extra="gpu")
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -200,3 +199,22 @@ class UtilizationSampler:
     def memory_XG(self) -> FloatArray:
         """(X, G) float64: bytes of each GPU's memory in use."""
         return np.array([memory for _, memory in self._rows], dtype=np.float64)
+
+
+@contextmanager
+def utilisation(wanted: bool) -> Iterator[list[str]]:
+    """Context manager that yields a list; after the block it holds a sentence per GPU of this machine, none unless `wanted`."""
+    said: list[str] = []
+    if not wanted:
+        yield said
+        return
+    with open_nvml() as nvml:
+        kinds = [device.kind for device in inventory(nvml).devices]
+        with UtilizationSampler(nvml) as sampler:
+            yield said
+        for index, kind in enumerate(kinds):
+            busy_X, memory_X = sampler.busy_XG[:, index], sampler.memory_XG[:, index]
+            said.append(
+                f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
+                f"{memory_X.max() / 1e9:.1f} GB in use at most"
+            )

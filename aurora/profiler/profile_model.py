@@ -14,6 +14,7 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
+from aurora.io.prompts import check_corpus
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
@@ -157,6 +158,7 @@ def _open(path: str | Path, files: Sequence[str | Path], options: ProfileOptions
     """The model on this machine's device, the text, and the provenance that is known before anything is measured."""
     if not files:
         raise BadInput("profile: expected at least one text file, found none")
+    check_corpus(files)
     start_fork_server()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(path, device)

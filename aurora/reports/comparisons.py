@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
+from aurora.advisor.recommend import CONFIDENCE, WORTH, Recommendation
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
-from aurora.advisor.sweep import GridCell
+from aurora.advisor.sweep import GridCell, MeasuredCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
@@ -60,6 +61,18 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
         ties = sum(way in winners(cell.compared.gains) for cell in cells)
         of_gains = (speedup(gain, 1.0) for gain in (min(gains), median(gains), max(gains)))
         table.add_row(way, str(wins), str(ties), *of_gains, percent(median(outcome.utilisation for outcome in found)))
+    return table
+
+
+def measured_table(measured: Sequence[MeasuredCell]) -> Table:
+    """Returns a table of gains as measured, beside those that were simulated."""
+    ways = list(dict.fromkeys(way for cell in measured for way in cell.gains))[1:]
+    heads = right("bandwidth", "batch", *ways)
+    table = Table("stage", *heads, "fastest", "named", *right("loss"), title="measured (simulated)")
+    for cell in measured:
+        gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else DASH for way in ways)
+        right_or = "right" if cell.right else "wrong"
+        table.add_row(cell.stage, f"x {cell.bandwidth:g}", str(cell.batch), *gains, cell.winner, right_or, percent(cell.loss))
     return table
 
 
@@ -138,3 +151,47 @@ def followed_table(followed: FollowedTraffic) -> Table:
         moved = (size(float(each.bytes_W.sum())), str(each.changes), seconds(each.stall_s))
         table.add_row(each.name, *times, *moved)
     return table
+
+
+def recommendation_table(found: Recommendation) -> Table:
+    """Returns a table of the candidates of a recommendation beside the engine's default."""
+    kinds = [gpu.kind for gpu in found.cluster.gpus]
+    title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    table = Table("plan", "step", "tokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
+    table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
+    for candidate in found.candidates:
+        between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
+        table.add_row(
+            candidate.name,
+            seconds(candidate.seconds),
+            f"{found.tokens / candidate.seconds:,.0f}",
+            f"{candidate.gain:.2f}x",
+            between,
+        )
+    return table
+
+
+def recommendation_lines(found: Recommendation, measured: bool) -> list[str]:
+    """Returns a recommendation in sentences.
+
+    Args:
+        found: the recommendation.
+        measured: whether its traffic was recorded.
+    """
+    said = []
+    if found.best is None:
+        said.append(f"Nothing is worth doing: no plan is surely faster than {found.engine}'s default by {WORTH - 1:.0%}.")
+    elif found.best.low is None:
+        said.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on the traffic that it was made for.")
+    else:
+        said.append(
+            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
+            f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
+        )
+        said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
+    if not measured:
+        said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
+    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:
+        said.append("The command is for one server: add the engine's options for several.")
+    said.append("Steps are MoE layers with the attention between them, simulated.")
+    return said

@@ -1,19 +1,21 @@
 """Tables of plans and of their inputs: profiles, drift, clusters, links, compute curves, schedules, explained layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Column, Table
 
+from aurora.io.engine_placements import Export
 from aurora.planner.network.routes import nics_of
 from aurora.planner.network.transfer_seconds import exchange_seconds
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.formatting import Row, add_worst, distinct, percent, right, seconds, size
-from aurora.types import PHASES, Cluster, Curve, Cut, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
-from aurora.types.arrays import FloatArray, gap
+from aurora.types import PHASES, Cluster, Cut, GpuSlots, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types.arrays import FloatArray, IntArray, gap
+from aurora.types.profile import CurvesByKind
 
 if TYPE_CHECKING:
     from aurora.planner.evaluate import Evaluation
@@ -225,6 +227,25 @@ def layout_table(layout: ReplicaPlacement) -> Table:
     return table
 
 
+def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """Yields a line for each layer on the slots that bring its mean over its largest load to a target.
+
+    Args:
+        made: the placement in the slots that there are.
+        have: these slots.
+        target: mean over largest load.
+        needed: by layer, the fewest slots that could do, and as many as are enough; empty: no lines.
+    """
+    for layer, (fewest, enough) in enumerate(needed):
+        now, most = (
+            made.mean_load_L[layer] / value if value else 1.0 for value in (made.max_load_L[layer], made.bound_L[layer])
+        )
+        yield (
+            f"layer {layer}: mean/max {now:.3f} with {have.slots_G.sum()} slots, {most:.3f} at most; {target} takes at least "
+            f"{fewest} slots however load divides, and free-split reaches it with {enough} ({enough // have.gpus} a GPU)"
+        )
+
+
 def survival_table(made: ResilientPlacement) -> Table:
     """Returns a table of each layer's survival probability after failures, beside its upper bound."""
     table = Table(
@@ -319,15 +340,16 @@ def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
     return table
 
 
-def curves_table(model: str, kinds: Mapping[str, Sequence[Curve]]) -> Table:
+def curves_table(model: str, kinds: CurvesByKind) -> Table:
     """Returns a table of each phase's compute time at a few token counts.
 
     Args:
         model: the model's name, for the title.
-        kinds: by kind of GPU, a curve for each of PHASES.
+        kinds: by kind of GPU and phase, a curve.
     """
     table = Table("kind", *right("tokens", *PHASES), title=f"{model}: compute times")
-    for kind, curves in kinds.items():
+    for kind, phases in kinds.items():
+        curves = [phases[phase] for phase in PHASES]
         most = int(max(curve.tokens_X[-1] for curve in curves))
         for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
             table.add_row(kind, str(tokens), *(seconds(float(curve(tokens))) for curve in curves))
@@ -389,3 +411,18 @@ def _gpus(plan: Plan, one: LayerExplanation) -> Table:
             phases = [seconds(value) for value in phases_YG[:, gpu]]
             table.add_row(plan.cluster.gpus[gpu].name, letter, *phases, " ".join(map(str, held)) or "none")
     return table
+
+
+def padding_line(made: Export, added_bytes_G: IntArray | None) -> str:
+    """Returns a line on what the engine's equal slots add to the plan."""
+    added_L = made.added_LG.sum(axis=1)
+    if not added_L.any():
+        return f"{made.redundant} redundant experts a layer, as in the plan"
+    many = f"{added_L.min()} to {added_L.max()}" if added_L.min() < added_L.max() else str(added_L.max())
+    said = f"{made.redundant} redundant experts a layer; {many} of them are not the plan's"
+    said += ": the engine needs equally many on every GPU, and the hottest that keep GPUs balanced are repeated"
+    if added_bytes_G is not None:
+        gpu = int(added_bytes_G.argmax())
+        mean, most = added_bytes_G.mean() / 1e9, added_bytes_G[gpu] / 1e9
+        said += f"; they take {mean:.3g} GB of a GPU on average, {most:.3g} GB of GPU {gpu}"
+    return said

@@ -1,12 +1,11 @@
 """Reports by form: a page, traces for Perfetto and Chakra. To add a form: one function, one line in FORMS."""
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aurora.errors import BadInput, MissingDependency
-from aurora.io.files import write_bytes, write_text
+from aurora.errors import BadInput, need
+from aurora.io.files import make_folder, write_bytes, write_text
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
 
@@ -88,19 +87,17 @@ def write(inputs: ReportInputs, form: str, output: Path) -> None:
         BadInput: if the form is unknown, needs a trace and has none, or the output cannot be written.
         MissingDependency: if a module that the form needs is not installed.
     """
+    check_form(form)
+    if FORMS[form].folder:
+        make_folder(output)
+    FORMS[form].write(inputs, output)
+
+
+def check_form(form: str) -> None:
+    """Raises BadInput unless `form` is one of FORMS, MissingDependency unless the modules that it needs are installed."""
     if form not in FORMS:
         raise BadInput(f"`format`: expected one of {', '.join(FORMS)}, found {form!r}")
-    for name in FORMS[form].needs:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise MissingDependency(f'{name} is needed: pip install "aurora-moe[report]" ({error})') from None
-    if FORMS[form].folder:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
-    FORMS[form].write(inputs, output)
+    need(*FORMS[form].needs, extra="report")
 
 
 def _html(inputs: ReportInputs, output: Path) -> None:

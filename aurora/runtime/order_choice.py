@@ -190,6 +190,14 @@ class OrdersUsed:
     changes: tuple[str, ...]
     servers: str = ""
 
+    def lines(self, name: str) -> Iterator[str]:
+        """Yields a line with the exchanges by method of the model of this name, and one for each change-over."""
+        counts = sorted(self.exchanges.items(), key=lambda each: -each[1])
+        yield f"{name}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
+        if self.servers:
+            yield f"{name}, before serving: {self.servers}"
+        yield from (f"order changed over: {change}" for change in self.changes)
+
 
 class _Kind(NamedTuple):
     """Exchanges that are alike."""

@@ -158,6 +158,20 @@ class MembershipChange:
     took_s: float = 0.0
     resumed_s: float | None = None
 
+    def __str__(self) -> str:
+        parts = [f"lost rank {rank} ({how})" for rank, how in sorted(self.lost.items())]
+        parts += [f"rank {rank} joined" for rank in self.joined]
+        weights = f"{self.moved} experts' weights from other ranks"
+        if self.moved:
+            weights += f" ({self.moved_bytes / 1e6:.2f} MB in {self.took_s:.3f} s, predicted {self.predicted_s:.3f} s)"
+        weights += f", {self.from_checkpoint} from the model's files"
+        pause = "nothing to resume"
+        if self.stopped_s is None:
+            pause = "before the first token"
+        elif self.resumed_s is not None:
+            pause = f"no token for {self.resumed_s - self.stopped_s:.3f} s"
+        return f"epoch {self.epoch}: {', '.join(parts) or 'replicas restored'}; {weights}; {pause}"
+
 
 @dataclass(frozen=True)
 class RunConditions:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from aurora.errors import BadInput, InfeasiblePlan
+from aurora.io.files import make_folder
 from aurora.moe.transport import Transport
 from aurora.runtime.distributed.launcher import RankInfo, launch, launch_threads
 from aurora.runtime.transports.gloo import GlooTransport
@@ -86,10 +87,7 @@ def train(
     if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
         raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
     args = (str(model), read_samples(model, text, options.length), options, output)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{output}: cannot be made a folder: {error.strerror}") from None
+    make_folder(output)
     if options.elastic:
         return train_elastic(*args)
     if options.redundancy > 1:

@@ -11,6 +11,7 @@ MOST_PROCESSES = 256  # that an option can ask for on one machine
 MOST_TOKENS = 1 << 20  # of a prompt or an answer
 MOST = 1 << 40  # of what is only counted
 MOST_SEED = 2**63 - 1
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class OptionField:
         flag: the option as typed; empty: the field's name with dashes.
         panel: panel of `--help-all`; an option without one is shown by `--help` too.
         choices: kinds of CHOICES, with spaces between, whose names complete the option.
-        names: text after the help, each {kind} of CHOICES in it becomes names; None: those of `one_of` or of `choices`.
+        names: text after the help, each {kind} of CHOICES in it becomes names; None: those of `one_of` or of `choices`, unless
+            the help has such a {kind} or all names.
+        metavar: what help shows in place of the value; empty: its type.
         read: reads the value from the command line's text; None: the field's type does.
     """
 
@@ -37,6 +40,7 @@ class OptionField:
     panel: str | None = None
     choices: str = ""
     names: str | None = None
+    metavar: str = ""
     read: Callable[[str], Any] | None = None
 
 
@@ -52,16 +56,23 @@ def check_options(options: Any) -> None:
         BadInput: if a value is neither None nor within its limits.
     """
     for each in fields(options):
-        limits, value = each.metadata.get("option"), getattr(options, each.name)
-        if limits is None or value is None:
-            continue
-        if limits.one_of and isinstance(value, str) and value not in limits.one_of:
-            raise BadInput(f"`{each.name}`: expected one of {', '.join(limits.one_of)}, found {value!r}")
+        if (limits := each.metadata.get("option")) is not None:
+            check_value(each.name, getattr(options, each.name), limits)
+
+
+def check_value(name: str, value: Any, limits: OptionField) -> None:
+    """Raises BadInput if the value of an option, or one of its values, is neither None nor within the limits."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            check_value(name, each, limits)
+    elif value is not None:
+        if limits.one_of and value not in limits.one_of:
+            raise BadInput(f"`{name}`: expected one of {', '.join(limits.one_of)}, found {value!r}")
         if limits.above is not None and not limits.above < value < float("inf"):
-            raise BadInput(f"`{each.name}`: expected more than {_written(limits.above)}, found {value}")
+            raise BadInput(f"`{name}`: expected more than {_written(limits.above)}, found {value}")
         if limits.least is not None and not limits.least <= value < float("inf"):
-            raise BadInput(f"`{each.name}`: expected {_written(limits.least)} or more, found {value}")
-        at_most(each.name, value, limits.most)
+            raise BadInput(f"`{name}`: expected {_written(limits.least)} or more, found {value}")
+        at_most(name, value, limits.most)
 
 
 def at_most(name: str, value: float | None, most: float | None) -> None:

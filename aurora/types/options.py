@@ -6,7 +6,17 @@ Each option is written here alone: `aurora.cli.options` makes parameters, help a
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.option_checks import LONGEST_S, MOST, MOST_PROCESSES, MOST_SEED, MOST_TOKENS, at_most, check_options, option
+from aurora.types.option_checks import (
+    LONGEST_S,
+    MOST,
+    MOST_PROCESSES,
+    MOST_SEED,
+    MOST_TOKENS,
+    OptionField,
+    check_options,
+    check_value,
+    option,
+)
 from aurora.types.program import PRIORITIES
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
@@ -81,14 +91,12 @@ class SyntheticOptions:
     windows: int = option(1, above=0, most=MOST_TOKENS)
     seed: int = option(0, least=0, most=MOST_SEED)
     token_level: bool = option(False, flag="--tokens")
-    correlation: float = option(0.0)
+    correlation: float = option(0.0, least=0, most=1)
 
     def __post_init__(self) -> None:
         check_options(self)
         if (total := self.sources * self.window_tokens * self.windows) > 10**9:
             raise BadInput(f"`window_tokens`: expected at most 1e9 tokens in all, found {total}")
-        if not 0 <= self.correlation <= 1:
-            raise BadInput(f"`correlation`: expected a number from 0 to 1, found {self.correlation}")
 
 
 @dataclass(frozen=True)
@@ -139,17 +147,9 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.preemption_s is not None:
-            if not 0 < self.preemption_s < float("inf"):
-                raise BadInput(f"`preemption_s`: expected more than zero, found {self.preemption_s}")
-            if self.preemption_s < LEAST_PREEMPTION_S:
-                raise BadInput(f"`preemption_s`: expected at least {LEAST_PREEMPTION_S:g} seconds, found {self.preemption_s:g}")
-            at_most("preemption_s", self.preemption_s, LONGEST_S)
+        check_value("preemption_s", self.preemption_s, OptionField(least=LEAST_PREEMPTION_S, most=LONGEST_S))
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))
         object.__setattr__(self, "weights", tuple(self.weights or ()))
-        for name in self.priorities:
-            if name not in PRIORITIES:
-                raise BadInput(f"`priorities`: expected each as one of {', '.join(PRIORITIES)}, found {name!r}")
         if self.priorities and self.time_slice == "step":
             raise BadInput("`priorities`: expected time slices by exchange or layer, found `time_slice` step")
         for weight in self.weights:
@@ -188,13 +188,10 @@ class ControlOptions:
     """
 
     loss: float = option(0.02, panel=CHANGING)
-    bytes_per_s: float | None = option(None, panel=CHANGING)
-    period_s: float = option(10.0, panel=CHANGING)
+    bytes_per_s: float | None = option(None, above=0, panel=CHANGING)
+    period_s: float = option(10.0, above=0, panel=CHANGING)
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss < 1:
             raise BadInput(f"`loss`: expected a number from zero to below one, found {self.loss}")
-        for name in ("bytes_per_s", "period_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"`{name}`: expected a number above zero, found {value}")
+        check_options(self)

@@ -375,12 +375,21 @@ class FailureDomains(Value):
             )
 
     @classmethod
-    def equal(cls, nodes: int, slots: int) -> Self:
-        """Returns nodes with equal slots; each is a failure domain of its own, and all are equally likely to fail."""
+    def equal(cls, nodes: int, slots: int, domains: Sequence[int] | None = None, odds: Sequence[float] | None = None) -> Self:
+        """Returns nodes with equal slots.
+
+        Args:
+            nodes: number of nodes.
+            slots: experts that fit on each.
+            domains: the failure domain of each node; None: each is one of its own.
+            odds: how likely each domain fails, relative to the others; None: all equally.
+        """
         for name, value in (("nodes", nodes), ("slots", slots)):
             if not 1 <= value <= MOST_EQUAL:
                 raise BadInput(f"`{name}`: expected from one to {MOST_EQUAL}, found {value}")
-        return cls(np.full(nodes, slots, dtype=np.int64), np.arange(nodes), np.ones(nodes))
+        domain_N = np.arange(nodes) if domains is None else np.array(domains)
+        odds_D = np.ones(len(set(domain_N.tolist()))) if odds is None else np.array(odds)
+        return cls(np.full(nodes, slots, dtype=np.int64), domain_N, odds_D)
 
     @property
     def nodes(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.addresses import check_lead_and_join
-from aurora.types.option_checks import LONGEST_S, MOST_TOKENS, check_options, option
+from aurora.types.option_checks import LONGEST_S, MOST_PORT, MOST_TOKENS, check_options, option
 from aurora.types.options import CHANGING, ControlOptions
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -49,9 +49,9 @@ class RunOptions:
     transport: str = option("auto", one_of=TRANSPORTS)
     timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
     keep_logits: bool = False
-    port: int = option(0, panel=RANKS)
+    port: int = option(0, least=0, most=MOST_PORT, panel=RANKS)
     deduplicate: bool | None = option(None, panel=SHARING)
-    order: str = option("plan", one_of=RUN_ORDERS, names="", flag="--orders", panel=SHARING)
+    order: str = option("plan", one_of=RUN_ORDERS, flag="--orders", panel=SHARING)
     predictable: bool = False
     interleave: str = option("on", one_of=INTERLEAVE)
     colocate: str | None = option(None, flag="--gpu-group", panel=SHARING)
@@ -83,8 +83,6 @@ class RunOptions:
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
         if self.colocate is not None and not re.fullmatch(r"[\w.-]{1,40}", self.colocate):
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
-        if not 0 <= self.port < 65536:
-            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
         if self.port and self.survive:
             raise BadInput(f"`port`: expected none with `survive`, which needs no rendezvous, found {self.port}")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from aurora.errors import BadInput
 from aurora.types.addresses import check_lead_and_join
-from aurora.types.option_checks import LONGEST_S, MOST, MOST_PROCESSES, MOST_SEED, MOST_TOKENS, check_options, option
+from aurora.types.option_checks import LONGEST_S, MOST, MOST_PORT, MOST_PROCESSES, MOST_SEED, MOST_TOKENS, check_options, option
 
 TRAIN_DTYPES = ("float32", "bfloat16", "float64")
 TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
@@ -71,7 +71,7 @@ class TrainOptions:
     transport: str = option("auto", one_of=TRAIN_TRANSPORTS, panel=RANKS)
     seed: int = option(0, least=0, most=MOST_SEED)
     timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
-    port: int = option(0, panel=RANKS)
+    port: int = option(0, least=0, most=MOST_PORT, panel=RANKS)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -89,8 +89,6 @@ class TrainOptions:
             raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
         if self.length < 2:
             raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
-        if not 0 <= self.port < 65536:
-            raise BadInput(f"`port`: expected a port from 0 to 65535, found {self.port}")
 
     def _check_redundancy(self) -> None:
         """Raises BadInput unless each rank can compute parts of a batch without the others."""

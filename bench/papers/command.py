@@ -10,10 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aurora.cli.inputs import make_folder, need
 from aurora.cli.options import documented
-from aurora.errors import AuroraError, BadInput
-from aurora.io import write_text
+from aurora.errors import AuroraError, BadInput, need
+from aurora.io.files import make_folder, write_text
 
 Options = TypeVar("Options")
 

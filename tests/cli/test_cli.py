@@ -352,7 +352,10 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--max-new-tokens", "0"],
             ["--max-new-tokens: exp"],
         ),
-        (["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--port", "70000"], ["--port: expected a port"]),
+        (
+            ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--port", "70000"],
+            ["--port: expected at most 65535"],
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -162,19 +162,20 @@ def test_a_shape_and_a_system_become_curves_without_traffic(aurora, here, monkey
     refused(aurora("profile", "--shape", "config.json"), "--system: expected with --shape, found none")
     refused(aurora("profile", "--system", "one"), "--shape: expected with --system, found none")
     refused(aurora("profile", "--engine", "vllm", "x"), "--engine: expected with --shape")
+    refused(aurora(*shape, "-o", "."), r"\.: cannot be written: it is a folder")
     refused(aurora("profile"), "profile: expected a model's folder, or --shape with --system, found neither")
 
 
 def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):
-    from aurora.cli.run import sampled
+    from aurora.profiler.devices import utilisation
 
-    with sampled(False) as said:
+    with utilisation(False) as said:
         pass
     assert said == []
     nvml = Replay("l40s-4")
     nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    with sampled(True) as said:
+    with utilisation(True) as said:
         assert said == []
     assert said == [f"GPU {i} (NVIDIA L40S): busy 40% of the run, 40% at most, 1.1 GB in use at most" for i in range(4)]
 

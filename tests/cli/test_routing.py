@@ -87,7 +87,7 @@ def test_what_is_refused(aurora, shape, tmp_path):
     np.save(tmp_path / "a.npy", LOADS)
     load = ["import", tmp_path / "a.npy", "--format", "eplb-load"]
     refused(aurora(*load), "expected --shape CONFIG.json, the model's sizes, which the file does not hold")
-    refused(aurora(*load, "--shape", shape, "--gpus", 2), "expected neither --gpus nor --dense-layers")
+    refused(aurora(*load, "--shape", shape, "--gpus", 2), "expected no --gpus, which is for a placement")
     refused(
         aurora(*load, "--shape", shape, "--where", "x"),
         "--where: expected COLUMN=VALUE, or several with commas between, found 'x'",

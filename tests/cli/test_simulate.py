@@ -37,7 +37,7 @@ def test_barriers_and_orders(aurora, plan):
     refused(aurora("simulate", plan, "--barriers", "all"), "expected one of gpu, global, none, found 'all'")
     refused(aurora("simulate", plan, "--orders", "new"), "--orders: expected one of plan, batch, allgather, found 'new'")
     assert aurora("simulate", plan, "--interleave", "off")[0] == 0
-    refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected on or off")
+    refused(aurora("simulate", plan, "--interleave", "processes"), "--interleave: expected one of on, off, found .processes.")
 
 
 def test_each_of_several_models_has_its_steps(aurora, plan):

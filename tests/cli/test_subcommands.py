@@ -229,7 +229,7 @@ def test_other_names_come_from_their_registries(aurora, monkeypatch):
     printed = aurora("sweep", "--help")[1]
     assert all(field.name in printed for field in fields(Setting))
     assert choices.completed("order")("openshop") == ["openshop", "openshop-best"]
-    assert choices.completed(names=("gloo", "nccl"))("n") == ["nccl"]
+    assert choices.completed(one_of=("gloo", "nccl"))("n") == ["nccl"]
 
 
 def test_help_lists_auto_where_it_is_the_default():

@@ -5,7 +5,7 @@ python -m bench.papers.aurora --figure all -o DIR
 
 from collections.abc import Sequence
 
-from aurora.cli.progress import shown
+from aurora.cli.output import progress_bars
 from aurora.errors import AuroraError
 from bench.papers.aurora.drawing import draw
 from bench.papers.aurora.evaluation import ReproduceOptions, reproduce
@@ -21,7 +21,7 @@ def main(line: Sequence[str] | None = None) -> None:
     try:
         options = chosen(ReproduceOptions, given)
         check(given)
-        with shown() as progress:
+        with progress_bars() as progress:
             runs = reproduce(options, given.recorded, progress)
         figures = list(FIGURES) if options.figure == "all" else [options.figure]
         pictures = draw(runs, figures, given.output) if given.plots else []

@@ -5,7 +5,7 @@ python -m bench.papers.bcc --workers 50 100 -o DIR
 
 from collections.abc import Sequence
 
-from aurora.cli.progress import shown
+from aurora.cli.output import progress_bars
 from aurora.errors import AuroraError
 from bench.papers.bcc.drawing import draw
 from bench.papers.bcc.evaluation import reproduce
@@ -20,7 +20,7 @@ def main(line: Sequence[str] | None = None) -> None:
     try:
         options = chosen(BccOptions, given)
         check(given)
-        with shown() as progress:
+        with progress_bars() as progress:
             results = reproduce(options, given.recorded, progress)
         pictures = draw(results, given.output) if given.plots else []
         write("bcc", given.output, as_json(results), as_markdown(results, svgs(pictures)), pictures)

@@ -6,7 +6,7 @@ python -m bench.papers.lazarus -o DIR [--real]
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aurora.cli.progress import shown
+from aurora.cli.output import progress_bars
 from aurora.errors import AuroraError
 from bench.papers.command import arguments, check, refuse, svgs, write
 from bench.papers.lazarus import evaluation
@@ -22,7 +22,7 @@ def main(line: Sequence[str] | None = None) -> None:
     given = parser.parse_args(line)
     try:
         check(given)
-        with shown() as progress:
+        with progress_bars() as progress:
             results = evaluation.reproduce(given.recorded, progress)
             if given.real:
                 from bench.papers.lazarus.real_training import RealRuns, train_for_real

@@ -254,8 +254,8 @@ def test_the_same_windows_give_the_same_decisions():
     ("options", "sentence"),
     [
         ({"loss": 1.0}, "`loss`: expected a number from zero to below one, found 1.0"),
-        ({"bytes_per_s": 0.0}, "`bytes_per_s`: expected a number above zero, found 0.0"),
-        ({"period_s": float("inf")}, "`period_s`: expected a number above zero, found inf"),
+        ({"bytes_per_s": 0.0}, "`bytes_per_s`: expected more than zero, found 0.0"),
+        ({"period_s": float("inf")}, "`period_s`: expected more than zero, found inf"),
     ],
 )
 def test_options_out_of_range_are_refused(options, sentence):

@@ -1,0 +1,231 @@
+"""Results as JSON objects, as subcommands print them with `--json`: docs/json.md names their keys."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from aurora.advisor.recommend import Recommendation
+from aurora.advisor.sharing import sharing_advice
+from aurora.advisor.sweep import GridCell
+from aurora.io.clusters import fabric_json, link_curves_json
+from aurora.io.plans import by_failures, layers_json
+from aurora.planner.evaluate import Drift, Evaluation
+from aurora.planner.migrate import Migration
+from aurora.planner.placement.explain import LayerExplanation
+from aurora.reports.trace_tables import ServedModel, percentiles
+from aurora.reports.trace_times import Comparison, Summary
+from aurora.simulator.changing_traffic import FollowedTraffic
+from aurora.simulator.requests import RequestSimulation
+from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+
+Found = dict[str, Any]
+
+
+def fields_json(found: Any, names: str) -> Found:
+    """Returns the attributes of `found` that `names`, with spaces between, names."""
+    return {name: getattr(found, name) for name in names.split()}
+
+
+def rows_json(**columns: Iterable[Any]) -> list[Found]:
+    """Returns a dict for each row of columns of equal length, which are named by their parameters."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def profile_json(profile: Profile) -> Found:
+    """Returns a profile's shape and each layer's load."""
+    layers = [
+        {"pairs": load_E.sum(), "skew": load_E.max() / load_E.mean() if load_E.any() else 0.0, "hottest": load_E.argmax()}
+        for load_E in profile.load_LE
+    ]
+    head = fields_json(profile, "model windows sources experts top_k provenance")
+    return {**head, "kinds": list(profile.curves), "layers": layers}
+
+
+def plan_json(plan: Plan) -> Found:
+    """Returns a plan's strategies, objective and bounds, and each layer's dispatch."""
+    models = []
+    for model in plan.models:
+        over = model.hierarchy
+        layers = rows_json(
+            dispatch_s=model.dispatch_s_L,
+            fluid_bound_s=model.fluid_bound_s_L,
+            one_to_one_bound_s=model.one_to_one_bound_s_L,
+            cut_bound_s=[cut.bound_s for cut in model.cut_L] or [None] * len(model.dispatch_s_L),
+        )
+        hierarchy = over and {"servers": over.server_G, **fields_json(over, "chunks level_from")}
+        models.append({"model": model.model, "hierarchy": hierarchy, "layers": layers})
+    head = fields_json(plan, "scenario epoch objective strategies notes")
+    times = fields_json(plan, "objective_s between_s bound_s gap assignment_bound_s unseen_s slot_gain")
+    return {**head, **times, "models": models}
+
+
+def migration_json(moved: Migration | None) -> Found | None:
+    """Returns a migration's layers, bytes and seconds, and the objective before and after; None without one."""
+    if moved is None:
+        return None
+    times = {"takes_s": moved.schedule.makespan_s, "bound_s": moved.schedule.fluid_bound_s}
+    objectives = {"before_s": moved.kept_s, "planned_s": moved.planned_s, "after_s": moved.moved_s}
+    return {"layers": moved.layers, "bytes": moved.bytes_GG.sum(), **times, **objectives}
+
+
+def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
+    """Returns each layer's terms, the GPU that attains each, and how often the longest path holds it."""
+    return [
+        {
+            "seconds": each.value_s,
+            **fields_json(each, "layer assignment_bound_s bound_term"),
+            "terms": rows_json(term=each.terms, seconds=each.seconds_X, gpu=each.gpu_X, times=each.times_X),
+        }
+        for each in layers
+    ]
+
+
+def evaluation_json(plan: Plan, found: Evaluation) -> Found:
+    """Returns a plan's times on other traffic, beside the times of a plan made for that traffic."""
+    models = [
+        {"model": model.model, "layers": rows_json(dispatch_s=dispatch_s_L, own_dispatch_s=own.dispatch_s_L)}
+        for model, own, dispatch_s_L in zip(plan.models, found.own.models, found.dispatch_s_ML, strict=True)
+    ]
+    times = {"objective_s": found.served_s_L.sum(), "own_objective_s": found.own.objective_s, "layers_s": found.served_s_L}
+    return {"objective": plan.objective, **times, **fields_json(found, "between_s loss loss_between"), "models": models}
+
+
+def drift_json(found: Drift) -> Found:
+    """Returns how much two profiles differ, by layer, and whether to plan again."""
+    layers = rows_json(variation=found.variation_L, by_chance=found.noise_L, hot_overlap=found.overlap_L)
+    return {**fields_json(found, "replan reason loss loss_between threshold moved hot"), "layers": layers}
+
+
+def summary_json(summary: Summary) -> Found:
+    """Returns a trace's times, utilisation and gaps."""
+    layers = [{**asdict(layer), "gap": layer.gap} for layer in summary.layers]
+    return {**fields_json(summary, "kind seconds phases utilisation exchange_gap"), "layers": layers}
+
+
+def models_json(summary: Summary) -> list[Found]:
+    """Returns the seconds, the steps and the time per output token of each model or micro-batch of a trace."""
+    return [
+        {
+            **fields_json(each, "model seconds"),
+            "steps": len(each.step_s_T),
+            "step_s": percentiles(each.step_s_T),
+            "tpot_s": percentiles(each.between_s_X),
+        }
+        for each in summary.models
+    ]
+
+
+def comparison_json(found: Comparison | None) -> Found | None:
+    """Returns predicted and measured seconds by phase; None without a comparison."""
+    return None if found is None else {**asdict(found), "error": found.error}
+
+
+def placement_json(made: ReplicaPlacement) -> Found:
+    """Returns a placement by loads, in the format that `aurora export` reads."""
+    loads = rows_json(max_load=made.max_load_L, mean_load=made.mean_load_L, bound=made.bound_L)
+    layers = [{**placed, **load} for placed, load in zip(layers_json(made.placement), loads, strict=True)]
+    return {"method": made.method, "layers": layers, "seconds": made.seconds}
+
+
+def survival_json(made: ResilientPlacement) -> Found:
+    """Returns a placement for failures, with the probability that every expert is still held."""
+    survival_L = [by_failures(survival.p_K) for survival in made.survival_L]
+    return {"method": made.method, "layers": rows_json(slots=made.slots_LN, survival=survival_L)}
+
+
+def schedule_json(schedule: Schedule, ranks: int) -> Found:
+    """Returns a schedule with its bounds and every transfer."""
+    names = "src", "dst", "bytes", "start_s", "end_s", "rate_Bps"
+    return {
+        "method": schedule.method,
+        "n": ranks,
+        **fields_json(schedule, "makespan_s fluid_bound_s one_to_one_bound_s"),
+        **({} if schedule.cut is None else {"cut_bound_s": schedule.cut.bound_s, "cut_links": schedule.cut.links}),
+        "gap": schedule.gap,
+        "transfers": rows_json(**{name: getattr(schedule, f"{name}_X") for name in names}),
+    }
+
+
+def cluster_json(cluster: Cluster) -> Found:
+    """Returns a cluster's fabric and link curves, and its GPUs by rank."""
+    return {
+        **fields_json(cluster, "name incast"),
+        "fabric": None if cluster.fabric is None else fabric_json(cluster.fabric, cluster.gpus),
+        "link_curves": link_curves_json(cluster.link_curves),
+        "gpus": [asdict(gpu) for gpu in cluster.gpus],
+    }
+
+
+def curves_json(made: Profile | ComputeCurves) -> Found:
+    """Returns compute curves: seconds at token counts, by GPU kind and phase."""
+    kinds = made.curves if isinstance(made, Profile) else made.kinds
+    table = {
+        kind: {phase: {"tokens": curve.tokens_X, "seconds": curve.seconds_X} for phase, curve in phases.items()}
+        for kind, phases in kinds.items()
+    }
+    return {**fields_json(made, "model provenance"), "kinds": table}
+
+
+def followed_json(followed: FollowedTraffic) -> Found:
+    """Returns what each way to follow changing traffic reached."""
+    ways = [
+        {
+            **fields_json(each, "name changes stall_s lengthened_s"),
+            "slowest": each.slowest_W[followed.counted_W].mean(),
+            "slowest_all": each.slowest_W.mean(),
+            "worst": each.worst(),
+            "bytes": each.bytes_W.sum(),
+        }
+        for each in followed.ways
+    ]
+    return {"change": followed.change, "windows": len(followed.counted_W), "ways": ways}
+
+
+def requests_json(found: RequestSimulation) -> Found:
+    """Returns how requests were served, and how far interpolated steps are from simulated ones."""
+    served, off_C = found.served, abs(found.off_C)
+    return {
+        **fields_json(served, "seconds tokens_per_s queue_grows steps"),
+        "ttft_s": percentiles(served.ttft_s_Q),
+        "tpot_s": percentiles(served.tpot_s_X),
+        "simulated_steps": found.points,
+        "error": {"steps": len(off_C), "most": off_C.max(initial=0.0), "mean": found.off_C.mean() if len(off_C) else 0.0},
+    }
+
+
+def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence[str]) -> Found:
+    """Returns the same requests as served by each of `names`; None by one that could not serve them."""
+    first = next(iter(found.values()))
+    requests = first.served.requests
+    tokens = {"input_tokens": requests.input_tokens_Q.sum(), "output_tokens": requests.output_tokens_Q.sum()}
+    head = {"requests": len(requests), **tokens, "arrivals_s": requests.arrival_s_Q[-1]}
+    served = {name: requests_json(found[name]) if name in found else None for name in names}
+    return {**head, **served, "assumptions": first.assumptions}
+
+
+def served_json(served: ServedModel) -> Found:
+    """Returns a model's requests, tokens and times as JSON."""
+    ranks = [
+        {"rank": rank, "requests": len(ttft_s), "ttft_s": percentiles(ttft_s), "tpot_s": percentiles(served.tpot_s_R[rank])}
+        for rank, ttft_s in served.ttft_s_R.items()
+    ]
+    times = {"ttft_s": percentiles(served.ttft_s), "tpot_s": percentiles(served.tpot_s), "ranks": ranks}
+    return fields_json(served, "model requests finished tokens_per_s tokens_per_s_with_start") | times
+
+
+def cell_json(cell: GridCell) -> Found:
+    """Returns a cell of a grid: what each way brings there."""
+    ways = [asdict(outcome) for outcome in cell.compared.outcomes]
+    own = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
+    return {**fields_json(cell, "skew bandwidth batch"), **own}
+
+
+def recommendation_json(found: Recommendation) -> Found:
+    """Returns a recommendation's candidates beside the engine's default, and what sharing the GPUs would bring."""
+    return {
+        **fields_json(found, "engine default_s tokens"),
+        "gpus": [gpu.kind for gpu in found.cluster.gpus],
+        "candidates": [fields_json(each, "name seconds gain low high") for each in found.candidates],
+        "best": found.best and found.best.name,
+        "sharing": {**fields_json(found.sharing, "batch gains"), "advice": sharing_advice(found.sharing)},
+    }
