@@ -1,23 +1,33 @@
-"""Pages that mkdocs makes from the code: the command line, and texts that live elsewhere in the repository."""
+"""Files that mkdocs makes from the code: the command line, a JSON schema of options; and texts from elsewhere here."""
 
+import json
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from aurora.cli.choices import filled
+import aurora.types
+from aurora.cli.choices import filled, names
 from aurora.cli.main import app
+from aurora.cli.options import documented, is_further
+from aurora.types.option_checks import OptionField
 
 ROOT = Path(__file__).parents[1]
+SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+LIMITS = {"above": "exclusiveMinimum", "least": "minimum", "most": "maximum"}
 ELSEWHERE = {"how-to/vllm.md": "integrations/README.md", "changelog.md": "CHANGELOG.md"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site; called by mkdocs."""
     pages = {page: (ROOT / source).read_text().replace("](docs/", "](") for page, source in ELSEWHERE.items()}
-    for page, text in (pages | {"reference/cli.md": command_line()}).items():
+    schema = json.dumps(options_schema(), indent=1) + "\n"
+    for page, text in (pages | {"reference/cli.md": command_line(), "reference/options.schema.json": schema}).items():
         files.append(File.generated(config, page, content=text))
     return files
 
@@ -26,6 +36,7 @@ def command_line() -> str:
     """Returns the reference of all subcommands as Markdown, from the command line's own definitions."""
     root: Any = get_command(app)
     parts = ["# Command line", "`aurora --install-completion` completes subcommands, options and names in your shell."]
+    parts.append("Options marked with \\* are shown by `--help-all`; `--help` shows the others.")
     for name, command in root.commands.items():
         parts += _described(f"aurora {name}", command)
     return "\n\n".join(parts) + "\n"
@@ -47,4 +58,40 @@ def _row(param: Any) -> str:
     default = "required" if param.required else param.default
     shown = "" if default in (None, False, [], ()) or callable(default) else f"{default}" if param.required else f"`{default}`"
     meaning = filled(getattr(param, "help", None) or "").replace("|", "\\|")
-    return f"| {', '.join(f'`{flag}`' for flag in flags)} | {meaning} | {shown} |"
+    mark = " \\*" if is_further(param) else ""
+    return f"| {', '.join(f'`{flag}`' for flag in flags)}{mark} | {meaning} | {shown} |"
+
+
+def options_schema() -> dict[str, Any]:
+    """Returns a JSON schema of the options dataclasses, each under $defs by its name: types, defaults, limits and meanings."""
+    kinds = [getattr(aurora.types, name) for name in aurora.types.__all__ if name.endswith("Options")]
+    return {"$schema": SCHEMA, "title": "Options", "$defs": {kind.__name__: _object(kind) for kind in kinds}}
+
+
+def _object(kind: Any) -> dict[str, Any]:
+    """Returns the schema of one options dataclass."""
+    hints, told = get_type_hints(kind), documented(kind)
+    properties = {}
+    for field in fields(kind):
+        how = field.metadata.get("option") or OptionField()
+        found = {"description": told[field.name], **_type(hints[field.name])}
+        found |= {} if field.default is MISSING else {"default": field.default}
+        found |= {word: value for name, word in LIMITS.items() if (value := getattr(how, name)) is not None}
+        if how.one_of:
+            found.get("items", found)["enum"] = [*how.one_of]
+        if known := [name for choice in how.choices.split() for name in names(choice)]:
+            found["examples"] = known  # users' own methods are accepted too
+        properties[field.name] = found
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    """Returns the schema of a field's type: one of TYPES, a tuple of one of them, an options dataclass, or any of these."""
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _type(get_args(hint)[0])}
+    if is_dataclass(hint):
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    if hint in TYPES:
+        return {"type": TYPES[hint]}
+    parts = [_type(each) for each in get_args(hint)]
+    return {"type": [part["type"] for part in parts]} if all("type" in part for part in parts) else {"anyOf": parts}

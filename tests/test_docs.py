@@ -3,15 +3,20 @@
 Their processes are forked from one that has imported torch and its like; those of the wheel's test start from nothing, as users' do.
 """
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import aurora.types
 from aurora.cli.choices import names
+from aurora.errors import BadInput
 from aurora.io import load_cluster
 from aurora.types.run_options import TRANSPORTS
 
@@ -51,6 +56,36 @@ def test_every_example_runs(page, tmp_path, warm):
         assert ("--verify" in text) == ("verified: same greedy tokens" in done.stdout)
         printed.append(done.stdout)
     assert EXPECTED.get(page, "") in printed[-1]
+
+
+@pytest.fixture(scope="module")
+def generate():
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_schema_of_options_is_what_the_dataclasses_check(generate):
+    schema = json.loads(json.dumps(generate.options_schema()))["$defs"]
+    assert len(schema) == 8
+    for name, found in schema.items():
+        kind = getattr(aurora.types, name)
+        assert list(found["properties"]) == [field.name for field in fields(kind)]
+        for field, about in found["properties"].items():
+            outside = [2 * about["maximum"]] if "maximum" in about else []
+            outside += [about["minimum"] - 1] if "minimum" in about else [about.get("exclusiveMinimum")]
+            for value in (each for each in outside if each is not None):
+                with pytest.raises(BadInput, match=f"`{field}`: expected"):
+                    kind(**{field: value})
+        assert kind(**{name: each["default"] for name, each in found["properties"].items()}) == kind()
+
+
+def test_the_reference_marks_options_that_only_help_all_shows(generate):
+    plan = generate.command_line().split("## aurora plan\n")[1].split("## ")[0]
+    marked = {flag: bool(mark) for flag, mark in re.findall(r"^\| `(--[\w-]+)`(?:, `-\w`)?( \\\*)? \|", plan, re.MULTILINE)}
+    assert (marked["--order"], marked["--output"], marked["--seed"]) == (False, False, True)
 
 
 def test_the_cluster_example_is_a_cluster(tmp_path):
