@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -149,8 +149,8 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
             values[name] = made if later else made()
         function(**values)
 
-    call.__doc__, call.__name__, call.__module__ = inspect.getdoc(function), function.__name__, function.__module__
-    call.__doc__ = str(call.__doc__).partition("\n\nArgs:")[0]
+    call.__doc__ = (inspect.getdoc(function) or "").partition("\n\nArgs:")[0]
+    call.__name__, call.__module__ = function.__name__, function.__module__
     call.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
     call.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     return call
@@ -168,31 +168,23 @@ def _field_parameter(kind: Any, name: str, only: Only) -> inspect.Parameter:
     if only.instead is not None or default is MISSING:
         hint, default = hint | None, None
     instead = f"; default: {only.instead}" if only.instead is not None else ""
-    return _parameter(name, hint, default, how, documented(kind)[name], instead, panel=only.panel or how.panel)
+    return _parameter(name, hint, default, replace(how, panel=only.panel or how.panel), documented(kind)[name], instead)
 
 
 def _parameter(
-    name: str,
-    hint: Any,
-    default: Any,
-    how: OptionField,
-    text: str,
-    instead: str = "",
-    panel: str | None = None,
-    argument: bool = False,
+    name: str, hint: Any, default: Any, how: OptionField, text: str, instead: str = "", argument: bool = False
 ) -> inspect.Parameter:
     """Returns a parameter of a subcommand for an option, or an argument, with `text` and the names that it accepts as help."""
     names = how.names
     if names is None and "{" not in text and not (how.one_of and all(re.search(rf"\b{each}\b", text) for each in how.one_of)):
         names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
     help_ = text.replace("; None:", "; default:") + (names or "") + instead
-    complete = completed(*how.choices.split(), one_of=how.one_of)
+    complete, metavar = completed(*how.choices.split(), one_of=how.one_of), how.metavar or None
     if argument:
-        made = typer.Argument(help=help_, metavar=how.metavar or None, autocompletion=complete)
+        made = typer.Argument(help=help_, metavar=metavar, autocompletion=complete)
     else:
         flags = (how.flag or FLAGS.get(name, "")).split() or ([f"--{name.replace('_', '-')}"] if hint is bool else [])
-        panel, metavar = panel or how.panel, how.metavar or None
-        made = typer.Option(*flags, help=help_, metavar=metavar, rich_help_panel=panel, autocompletion=complete)
+        made = typer.Option(*flags, help=help_, metavar=metavar, rich_help_panel=how.panel, autocompletion=complete)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, made], default=default)
 
 
