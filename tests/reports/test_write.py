@@ -57,7 +57,7 @@ def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_pat
     def absent(name):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(write.importlib, "import_module", absent)
+    monkeypatch.setattr("aurora.errors.importlib.import_module", absent)
     with pytest.raises(MissingDependency, match=r'jinja2 is needed: pip install "aurora-moe\[report\]"'):
         write.write(alone, "html", tmp_path / "x.html")
     assert list(tmp_path.iterdir()) == []
