@@ -113,19 +113,18 @@ class WeightMessages:
         bytes_M = [sum(like.nbytes for like in likes.values()) for likes in self._likes_M]
         self._sent: list[list[torch.Tensor]] = [[] for _ in range(ranks)]  # to each rank: parts of its message
         self._incoming: list[list[ExpertTransfer]] = [[] for _ in range(ranks)]
-        bytes_RR = [[0] * ranks for _ in range(ranks)]
         for move in transfers:
             if move.source is None:
                 continue
-            bytes_RR[move.source][move.to] += bytes_M[move.model]
             if move.source == rank:
                 weights = layers_ML[move.model][move.layer].weights(move.expert)
                 self._sent[move.to] += [weights[name].contiguous().view(-1).view(torch.uint8) for name in sorted(weights)]
             elif move.to == rank:
                 self._incoming[move.source].append(move)
-        self.bytes = max(map(max, bytes_RR))
+        bytes_RR = transfer_bytes(transfers, bytes_M, ranks)
+        self.bytes = int(bytes_RR.max())
         self._device = next(iter(self._likes_M[0].values())).device
-        self._received = [torch.empty(row[rank], dtype=torch.uint8, device=self._device) for row in bytes_RR]
+        self._received = [torch.empty(size, dtype=torch.uint8, device=self._device) for size in bytes_RR[:, rank].tolist()]
 
     def cut(self, begin: int, end: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Returns bytes `begin` to `end` of each message, (bytes,) uint8: those to send to each rank, and those to fill."""

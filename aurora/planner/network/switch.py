@@ -17,8 +17,7 @@ from aurora.planner.network.max_min_fair import (
     join,
     run,
 )
-from aurora.planner.network.pacing import rows_to_send
-from aurora.planner.network.routes import route
+from aurora.planner.network.routes import route, rows_to_send
 from aurora.planner.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray

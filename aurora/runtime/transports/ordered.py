@@ -21,7 +21,7 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Observe, peer_lost, row_slices
 from aurora.planner.network.bounds import pair_rates
-from aurora.planner.network.pacing import row_pacing
+from aurora.planner.network.routes import row_pacing
 from aurora.types import Cluster, Order
 from aurora.types.arrays import FloatArray, IntArray
 
