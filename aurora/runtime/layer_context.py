@@ -55,7 +55,7 @@ class LayerContext:
         self.waiting_since: float | None = None
         self.layers_done = 0
         self._arbiter, self._sleep = arbiter, sleep
-        self._watched = None if watch is None else WatchedExchanges(watch, recorder)
+        self._watched = None if watch is None else WatchedExchanges(watch, recorder.timer)
         self._compute_start: object = None
 
     def any_active(self, active: bool) -> bool:

@@ -115,6 +115,29 @@ def stages_of(planned: str, width: int) -> str:
     return f"{planned} in stages of {width}"
 
 
+def calibrate_plan(
+    transport: Transport, plan: Plan, over_servers: Plan | None, device: str = "cpu"
+) -> tuple[OrderCalibration, list[OrderCalibration | None]]:
+    """Times the orders of a plan's all-to-alls; and of each model whose all-to-alls may go over servers, whether they shall.
+
+    Args:
+        transport: carries the exchanges.
+        plan: the plan.
+        over_servers: the same plan with a hierarchy for each of these models, see `with_servers`; None: all go as planned.
+        device: where the tensors lie.
+
+    Returns:
+        The result of `calibrate`, and for each model that of `calibrate_servers`, None where there is no choice.
+    """
+    calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
+    servers_M: list[OrderCalibration | None] = []
+    for planned, model in zip(plan.models, (over_servers or plan).models, strict=True):
+        way = FLAT if planned.hierarchy is None else OVER_SERVERS
+        chooses = over_servers is not None and model.hierarchy is not None
+        servers_M.append(calibrate_servers(transport, plan.cluster, model, way, device) if chooses else None)
+    return calibration, servers_M
+
+
 def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
     """Times the planned method and others on drawn traffic. A collective call: all ranks make it and get the same result.
 

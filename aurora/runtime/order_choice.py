@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from aurora.moe.transport import Transport
 from aurora.runtime.order_calibration import OVER_SERVERS, OrderCalibration
+from aurora.runtime.phase_recorder import Timer
 from aurora.types import Gpu, Order
 from aurora.types.arrays import IntArray
 
@@ -345,16 +346,6 @@ def _trials(trials: dict[_Kind, OrderTrials], kind: _Kind, calibration: OrderCal
     return trials[kind]
 
 
-class Marks(Protocol):
-    """Marks of a thread's work, and when it reached them: a Timer's, or a PhaseRecorder's."""
-
-    def mark(self) -> Any:
-        """Marks the present end of the work; see `Timer.mark`."""
-
-    def seconds(self, mark: Any) -> float:
-        """Returns when the work reached the mark; see `Timer.seconds`."""
-
-
 class WatchedExchanges:
     """Times exchanges between gathers of row counts, and tells an OrderWatch.
 
@@ -362,11 +353,11 @@ class WatchedExchanges:
 
     Args:
         watch: chooses the orders.
-        marks: mark the work of the thread that exchanges.
+        timer: of the work of the thread that exchanges.
     """
 
-    def __init__(self, watch: OrderWatch, marks: Marks) -> None:
-        self._watch, self._marks = watch, marks
+    def __init__(self, watch: OrderWatch, timer: Timer) -> None:
+        self._watch, self._timer = watch, timer
         self._gathered: Any = None  # mark after the last gather
         self._exchanged: list[tuple[Any, Any, int, int]] = []  # since then: start and end marks, bytes sent and received
 
@@ -374,11 +365,11 @@ class WatchedExchanges:
         """Gathers counts, (R, *counts.shape) on the CPU, and what the watch asks of all ranks. A collective call."""
         counts = counts.cpu()  # from here on no mark has to be waited for
         for start, end, out_bytes, in_bytes in self._exchanged:
-            start_s, end_s, gathered_s = map(self._marks.seconds, (start, end, self._gathered))
+            start_s, end_s, gathered_s = map(self._timer.seconds, (start, end, self._gathered))
             self._watch.took(start_s - gathered_s, end_s - gathered_s, out_bytes, in_bytes)
         self._exchanged.clear()
         rows = transport.gather(torch.cat([counts.flatten(), self._watch.report()]))
-        self._gathered = self._marks.mark()
+        self._gathered = self._timer.mark()
         self._watch.gathered(rows[:, counts.numel() :].numpy())
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
@@ -402,7 +393,7 @@ class WatchedExchanges:
             bytes_RR: (R, R) bytes from each rank (row) to each rank (column), of all exchanges of the all-to-all together.
         """
         order = self._watch.order(planned, phase, bytes_RR.sum() / len(bytes_RR))
-        start = self._marks.mark()
+        start = self._timer.mark()
         yield order
         out_bytes, in_bytes = (int(each.sum() - each[rank]) for each in (bytes_RR[rank], bytes_RR[:, rank]))
-        self._exchanged.append((start, self._marks.mark(), out_bytes, in_bytes))
+        self._exchanged.append((start, self._timer.mark(), out_bytes, in_bytes))

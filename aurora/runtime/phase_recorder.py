@@ -144,6 +144,10 @@ class PhaseRecorder:
         began_s: when the run began, by time.perf_counter.
         timer: the timer of phases; None: the host's clock.
         keep_routing: whether `route` keeps what `routing` returns.
+
+    Attributes:
+        step: number of the current step, from 0.
+        timer: as given, or the host's.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class PhaseRecorder:
     ) -> None:
         self.step = -1
         self._recorder, self._rank, self._model, self._began_s = recorder, rank, model, began_s
-        self._timer: Timer = HostTimer(began_s) if timer is None else timer
+        self.timer: Timer = HostTimer(began_s) if timer is None else timer
         self._phases: deque[tuple[int, int, str, Any, Any]] = deque()  # step, layer, phase, start mark, end mark
         self._keep_routing = keep_routing
         self._routed: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # step, experts_NK, mask
@@ -169,15 +173,15 @@ class PhaseRecorder:
 
     def mark(self) -> Any:
         """Marks the present moment. Returns the mark, to be given to `phase` and `elapsed_s`."""
-        return self._timer.mark()
+        return self.timer.mark()
 
     def seconds(self, mark: Any) -> float:
         """Returns when a mark was made, in seconds since the run began; waits for the GPU's work before it."""
-        return self._timer.seconds(mark)
+        return self.timer.seconds(mark)
 
     def elapsed_s(self, start: Any, end: Any) -> float | None:
         """Returns the seconds between two marks, None if the work has not reached the second one."""
-        return self._timer.elapsed_s(start, end) if self._timer.reached(end) else None
+        return self.timer.elapsed_s(start, end) if self.timer.reached(end) else None
 
     def phase(self, phase: str, layer: int, start: Any) -> None:
         """Records a phase of the current step that ends now.
@@ -187,8 +191,8 @@ class PhaseRecorder:
             layer: index of the MoE layer.
             start: the mark at which the phase began.
         """
-        self._phases.append((self.step, layer, phase, start, self._timer.mark()))
-        while self._phases and (len(self._phases) > MOST_QUEUED or self._timer.reached(self._phases[0][-1])):
+        self._phases.append((self.step, layer, phase, start, self.timer.mark()))
+        while self._phases and (len(self._phases) > MOST_QUEUED or self.timer.reached(self._phases[0][-1])):
             self._read_oldest()
 
     def observer(self, phase: str, layer: int) -> Observe:
@@ -236,5 +240,5 @@ class PhaseRecorder:
     def _read_oldest(self) -> None:
         """Waits until the work of the phase that was recorded first is done, and adds the phase to the TraceRecorder."""
         step, layer, phase, *marks = self._phases.popleft()
-        start_s, end_s = map(self._timer.seconds, marks)
+        start_s, end_s = map(self.timer.seconds, marks)
         self._recorder.add(self._rank, self._model, step, layer, phase, start_s, end_s)

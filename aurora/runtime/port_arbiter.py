@@ -75,15 +75,8 @@ class PortArbiter(Protocol):
         """Stops arbitration for this run's models because this model failed with `error`; waiting models get RankFailed."""
 
 
-class SubmittedWork(Protocol):
-    """Work that has been submitted to a GPU stream, such as a CUDA event."""
-
-    def wait(self) -> None:
-        """Makes the GPU run this work before any work that the caller submits from now on."""
-
-
 def thread_port_arbiters(
-    models: int | Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] | None = None
+    models: int | Sequence[SlicePolicy], submitted: Callable[[], torch.cuda.Event | None] | None = None
 ) -> list[PortArbiter]:
     """Makes port arbiters, one per model, for models that share one rank as threads of this process.
 
@@ -102,10 +95,10 @@ def thread_port_arbiters(
 class _RankState:
     """State that the arbiters of one rank share."""
 
-    def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], SubmittedWork | None] | None) -> None:
+    def __init__(self, policies_M: Sequence[SlicePolicy], submitted: Callable[[], torch.cuda.Event | None] | None) -> None:
         self.submitted = submitted or (lambda: None)
-        self.last_compute: SubmittedWork | None = None
-        self.last_exchange: SubmittedWork | None = None
+        self.last_compute: torch.cuda.Event | None = None
+        self.last_exchange: torch.cuda.Event | None = None
         self.changed = threading.Condition()
         self.gpu = ComputeQueue()
         self.models, self.slices = len(policies_M), PortSlices(policies_M, overlapping=submitted is None)

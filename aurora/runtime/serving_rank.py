@@ -25,15 +25,7 @@ from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import controlled, log_decisions
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
-from aurora.runtime.order_calibration import (
-    FLAT,
-    OVER_SERVERS,
-    OrderCalibration,
-    calibrate,
-    calibrate_servers,
-    measured_network,
-    planned_method,
-)
+from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
@@ -126,14 +118,10 @@ def serve_rank(
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
-            calibration = calibrate(transports[0], plan.cluster, planned_method(plan), device)
-            planned_M = [FLAT if model.hierarchy is None else OVER_SERVERS for model in plan.models]
-            if options.adapt is None:  # experts move between ranks with flat all-to-alls
-                plan = with_servers(plan, options.deduplicate)
-            servers_M = [
-                None if model.hierarchy is None else calibrate_servers(transports[0], plan.cluster, model, planned, device)
-                for model, planned in zip(plan.models, planned_M, strict=True)
-            ]
+            # Experts move between ranks with flat all-to-alls.
+            over_servers = with_servers(plan, options.deduplicate) if options.adapt is None else plan
+            calibration, servers_M = calibrate_plan(transports[0], plan, over_servers, device)
+            plan = over_servers
         network = measured_network(transports[0], plan.cluster, device) if options.predictable else None
         program = compile_plan(plan)
         most = None if options.predictable else MOST_EVENTS

@@ -287,17 +287,14 @@ class WorkerIntegration:
         plan = self.served.plan
         if self.served.order != "auto" or plan is None:
             return None
-        from aurora.runtime.order_calibration import FLAT, OVER_SERVERS, calibrate, calibrate_servers, planned_method
+        from aurora.runtime.order_calibration import calibrate_plan
         from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
         from aurora.runtime.phase_recorder import HostTimer, StreamTimer
 
-        transport, on_gpu, (model,), servers = self.transport(), torch.cuda.is_available(), plan.models, None
+        on_gpu = torch.cuda.is_available()
         device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
-        calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
-        if self.served.measures_hops:
-            planned = FLAT if model.hierarchy is None else OVER_SERVERS
-            (model,) = with_servers(plan, True).models
-            servers = calibrate_servers(transport, plan.cluster, model, planned, device)
+        over_servers = with_servers(plan, True) if self.served.measures_hops else None
+        calibration, (servers,) = calibrate_plan(self.transport(), plan, over_servers, device)
         if self.rank == 0:
             for each in [calibration] + ([] if servers is None else [servers]):
                 LOG.info("aurora: all-to-alls measured before serving: %s", each)

@@ -11,7 +11,7 @@ from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.order_calibration import COLLECTIVE, FLAT, OVER_SERVERS, OrderCalibration
 from aurora.runtime.order_choice import OrderWatch
-from aurora.runtime.phase_recorder import PhaseRecorder
+from aurora.runtime.phase_recorder import HostTimer, PhaseRecorder
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Exchange, Gpu, Network, TraceRecorder
@@ -95,18 +95,15 @@ def test_what_one_kind_of_exchange_found_the_others_try_soon():
     assert watch_R[1].used == watch_R[0].used
 
 
-class OwnClock(PhaseRecorder):
-    """A recorder by a clock that its rank alone has."""
+class OwnClock(HostTimer):
+    """A timer by a clock that its rank alone has."""
 
     def __init__(self, rank):
-        super().__init__(TraceRecorder("measured", ("m",), 3), rank, 0, 0.0)
+        super().__init__(0.0)
         self.now_s = 1000.0 * rank
 
     def mark(self):
         return self.now_s
-
-    def seconds(self, mark):
-        return mark
 
 
 class Emulated(MemoryTransport):
@@ -124,7 +121,8 @@ def serve(rank_info, memory):
     """Layers of one model on one rank, until the machine has been loaded for a while. Returns the orders used."""
     rank, clock = rank_info.rank, OwnClock(rank_info.rank)
     transport, (watch,) = Emulated(memory, rank, clock), watches(1)
-    context = LayerContext(0, transport, *thread_port_arbiters(1), clock, watch)
+    recorder = PhaseRecorder(TraceRecorder("measured", ("m",), 3), rank, 0, 0.0, clock)
+    context = LayerContext(0, transport, *thread_port_arbiters(1), recorder, watch)
     for number in range(900):
         if number == 300:
             transport.seconds["openshop"] = 1.8
