@@ -1,9 +1,12 @@
-"""Slots of one layer during a slot search, compiled: what experts add to the seconds of GPUs, what slots hold, the objective.
+"""Slots of one layer during a search, compiled: what experts add to the seconds of GPUs, what slots hold, the objective.
 
 The seconds of Aurora's Eq. 1 (arXiv:2410.17043) are four sums over the experts that a GPU holds: what the GPU sends and
 receives in the dispatch, and its experts' work with what it sends and with what it receives in the combine. The first phase
 (gate + dispatch) is the larger of the first two, the second phase (experts + combine) that of the others. A scenario takes the
-largest first phase of a GPU, the largest second phase and the aggregation.
+largest first phase of a GPU, the largest second phase and the aggregation. `rebalance` has one sum of a GPU in one scenario.
+
+Each search calls its price by name. numba caches no function that takes another as an argument, and a call that is not inlined
+hands over all arrays of a state, which made rebalancing 25 times as slow.
 """
 
 from typing import Any, NamedTuple, Self
@@ -90,7 +93,7 @@ def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
 @njit(cache=True, nogil=True)
 def add_share(part_s_GEXW, row_GXW, at, g, e, share):
     """Adds a share of expert e on GPU g to row `at`."""
-    for x in range(PARTS):
+    for x in range(row_GXW.shape[1]):
         for w in range(row_GXW.shape[2]):
             row_GXW[at, x, w] += share * part_s_GEXW[g, e, x, w]
 
@@ -157,14 +160,14 @@ def start_slots(layer, held_GP, share_GP):
 
 @njit(cache=True, nogil=True)
 def load_slots(layer, slots, held_GP, share_GP):
-    """Sets all slots anew."""
+    """Sets all slots anew. An expert that is in two slots of a GPU, as EPLB's may be, keeps the first."""
     slots.held_GP[:] = EMPTY
     slots.count_E[:] = 0
     slots.holds_GE[:] = False
     slots.sum_s_GXW[:] = layer.base_s_GXW
     for g in range(held_GP.shape[0]):
         for p in range(held_GP.shape[1]):
-            if held_GP[g, p] != EMPTY:
+            if held_GP[g, p] != EMPTY and not slots.holds_GE[g, held_GP[g, p]]:
                 _give(layer, slots, g, p, held_GP[g, p], share_GP[g, p])
 
 
@@ -201,10 +204,10 @@ def overwrite(layer, slots, h, q, e):
     """Puts a further replica of expert e into slot q of GPU h, in place of what is there; e EMPTY: leaves the slot empty."""
     if slots.held_GP[h, q] != EMPTY:
         x, _ = _take(layer, slots, h, q)
-        _even_out(layer, slots, x)
+        even_out(layer, slots, x)
     if e != EMPTY:
         _give(layer, slots, h, q, e, 0.0)
-        _even_out(layer, slots, e)
+        even_out(layer, slots, e)
 
 
 @njit(cache=True, nogil=True)
@@ -233,7 +236,7 @@ def _take(layer, slots, g, p):
 
 
 @njit(cache=True, nogil=True)
-def _even_out(layer, slots, e):
+def even_out(layer, slots, e):
     """Divides the tokens of expert e evenly over its replicas."""
     share = 1.0 / slots.count_E[e]
     for at in range(slots.count_E[e]):

@@ -9,6 +9,9 @@ from an expert.
 Such steps end early where few slots hold large replicas. Then it starts again: experts with large replicas first get further
 ones, in place of replicas that are needed least, whatever the GPUs' times. The better end counts.
 
+Slots are those of `placement/slot_state`, with one sum for each GPU, its time. The steps are not those of `slot_search`: they
+count moves, and relieve one of several slowest GPUs at a time, although the largest time of all GPUs stays.
+
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
@@ -22,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.placement.slot_state import PhaseSums, even_out, overwrite, start_slots, swap
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
 from aurora.types.placement import EMPTY_INT64 as EMPTY
@@ -36,19 +40,13 @@ NO_STEP, SWAP, REPLACE = range(3)
 
 
 class Layer(NamedTuple):
-    """One layer and its current slots.
+    """One layer, and what its slots must keep.
 
     Attributes:
         load_E: (E,) the load of each expert.
         cost_G: (G,) the cost of a unit of load on each GPU.
-        slots_G: (G,) int64, the slots of each GPU.
+        times: what each expert adds to the time of a GPU, its load times the GPU's cost: the only sum, in one scenario.
         was_GE: (G, E) bool, whether a GPU held an expert at the start.
-        held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
-        holds_GE: (G, E) bool, whether a GPU holds an expert.
-        count_E: (E,) int64, the replicas of each expert.
-        gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
-        size_E: (E,) the load of each replica.
-        time_G: (G,) the load of each GPU times its cost.
         domain_G: (G,) int64, the failure domain of each GPU.
         held_ED: (E, D) int64, the replicas of each expert in each failure domain.
         domains_E: (E,) int64, how many failure domains hold each expert.
@@ -58,14 +56,8 @@ class Layer(NamedTuple):
 
     load_E: FloatArray
     cost_G: FloatArray
-    slots_G: IntArray
+    times: PhaseSums
     was_GE: BoolArray
-    held_GP: IntArray
-    holds_GE: BoolArray
-    count_E: IntArray
-    gpu_EG: IntArray
-    size_E: FloatArray
-    time_G: FloatArray
     domain_G: IntArray
     held_ED: IntArray
     domains_E: IntArray
@@ -216,122 +208,120 @@ def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target, min_
     lowers the largest time by less than the part `worth`. Each expert keeps `min_replicas`, in as many failure domains, or what
     it has at the start if that is less.
     """
-    before, layer = _largest_time(load_E, cost_G, held_GP), _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
-    _search(layer, most, target)
-    if layer.time_G.max() > target:
-        other = _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
-        _divide(other, target)
-        _search(other, most, target)
-        if _moved(other) <= most and other.time_G.max() < layer.time_G.max() * (1 - WORTH_DIVIDING):
-            layer = other
-    moves = _moved(layer)
-    _keep_slots(held_GP, layer)
-    after = _largest_time(load_E, cost_G, layer.held_GP)
+    before = _largest_time(load_E, cost_G, held_GP)
+    layer, slots = _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
+    _search(layer, slots, most, target)
+    if slots.sum_s_GXW.max() > target:
+        layer, other = _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
+        _divide(layer, other, target)
+        _search(layer, other, most, target)
+        if _moved(layer, other) <= most and other.sum_s_GXW.max() < slots.sum_s_GXW.max() * (1 - WORTH_DIVIDING):
+            slots = other
+    moves = _moved(layer, slots)
+    _keep_slots(held_GP, slots)
+    after = _largest_time(load_E, cost_G, slots.held_GP)
     if moves == 0 or after >= before * (1 - max(worth, LEAST_RELIEF)):
         return 0, before, before
-    held_GP[:] = layer.held_GP
+    held_GP[:] = slots.held_GP
     return moves, before, after
 
 
 @njit(cache=True, nogil=True)
-def _search(layer, most, target):
+def _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
+    """The Layer of a start and its Slots, whose experts divide their load evenly over their replicas."""
+    gpus, experts = len(cost_G), len(load_E)
+    part_GEXW = np.empty((gpus, experts, 1, 1))
+    for g in range(gpus):
+        part_GEXW[g, :, 0, 0] = load_E * cost_G[g]
+    times = PhaseSums(part_GEXW, np.zeros((gpus, 1, 1)), np.zeros(1), slots_G, 1)
+    slots = start_slots(times, held_GP.copy(), np.zeros(held_GP.shape))
+    held_ED, domains_E = np.zeros((experts, domain_G.max() + 1), dtype=np.int64), np.zeros(experts, dtype=np.int64)
+    least_E, least_domains_E = np.minimum(slots.count_E, min_replicas), np.full(experts, min_replicas)
+    layer = Layer(load_E, cost_G, times, slots.holds_GE.copy(), domain_G, held_ED, domains_E, least_E, least_domains_E)
+    for e in range(experts):
+        even_out(times, slots, e)
+        _count_domains(layer, slots, e)
+        least_domains_E[e] = min(domains_E[e], min_replicas)
+    return layer, slots
+
+
+@njit(cache=True, nogil=True)
+def _search(layer, slots, most, target):
     """Takes steps until the largest time is `target`, or no step helps, with at most `most` moves in all."""
-    moves = _moved(layer)
-    for _ in range(STEPS_PER_SLOT * layer.held_GP.size):
-        slowest = np.argmax(layer.time_G)
-        if layer.time_G[slowest] <= target:
+    moves, time_G = _moved(layer, slots), slots.sum_s_GXW[:, 0, 0]
+    for _ in range(STEPS_PER_SLOT * slots.held_GP.size):
+        slowest = np.argmax(time_G)
+        if time_G[slowest] <= target:
             break
-        step = _best_step(layer, slowest, most - moves, target)
+        step = _best_step(layer, slots, slowest, most - moves, target)
         if step.kind == NO_STEP:
             break
         moves += step.moves
+        comes, goes = step.expert, slots.held_GP[step.to_gpu, step.to_slot]
         if step.kind == SWAP:
-            _swap(layer, step)
+            comes = slots.held_GP[step.gpu, step.slot]
+            swap(layer.times, slots, step.gpu, step.slot, step.to_gpu, step.to_slot)
         else:
-            _replace(layer, step.to_gpu, step.to_slot, step.expert)
+            overwrite(layer.times, slots, step.to_gpu, step.to_slot, step.expert)
+        _count_domains(layer, slots, comes)
+        _count_domains(layer, slots, goes)
 
 
 @njit(cache=True, nogil=True)
-def _moved(layer):
+def _moved(layer, slots):
     """Number of experts on GPUs that did not hold them at the start."""
-    return (layer.holds_GE & ~layer.was_GE).sum()
+    return (slots.holds_GE & ~layer.was_GE).sum()
 
 
 @njit(cache=True, nogil=True)
-def _divide(layer, target):
+def _divide(layer, slots, target):
     """Gives experts with large replicas further ones, whatever the GPUs' times, in place of those that are needed least."""
-    for _ in range(layer.held_GP.size):
-        e, least, to, slot = np.argmax(layer.size_E), np.inf, EMPTY, EMPTY
-        size = layer.size_E[e]
-        for h in range(len(layer.held_GP) if size > LARGE * target else 0):
-            for q in range(layer.slots_G[h] if not layer.holds_GE[h, e] else 0):
-                x, after = layer.held_GP[h, q], 0.0  # the replicas of x, once it has given the slot up
+    for _ in range(slots.held_GP.size):
+        size_E = layer.load_E / slots.count_E
+        e, least, to, slot = np.argmax(size_E), np.inf, EMPTY, EMPTY
+        size = size_E[e]
+        for h in range(len(slots.held_GP) if size > LARGE * target else 0):
+            for q in range(layer.times.slots_G[h] if not slots.holds_GE[h, e] else 0):
+                x, after = slots.held_GP[h, q], 0.0  # the replicas of x, once it has given the slot up
                 if x != EMPTY:
-                    after = layer.load_E[x] / (layer.count_E[x] - 1) if _keeps(layer, x, h, EMPTY) else np.inf
-                if after < size * SMALLER and (after < least or (after == least and layer.time_G[h] < layer.time_G[to])):
+                    after = layer.load_E[x] / (slots.count_E[x] - 1) if _keeps(layer, slots, x, h, EMPTY) else np.inf
+                lighter = after == least and slots.sum_s_GXW[h, 0, 0] < slots.sum_s_GXW[to, 0, 0]
+                if after < size * SMALLER and (after < least or lighter):
                     least, to, slot = after, h, q
         if to == EMPTY:
             break
-        _replace(layer, to, slot, e)
+        goes = slots.held_GP[to, slot]
+        overwrite(layer.times, slots, to, slot, e)
+        _count_domains(layer, slots, e)
+        _count_domains(layer, slots, goes)
 
 
 @njit(cache=True, nogil=True)
 def _largest_time(load_E, cost_G, held_GP):
     """The largest time of a GPU if every slot takes the same part of its expert's load."""
-    count_E = np.zeros(len(load_E), dtype=np.int64)
+    count_X, largest = np.zeros(len(load_E) + 1), 0.0  # the last is of empty slots
     for e in held_GP.flat:
-        if e != EMPTY:
-            count_E[e] += 1
-    largest = 0.0
+        count_X[e] += 1
+    size_X = np.append(load_E, 0.0) / np.maximum(count_X, 1)
     for g in range(len(held_GP)):
-        load = 0.0
-        for e in held_GP[g]:
-            if e != EMPTY:
-                load += load_E[e] / count_E[e]
-        largest = max(largest, load * cost_G[g])
+        largest = max(largest, size_X[held_GP[g]].sum() * cost_G[g])
     return largest
 
 
 @njit(cache=True, nogil=True)
-def _layer(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
-    """The Layer of a start. An expert that is in two slots of a GPU, as EPLB's may be, keeps one of them."""
-    gpus, experts = len(held_GP), len(load_E)
-    own_GP, holds_GE = np.full_like(held_GP, EMPTY), np.zeros((gpus, experts), dtype=np.bool_)
-    count_E, gpu_EG, time_G = np.zeros(experts, dtype=np.int64), np.zeros((experts, gpus), dtype=np.int64), np.zeros(gpus)
-    for g in range(gpus):
-        for p in range(slots_G[g]):
-            e = held_GP[g, p]
-            if e != EMPTY and not holds_GE[g, e]:
-                own_GP[g, p], holds_GE[g, e] = e, True
-                gpu_EG[e, count_E[e]] = g
-                count_E[e] += 1
-    size_E = load_E / count_E
-    for g in range(gpus):
-        for p in range(slots_G[g]):
-            if own_GP[g, p] != EMPTY:
-                time_G[g] += size_E[own_GP[g, p]] * cost_G[g]
-    held_ED = np.zeros((experts, domain_G.max() + 1), dtype=np.int64)
-    for e in range(experts):
-        for g in gpu_EG[e, : count_E[e]]:
-            held_ED[e, domain_G[g]] += 1
-    domains_E = (held_ED > 0).sum(axis=1)
-    least_E, least_domains_E = np.minimum(count_E, min_replicas), np.minimum(domains_E, min_replicas)
-    state = holds_GE.copy(), own_GP, holds_GE, count_E, gpu_EG, size_E, time_G, domain_G, held_ED, domains_E
-    return Layer(load_E, cost_G, slots_G, *state, least_E, least_domains_E)
-
-
-@njit(cache=True, nogil=True)
-def _best_step(layer, g, left, target):
+def _best_step(layer, slots, g, left, target):
     """The step that relieves GPU g, the slowest, most for each move: how far it takes the changed GPUs down to the target."""
-    load_E, cost_G, slots_G, was_GE, held_GP, holds_GE, count_E, gpu_EG, size_E, time_G = layer[:10]
-    top = time_G[g]
+    load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
+    held_GP, holds_GE, count_E, gpu_EG = slots.held_GP, slots.holds_GE, slots.count_E, slots.gpu_EG
+    time_G = slots.sum_s_GXW[:, 0, 0]
+    size_E, top = load_E / count_E, time_G[g]
     limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
     for p in range(slots_G[g]):
         a = held_GP[g, p]
         if a == EMPTY or _relief(top, top - size_E[a] * cost_G[g], target, 0, left) <= best:  # no step with a relieves more
             continue
         for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
-            if time_G[h] >= limit or holds_GE[h, a] or not _keeps(layer, a, g, h):
+            if time_G[h] >= limit or holds_GE[h, a] or not _keeps(layer, slots, a, g, h):
                 continue
             # Both times, if b were of the best size.
             equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (cost_G[g] + cost_G[h])
@@ -341,7 +331,7 @@ def _best_step(layer, g, left, target):
                 b = held_GP[h, q]
                 less = size_E[a] - (size_E[b] if b != EMPTY else 0.0)
                 after = max(top - less * cost_G[g], time_G[h] + less * cost_G[h])
-                if less <= 0 or after >= limit or (b != EMPTY and (holds_GE[g, b] or not _keeps(layer, b, h, g))):
+                if less <= 0 or after >= limit or (b != EMPTY and (holds_GE[g, b] or not _keeps(layer, slots, b, h, g))):
                     continue
                 moves = _moves(was_GE, h, a, b) + _moves(was_GE, g, b, a)
                 relief = _relief(top, after, target, moves, left)
@@ -354,7 +344,7 @@ def _best_step(layer, g, left, target):
             for h in range(len(held_GP)):  # a gets a further replica, in an empty slot or in place of x
                 for q in range(slots_G[h] if not holds_GE[h, a] else 0):
                     x = held_GP[h, q]
-                    if x != EMPTY and not _keeps(layer, x, h, EMPTY):
+                    if x != EMPTY and not _keeps(layer, slots, x, h, EMPTY):
                         continue
                     after = max(alone, time_G[h] + (size - (size_E[x] if x != EMPTY else 0.0)) * cost_G[h])
                     if after >= limit:
@@ -368,7 +358,7 @@ def _best_step(layer, g, left, target):
                     relief = _relief(top, after, target, _moves(was_GE, h, a, x), left)
                     if relief > best:
                         best, step = relief, Step(REPLACE, EMPTY, EMPTY, h, q, a, _moves(was_GE, h, a, x))
-        if not _keeps(layer, a, g, EMPTY):
+        if not _keeps(layer, slots, a, g, EMPTY):
             continue
         more, others = load_E[a] / (count_E[a] - 1) - size_E[a], 0.0
         for at in range(count_E[a]):
@@ -386,9 +376,9 @@ def _best_step(layer, g, left, target):
 
 
 @njit(cache=True, nogil=True)
-def _keeps(layer, e, g, to):
+def _keeps(layer, slots, e, g, to):
     """Returns whether an expert keeps enough replicas and failure domains if GPU g gives its to `to`, or to none (EMPTY)."""
-    if layer.count_E[e] <= layer.least_E[e] and to == EMPTY:
+    if slots.count_E[e] <= layer.least_E[e] and to == EMPTY:
         return False
     if layer.least_domains_E[e] == 1:
         return True
@@ -401,12 +391,13 @@ def _keeps(layer, e, g, to):
 
 
 @njit(cache=True, nogil=True)
-def _count_in_domain(layer, e, g, change):
-    """Changes by one how many replicas of expert e the failure domain of GPU g holds."""
-    domain = layer.domain_G[g]
-    before = layer.held_ED[e, domain]
-    layer.held_ED[e, domain] = before + change
-    layer.domains_E[e] += int(before + change > 0) - int(before > 0)
+def _count_domains(layer, slots, e):
+    """Counts the replicas of expert e, or of none (EMPTY), in each failure domain."""
+    if e != EMPTY:
+        layer.held_ED[e] = 0
+        for g in slots.gpu_EG[e, : slots.count_E[e]]:
+            layer.held_ED[e, layer.domain_G[g]] += 1
+        layer.domains_E[e] = (layer.held_ED[e] > 0).sum()
 
 
 @njit(cache=True, nogil=True)
@@ -424,69 +415,20 @@ def _relief(top, after, target, moves, left):
 
 
 @njit(cache=True, nogil=True)
-def _swap(layer, step):
-    """Swaps the experts of two slots, the second of which may be empty."""
-    g, p, h, q = step.gpu, step.slot, step.to_gpu, step.to_slot
-    a, b = layer.held_GP[g, p], layer.held_GP[h, q]
-    layer.held_GP[g, p], layer.held_GP[h, q] = b, a
-    for e, out, into in ((a, g, h), (b, h, g)):
-        if e != EMPTY:
-            for at in range(layer.count_E[e]):
-                if layer.gpu_EG[e, at] == out:
-                    layer.gpu_EG[e, at] = into
-            layer.holds_GE[out, e], layer.holds_GE[into, e] = False, True
-            _count_in_domain(layer, e, out, -1)
-            _count_in_domain(layer, e, into, 1)
-            layer.time_G[out] -= layer.size_E[e] * layer.cost_G[out]
-            layer.time_G[into] += layer.size_E[e] * layer.cost_G[into]
-
-
-@njit(cache=True, nogil=True)
-def _replace(layer, h, q, e):
-    """Puts a further replica of expert e into slot q of GPU h, in place of what is there."""
-    x = layer.held_GP[h, q]
-    if x != EMPTY:
-        _weigh(layer, x, -1.0)
-        layer.count_E[x] -= 1
-        last = layer.count_E[x]
-        for at in range(last):
-            if layer.gpu_EG[x, at] == h:
-                layer.gpu_EG[x, at] = layer.gpu_EG[x, last]
-        layer.holds_GE[h, x] = False
-        _count_in_domain(layer, x, h, -1)
-        _weigh(layer, x, 1.0)
-    _weigh(layer, e, -1.0)
-    layer.gpu_EG[e, layer.count_E[e]] = h
-    layer.count_E[e] += 1
-    layer.held_GP[h, q], layer.holds_GE[h, e] = e, True
-    _count_in_domain(layer, e, h, 1)
-    _weigh(layer, e, 1.0)
-
-
-@njit(cache=True, nogil=True)
-def _weigh(layer, e, sign):
-    """Adds expert e to the times of its GPUs, or with sign -1 takes it off; its size follows from its count."""
-    layer.size_E[e] = layer.load_E[e] / layer.count_E[e]
-    for at in range(layer.count_E[e]):
-        g = layer.gpu_EG[e, at]
-        layer.time_G[g] += sign * layer.size_E[e] * layer.cost_G[g]
-
-
-@njit(cache=True, nogil=True)
-def _keep_slots(start_GP, layer):
+def _keep_slots(start_GP, slots):
     """Puts experts that a GPU held at the start back into the slots that they had there; the others take the rest."""
-    held_GP = layer.held_GP
+    held_GP = slots.held_GP
     for g in range(len(held_GP)):
         new_P = held_GP[g].copy()
         held_GP[g] = EMPTY
-        for p in range(layer.slots_G[g]):
+        for p in range(len(new_P)):
             e = start_GP[g, p]
-            if e != EMPTY and layer.holds_GE[g, e]:
+            if e != EMPTY and slots.holds_GE[g, e]:
                 held_GP[g, p] = e
-                layer.holds_GE[g, e] = False  # it has its slot
+                slots.holds_GE[g, e] = False  # it has its slot
         free = 0
         for e in new_P:
-            if e != EMPTY and layer.holds_GE[g, e]:
+            if e != EMPTY and slots.holds_GE[g, e]:
                 while held_GP[g, free] != EMPTY:
                     free += 1
                 held_GP[g, free] = e
