@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from aurora.planner.replication.registry import ReplicaStrategy
+from aurora.planner.replication.slot_packing import swap_descent
 from aurora.planner.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
 from aurora.types.arrays import FloatArray, IntArray
@@ -102,13 +103,16 @@ def server_search(
         rows of the tokens that the search saw.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
-    best_E, best = gpu_E, (np.inf, 0)
+    best_E, best = gpu_E.copy(), (np.inf, 0)
     steps = STEPS_PER_EXPERT * experts
     tokens = some_tokens(experts_UK, server_U, rng)
+    slack_s = MARGIN * min(limits.most_gpu_s, limits.most_server_s)
+    lower = limits._replace(most_gpu_s=(1 - MARGIN) * limits.most_gpu_s, most_server_s=(1 - MARGIN) * limits.most_server_s)
     for _ in range(int(np.clip(MOST_STEPS // steps, 1, RUNS)) if gpus > 1 else 0):
         found_E = gpu_E.copy()
-        if (found := _anneal(*tokens, limits, found_E, steps, rng)) < best:
+        if (found := _anneal(*tokens, lower, slack_s, found_E, steps, rng)) < best:
             best_E, best = found_E, found
+    _level(limits, best_E)
     return best_E
 
 
@@ -120,26 +124,21 @@ def some_tokens(experts_UK: IntArray, server_U: IntArray, rng: np.random.Generat
 
 @njit(cache=True, nogil=True)
 def _anneal(
-    experts_UK: IntArray, server_U: IntArray, limits: Limits, gpu_E: IntArray, steps: int, rng: np.random.Generator
+    experts_UK: IntArray,
+    server_U: IntArray,
+    limits: Limits,
+    slack_s: float,
+    gpu_E: IntArray,
+    steps: int,
+    rng: np.random.Generator,
 ) -> tuple[float, int]:
     """Runs simulated annealing from gpu_E, and writes the best placement into it.
 
-    Returns the seconds that it has above limits, and how many rows more cross than at the start.
+    Returns the seconds that it has above limits beside slack_s, and how many rows more cross than at the start.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
-    slack_s = MARGIN * min(limits.most_gpu_s, limits.most_server_s)
-    lower = Limits(
-        limits.server_G,
-        limits.slots_G,
-        limits.gpu_s_GE,
-        limits.server_s_NE,
-        (1 - MARGIN) * limits.most_gpu_s,
-        (1 - MARGIN) * limits.most_server_s,
-        limits.beside_s_G,
-        limits.beside_s_N,
-    )
-    tables = _tables(experts_UK, server_U, lower, gpu_E.copy())
-    over_s = _over(tables.gpu_s_G, lower.most_gpu_s) + _over(tables.server_s_N, lower.most_server_s)
+    tables = _tables(experts_UK, server_U, limits, gpu_E.copy())
+    over_s = _over(tables.gpu_s_G, limits.most_gpu_s) + _over(tables.server_s_N, limits.most_server_s)
     change, best, best_over_s = 0, 0, max(over_s, slack_s)
     all_s = max(tables.gpu_s_G.sum() - limits.beside_s_G.sum(), 1e-300)
     choices = experts_UK.size
@@ -150,20 +149,19 @@ def _anneal(
         a, other = rng.integers(0, experts), rng.integers(0, experts + gpus)
         b = other if other < experts else NONE  # to swap with; else a moves to a GPU
         g, h = tables.gpu_E[a], tables.gpu_E[b] if b != NONE else other - experts
-        if g == h or (b == NONE and tables.held_G[h] == lower.slots_G[h]):
+        if g == h or (b == NONE and tables.held_G[h] == limits.slots_G[h]):
             continue
-        rows, excess_s = _rows_changed(lower, tables, a, b, h), _excess_changed(lower, tables, a, b, h)
+        rows, excess_s = _rows_changed(limits, tables, a, b, h), _excess_changed(limits, tables, a, b, h)
         cost = rows + fine * excess_s
         if cost > 0 and rng.random() >= np.exp(-cost / heat):
             continue
-        _shift(lower, tables, a, h)
+        _shift(limits, tables, a, h)
         if b != NONE:
-            _shift(lower, tables, b, g)
+            _shift(limits, tables, b, g)
         change, over_s = change + rows, over_s + excess_s
         if over_s < best_over_s - TINY * all_s or (change < best and over_s <= best_over_s):
             best, best_over_s = change, max(over_s, slack_s)
             gpu_E[:] = tables.gpu_E
-    _level(limits, gpu_E)
     return best_over_s - slack_s, best
 
 
@@ -294,43 +292,21 @@ def _shift(limits: Limits, tables: ServerTables, a: int, h: int) -> None:
     _count(tables, q, tables.chosen_EW[a], EMPTY)
 
 
-@njit(cache=True, nogil=True)
 def _level(limits: Limits, gpu_E: IntArray) -> None:
-    """Swaps and moves experts between GPUs of a server, fullest GPU first, as long as that shortens it."""
-    experts, gpus = len(gpu_E), len(limits.slots_G)
-    held_G, gpu_s_G = np.zeros(gpus, dtype=np.int64), limits.beside_s_G.copy()
-    for e in range(experts):
-        held_G[gpu_E[e]] += 1
-        gpu_s_G[gpu_E[e]] += limits.gpu_s_GE[gpu_E[e], e]
+    """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU; changes gpu_E."""
+    part_GX = np.pad(limits.gpu_s_GE, ((0, 0), (0, 1)))  # the last is of an empty slot
+    gpu_s_G = limits.beside_s_G + np.bincount(gpu_E, limits.gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(limits.slots_G))
+    slots_G = np.minimum(limits.slots_G, len(gpu_E))
+    held_GP = np.full((len(slots_G), slots_G.max()), NONE)
+    for gpu, held_P in enumerate(held_GP):
+        own_E = np.flatnonzero(gpu_E == gpu)
+        held_P[: len(own_E)] = own_E
     for server in range(len(limits.server_s_NE)):
-        while True:
-            g = NONE
-            for each in range(gpus):
-                if limits.server_G[each] == server and (g == NONE or gpu_s_G[each] > gpu_s_G[g]):
-                    g = each
-            least_s, best_a, best_b, best_h = gpu_s_G[g] * (1 - TINY), NONE, NONE, NONE
-            for a in range(experts):
-                if gpu_E[a] != g:
-                    continue
-                for other in range(experts + gpus):
-                    b = other if other < experts else NONE
-                    h = gpu_E[other] if b != NONE else other - experts
-                    if h == g or limits.server_G[h] != server or (b == NONE and held_G[h] == limits.slots_G[h]):
-                        continue
-                    at_g, at_h = gpu_s_G[g] - limits.gpu_s_GE[g, a], gpu_s_G[h] + limits.gpu_s_GE[h, a]
-                    if b != NONE:
-                        at_g, at_h = at_g + limits.gpu_s_GE[g, b], at_h - limits.gpu_s_GE[h, b]
-                    if max(at_g, at_h) < least_s:
-                        least_s, best_a, best_b, best_h = max(at_g, at_h), a, b, h
-            if best_a == NONE:
-                break
-            for e, to in ((best_a, best_h), (best_b, g)):
-                if e != NONE:
-                    held_G[gpu_E[e]] -= 1
-                    gpu_s_G[gpu_E[e]] -= limits.gpu_s_GE[gpu_E[e], e]
-                    gpu_E[e] = to
-                    held_G[to] += 1
-                    gpu_s_G[to] += limits.gpu_s_GE[to, e]
+        gpu_X = np.flatnonzero(limits.server_G == server)
+        held_XP = held_GP[gpu_X]
+        swap_descent(part_GX[gpu_X], slots_G[gpu_X], held_XP, gpu_s_G[gpu_X], 0.0)
+        at_X, slot_X = np.nonzero(held_XP != NONE)
+        gpu_E[held_XP[at_X, slot_X]] = gpu_X[at_X]
 
 
 class Homes(NamedTuple):

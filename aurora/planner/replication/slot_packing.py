@@ -1,7 +1,8 @@
 """Equal-split replica placement, compiled: replica counts, then packing replicas into GPU slots, then swaps.
 
 `pack_with_best_counts` is the search: it packs with the counts of several rules, then walks randomly over counts. It evaluates
-counts with `pack`: longest processing time first, then a descent by swaps.
+counts with `pack`: longest processing time first, then a descent by swaps. A packing has no state beside its slots, since the
+walk makes thousands of them; `swap_descent` levels the GPUs of servers too.
 
 All functions share these arguments:
 
@@ -81,7 +82,11 @@ def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
     size_X = np.append(load_E / count_E, 0.0)  # of each expert's replicas; the last is that of an empty slot
     time_G = np.zeros(slots_G.shape[0])
     _longest_processing_time(load_E, count_E, size_X, slots_G, cost_G, held_GP, time_G)
-    return _swap_descent(size_X, slots_G, cost_G, held_GP, time_G, enough)
+    if time_G.max() > enough:
+        swap_descent(cost_G.reshape(-1, 1) * size_X, slots_G, held_GP, time_G, enough)
+    if time_G.max() > enough:
+        _refresh_times(size_X, cost_G, held_GP, time_G)
+    return time_G.max()
 
 
 @njit(cache=True)
@@ -146,30 +151,28 @@ def _refresh_times(size_X, cost_G, held_GP, time_G):
         time_G[gpu] = size_X[held_GP[gpu]].sum() * cost_G[gpu]
 
 
-@njit(cache=True)
-def _swap_descent(size_X, slots_G, cost_G, held_GP, time_G, enough):
+@njit(cache=True, nogil=True)
+def swap_descent(part_GX, slots_G, held_GP, time_G, enough):
     """Swaps replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
 
     Each step takes the swap that leaves the lowest maximum of the two GPUs' times. It stops at the largest time `enough`.
-    Returns the largest time.
+    Changes held_GP and time_G in place.
+
+    part_GX (G, E + 1) is the time of a replica of each expert on each GPU; the last is that of an empty slot, zero.
     """
-    while True:
+    while time_G.max() > enough:
         worst = np.argmax(time_G)
-        top = time_G[worst]
-        if top <= enough:
-            return top
-        slot, gpu, place = _best_swap(size_X, slots_G, cost_G, held_GP, time_G, worst)
+        slot, gpu, place = _best_swap(part_GX, slots_G, held_GP, time_G, worst)
         if slot < 0:
-            _refresh_times(size_X, cost_G, held_GP, time_G)
-            return time_G.max()
+            return
         mine, theirs = held_GP[worst, slot], held_GP[gpu, place]
         held_GP[worst, slot], held_GP[gpu, place] = theirs, mine
-        time_G[worst] -= (size_X[mine] - size_X[theirs]) * cost_G[worst]
-        time_G[gpu] += (size_X[mine] - size_X[theirs]) * cost_G[gpu]
+        time_G[worst] += part_GX[worst, theirs] - part_GX[worst, mine]
+        time_G[gpu] += part_GX[gpu, mine] - part_GX[gpu, theirs]
 
 
-@njit(cache=True)
-def _best_swap(size_X, slots_G, cost_G, held_GP, time_G, worst):
+@njit(cache=True, nogil=True)
+def _best_swap(part_GX, slots_G, held_GP, time_G, worst):
     """The swap (slot of GPU `worst`, other GPU, slot there) after which the slower of both is fastest; slot -1: none helps."""
     best = time_G[worst] * (1.0 - CLOSE)
     at_slot = at_gpu = at_place = -1
@@ -180,14 +183,9 @@ def _best_swap(size_X, slots_G, cost_G, held_GP, time_G, worst):
                 continue
             for place in range(slots_G[gpu]):
                 theirs = held_GP[gpu, place]
-                less = size_X[mine] - size_X[theirs]
-                after = max(time_G[worst] - less * cost_G[worst], time_G[gpu] + less * cost_G[gpu])
-                if (
-                    less > 0.0
-                    and after < best
-                    and not _holds(held_GP[gpu], mine)
-                    and (theirs == EMPTY or not _holds(held_GP[worst], theirs))
-                ):
+                ours = time_G[worst] + part_GX[worst, theirs] - part_GX[worst, mine]
+                after = max(ours, time_G[gpu] + part_GX[gpu, mine] - part_GX[gpu, theirs])
+                if after < best and not _holds(held_GP[gpu], mine) and (theirs == EMPTY or not _holds(held_GP[worst], theirs)):
                     best = after
                     at_slot, at_gpu, at_place = slot, gpu, place
     return at_slot, at_gpu, at_place
