@@ -3,12 +3,16 @@
 The measure is lexicographic: first how many domains and nodes experts lack of their guarantee, then the odds that some expert
 is lost. The odds are exact where all sets of failed domains can be listed. Otherwise the measure counts the different sets of
 domains that hold an expert, by size, smallest first.
+
+It has slots of its own, not those of `placement/slot_state`: a domain may hold an expert several times, and nothing adds up.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+
+from aurora.types.arrays import FloatArray, IntArray
 
 MAX_LISTED_DOMAINS = 12  # all sets of failed domains are listed up to this number of domains
 CLOSE = 1e-12  # relative: sums of float odds
@@ -35,34 +39,48 @@ class SwapState(NamedTuple):
     lack_E: Any  # (E + 1,) int64, how many domains and nodes each expert lacks of its guarantee
 
 
-@njit(cache=True)
-def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
-    """Swaps replicas while that lowers the measure, with random restarts; returns the measure of the best placement.
+def swap_local_search(count_ED: IntArray, slots_D: IntArray, aim: SurvivalAim, kick_R2: FloatArray, most: int) -> IntArray:
+    """Swaps replicas while that lowers the measure, with random restarts.
 
     After each descent come two random swaps (a kick) and another descent; the result is kept unless it is worse than the best.
 
     Args:
-        count_ED: (E, D) int64, the replicas of each expert in each domain; changed in place.
+        count_ED: (E, D) int64, the replicas of each expert in each domain at the start.
         slots_D: (D,) int64, slots of each domain.
         aim: the measure.
         kick_R2: (R, 2) random numbers in [0, 1), a row for each kick.
         most: how often the measure is evaluated at most.
+
+    Returns:
+        (E, D) int64, as count_ED, the best placement.
     """
-    state = _initial_state(count_ED, slots_D, aim)
-    slots = len(state.expert_X)
+    (experts, domains), empty_D = count_ED.shape, slots_D - count_ED.sum(axis=0)
+    expert_X = np.repeat(np.tile(np.arange(experts + 1), domains), np.vstack([count_ED, empty_D]).T.ravel())
+    domain_X = np.repeat(np.arange(domains), slots_D)
+    _search(expert_X, domain_X, experts, aim, kick_R2, most)
+    found_ED = np.zeros((experts + 1, domains), dtype=np.int64)
+    np.add.at(found_ED, (expert_X, domain_X), 1)
+    return found_ED[:-1]
+
+
+@njit(cache=True)
+def _search(expert_X, domain_X, experts, aim, kick_R2, most):
+    """The descents and their restarts; writes the experts in the slots of the best placement into expert_X."""
+    slots, domains = len(expert_X), len(aim.nodes_D)
+    held_ED, nothing_E = np.zeros((experts + 1, domains), np.int64), np.zeros(experts + 1, np.int64)
+    state = SwapState(expert_X.copy(), domain_X, held_ED, nothing_E, nothing_E.copy())
+    _refresh(state, aim)
     mark_F = np.zeros(len(aim.odds_F), np.bool_)
-    now_V, next_V, best_V = np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1)
+    now_V, next_V = np.empty(aim.rank_K.max() + 1), np.empty(aim.rank_K.max() + 1)
     _measure(state, aim, mark_F, now_V)
-    best_V[:] = now_V
-    best_X = state.expert_X.copy()
-    taken = 0
+    best_V, taken = now_V.copy(), 0
     for kick in range(len(kick_R2) + 1):
         taken = _descend(state, aim, mark_F, now_V, next_V, taken, most)
         if _compare(now_V, best_V) <= 0:
             best_V[:] = now_V
-            best_X[:] = state.expert_X
+            expert_X[:] = state.expert_X
         elif kick < len(kick_R2):
-            state.expert_X[:] = best_X
+            state.expert_X[:] = expert_X
             _refresh(state, aim)
         if kick == len(kick_R2) or taken >= most:
             break
@@ -72,11 +90,6 @@ def swap_local_search(count_ED, slots_D, aim, kick_R2, most):
             if state.domain_X[x] != state.domain_X[y] and state.expert_X[x] != state.expert_X[y]:
                 _swap(x, y, state, aim)
         _measure(state, aim, mark_F, now_V)
-    count_ED[:] = 0
-    for x in range(slots):
-        if best_X[x] < len(count_ED):
-            count_ED[best_X[x], state.domain_X[x]] += 1
-    return best_V
 
 
 @njit(cache=True)
@@ -128,26 +141,6 @@ def _compare(a_V, b_V):
         if a_V[at] > b_V[at] + slack:
             return 1
     return 0
-
-
-@njit(cache=True)
-def _initial_state(count_ED, slots_D, aim):
-    """The state in which each domain's slots hold its replicas, sorted by expert."""
-    experts, domains = count_ED.shape
-    slots = slots_D.sum()
-    expert_X, domain_X = np.full(slots, experts), np.empty(slots, np.int64)
-    at = 0
-    for domain in range(domains):
-        end = at + slots_D[domain]
-        domain_X[at:end] = domain
-        for expert in range(experts):
-            expert_X[at : at + count_ED[expert, domain]] = expert
-            at += count_ED[expert, domain]
-        at = end
-    held_ED = np.zeros((experts + 1, domains), np.int64)
-    state = SwapState(expert_X, domain_X, held_ED, np.zeros(experts + 1, np.int64), np.zeros(experts + 1, np.int64))
-    _refresh(state, aim)
-    return state
 
 
 @njit(cache=True)

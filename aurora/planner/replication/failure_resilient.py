@@ -405,11 +405,9 @@ def _improved(
     measured_by = _survival_aim(failure_domains, aim, listed)
     found = []
     for start in starts:
-        count_ED = start.copy()
-        most = int(MEASURE_OPERATIONS / (domains << domains if listed else len(count_ED) * 8))
+        most = int(MEASURE_OPERATIONS / (domains << domains if listed else len(start) * 8))
         kick_R2 = rng.random((KICKS if listed else 0, 2))
-        swap_local_search(count_ED, failure_domains.slots_D, measured_by, kick_R2, most)
-        found.append(count_ED)
+        found.append(swap_local_search(start, failure_domains.slots_D, measured_by, kick_R2, most))
     return found
 
 
