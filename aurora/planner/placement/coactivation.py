@@ -278,7 +278,8 @@ def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, f
     expert_s_GE, gate_s_G, port_s_XG, slots_G = costs
     gpu_E, held_G, work_s_G, total_ES, _, rows_SG, joint_ESG, sole_EES = tables
     experts, gpus = len(gpu_E), len(slots_G)
-    send_G, recv_G = _traffic(rows_SG)
+    stay_G = np.diag(rows_SG)
+    send_G, recv_G = rows_SG.sum(axis=1) - stay_G, rows_SG.sum(axis=0) - stay_G  # tokens to other GPUs, and from them
     sent_G, received_G, busy_s_G = send_G.copy(), recv_G.copy(), work_s_G.copy()
     now_s, now_ports, slow_first, slow_second = _price(send_G, recv_G, work_s_G, gate_s_G, port_s_XG)
     best_s, best_ports, best_a, best_b, best_gpu = now_s, now_ports, NONE, NONE, NONE
@@ -303,18 +304,6 @@ def _best_step(costs: Costs, tables: Tables, everywhere: bool) -> tuple[float, f
             if _less(step_s, step_ports, best_s, best_ports):
                 best_s, best_ports, best_a, best_b, best_gpu = step_s, step_ports, a, b, h
     return now_s, now_ports, best_a, best_b, best_gpu
-
-
-@njit(cache=True)
-def _traffic(rows_SG: IntArray) -> tuple[IntArray, IntArray]:
-    """Tokens that each GPU sends to others and receives from others."""
-    send_G, recv_G = np.zeros(len(rows_SG), dtype=np.int64), np.zeros(len(rows_SG), dtype=np.int64)
-    for s in range(len(rows_SG)):
-        for g in range(len(rows_SG)):
-            if s != g:
-                send_G[s] += rows_SG[s, g]
-                recv_G[g] += rows_SG[s, g]
-    return send_G, recv_G
 
 
 @njit(cache=True, inline="always")

@@ -291,22 +291,9 @@ def minimise_max_time(held_GP, cost_G, part_GP):
 @njit(cache=True)
 def _slots_by_expert(held_GP):
     """The slots sorted by expert: first_E, where each expert's begin, and owner_X, the slots as gpu * P + slot."""
-    gpus, slots = held_GP.shape
-    experts = held_GP.max() + 1
-    first_E = np.zeros(experts + 1, dtype=np.int64)
-    for expert in held_GP.flat:
-        if expert >= 0:
-            first_E[expert + 1] += 1
-    first_E = np.cumsum(first_E)
-    next_E = first_E.copy()
-    owner_X = np.zeros(first_E[experts], dtype=np.int64)
-    for gpu in range(gpus):
-        for slot in range(slots):
-            expert = held_GP[gpu, slot]
-            if expert >= 0:
-                owner_X[next_E[expert]] = gpu * slots + slot
-                next_E[expert] += 1
-    return first_E, owner_X
+    held_X = held_GP.ravel()
+    owner_X = np.argsort(held_X, kind="mergesort")[(held_X < 0).sum() :]  # empty slots come first
+    return np.append(0, np.cumsum(np.bincount(held_X[owner_X]))), owner_X
 
 
 @njit(cache=True)
