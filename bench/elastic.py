@@ -30,7 +30,6 @@ from tables import Table, write
 from aurora.io import shipped
 from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.planner.replication.survival_probability import model_survival
 from aurora.runtime.distributed.elastic_steps import Pause
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
@@ -39,6 +38,7 @@ from aurora.training.trainer import Trainer, alike_ranks
 from aurora.types import Placement, TrainOptions
 from aurora.types.arrays import FloatArray
 from bench.papers.lazarus.membership_traces import MembershipEvent, changes, limited, load_failures, shifted
+from bench.papers.lazarus.model_survival import model_survival
 
 MODEL = shipped("models/mixtral-topics")
 LAYERS, EXPERTS = 4, 8

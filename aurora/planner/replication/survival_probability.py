@@ -7,7 +7,7 @@ enough, else sampled with a 95 % interval. The bound is for any placement of the
 
 from collections.abc import Sequence
 from functools import cache, reduce
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 from operator import or_
 from typing import Any
 
@@ -190,26 +190,6 @@ def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random
     return SurvivalProbability(
         *_with_samples(found, count_ED, failure_domains, odds, rng), _upper_bound_K(count_ED.sum(axis=1), failure_domains)
     )
-
-
-def model_survival(slots_LN: Sequence[Sequence[Sequence[int]]], failures: int) -> float:
-    """Returns the probability that every expert of every layer is still held after `failures` nodes, all as likely to fail.
-
-    Exact, by trying every set of nodes.
-
-    Args:
-        slots_LN: the experts, from 0, that each node holds in each layer; each expert is held somewhere in each layer.
-        failures: number of nodes that fail at once.
-    """
-    nodes, experts = len(slots_LN[0]), 1 + max(expert for slots_N in slots_LN for held in slots_N for expert in held)
-    held_NLE = np.zeros((nodes, len(slots_LN), experts), dtype=np.bool_)
-    for layer, slots_N in enumerate(slots_LN):
-        for node, held in enumerate(slots_N):
-            held_NLE[node, layer, list(held)] = True
-    failed = np.array(list(combinations(range(nodes), failures)), dtype=np.int64)
-    alive_MN = np.ones((len(failed), nodes), dtype=np.bool_)
-    np.put_along_axis(alive_MN, failed, False, axis=1)
-    return float(all_held(held_NLE.reshape(nodes, -1), alive_MN).mean())
 
 
 def _with_samples(

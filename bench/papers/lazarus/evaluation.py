@@ -9,13 +9,13 @@ import numpy as np
 from aurora.planner.migration.recovery import recover
 from aurora.planner.migration.weight_moves import fewest_moves
 from aurora.planner.replication.failure_resilient import place_for_failures
-from aurora.planner.replication.survival_probability import model_survival
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray
 from bench.papers.lazarus.generated_traces import every, hourly, spot
 from bench.papers.lazarus.greedy_relabelling import greedy_moves
 from bench.papers.lazarus.jobs import BATCH, DEEPSEEK_V3, JOBS, NODES, SLOTS
 from bench.papers.lazarus.membership_traces import MembershipEvent, changes, limited, load_failures, shifted
+from bench.papers.lazarus.model_survival import model_survival
 from bench.papers.lazarus.training_failures import SYSTEMS, Replay, System, TrainingJob, busiest, replay
 from bench.papers.ranges import Range
 from bench.papers.recorded_data import is_recorded, recorded_file

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from aurora.io import shipped
-from aurora.planner.replication.survival_probability import model_survival
 from aurora.training.data import read_samples
 from aurora.training.elastic_launcher import Watch
 from aurora.training.elastic_run import train_elastic
@@ -22,6 +21,7 @@ from aurora.training.training_run import TrainResult
 from aurora.types import TrainOptions
 from bench.papers.lazarus.evaluation import LazarusFigure, figure_of
 from bench.papers.lazarus.membership_traces import MembershipEvent
+from bench.papers.lazarus.model_survival import model_survival
 
 MODEL, TEXT = "models/mixtral-topics", "models/train.py"
 LAYERS, EXPERTS = 4, 8  # of the model

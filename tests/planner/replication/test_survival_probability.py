@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.replication import survival_probability as module
 from aurora.planner.replication.failure_resilient import mro
-from aurora.planner.replication.survival_probability import held_by, model_survival, sample_failures, survival, wilson
+from aurora.planner.replication.survival_probability import held_by, sample_failures, survival, wilson
 from aurora.types import FailureDomains
 
 
@@ -45,16 +45,6 @@ def test_counted_is_listed_and_below_the_bound(case):
         wanted = by_listing(count_ED, failure_domains, failures)
         assert found.p_K[failures - 1] == pytest.approx(wanted, abs=1e-12)
         assert wanted <= found.bound_K[failures - 1] + 1e-12
-
-
-def test_a_model_survives_where_every_layer_does():
-    slots_LN = [[(0, 1), (1, 2), (2, 0), (0, 1)], [(0, 1), (2,), (2, 1), (0,)]]
-    for failures in range(5):
-        kept = [
-            all({each for node in left for each in slots_N[node]} == {0, 1, 2} for slots_N in slots_LN)
-            for left in combinations(range(4), 4 - failures)
-        ]
-        assert model_survival(slots_LN, failures) == sum(kept) / len(kept)
 
 
 @settings(max_examples=20)
