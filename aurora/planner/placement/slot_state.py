@@ -9,14 +9,16 @@ Each search calls its price by name. numba caches no function that takes another
 hands over all arrays of a state, which made rebalancing 25 times as slow.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numba import njit
 
-from aurora.planner.placement.cost_model import LayerCosts
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.placement import EMPTY_INT64 as EMPTY
+
+if TYPE_CHECKING:  # a process that rebalances has no use for the costs
+    from aurora.planner.placement.cost_model import LayerCosts
 
 PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with received and with sent in the combine
 
@@ -39,7 +41,7 @@ class PhaseSums(NamedTuple):
     worst: int
 
     @classmethod
-    def of(cls, costs: LayerCosts, slots_G: IntArray) -> Self:
+    def of(cls, costs: "LayerCosts", slots_G: IntArray) -> Self:
         """Returns the sums of a layer.
 
         Args:
