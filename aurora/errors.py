@@ -1,6 +1,7 @@
 """Failures that a user can mend. Everything else is a bug and stays an assertion or a traceback."""
 
 import importlib
+from collections.abc import Collection
 
 __all__ = ["AuroraError", "BadInput", "BrokenPlan", "InfeasiblePlan", "MissingDependency", "RankFailed"]
 
@@ -40,3 +41,15 @@ def need(*modules: str, extra: str = "run") -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise MissingDependency(f'{name} is needed: pip install "aurora-moe[{extra}]" ({error})') from None
+
+
+def check_one_of(option: str, value: str, known: Collection[str]) -> None:
+    """Raises BadInput unless the value of an option is one of the names that are known.
+
+    Args:
+        option: the option's name.
+        value: its value.
+        known: the names.
+    """
+    if value not in known:
+        raise BadInput(f"`{option}`: expected one of {', '.join(known)}, found {value!r}")

@@ -15,7 +15,7 @@ from machine import machine
 from skewed_kernels import skewed_kernels
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import MODEL, collectives, deep_ep_models, deep_ep_points, systems
+from aurora.io.silicon_database import MODEL, collectives, deep_ep_points, deep_ep_tables, systems
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types.arrays import FloatArray
 
@@ -127,6 +127,12 @@ def deepep_rows() -> list[str]:
                 lines.append(row(what, system, "aiconfigurator-core", shown(errors)))
                 pooled.setdefault(what, []).extend(errors)
     return [*lines, *(row(f"**{what}**", "all", "aiconfigurator-core", shown(found)) for what, found in pooled.items())]
+
+
+def deep_ep_models(system: str, low_latency: bool) -> list[tuple[int, ...]]:
+    """Hidden size, experts of a token and experts of the models that `deep_ep_points` has, in rising sequence."""
+    tables = deep_ep_tables(system, low_latency, node_num=1)
+    return sorted({model for columns in tables for model in zip(*(columns[name] for name in MODEL), strict=True)})
 
 
 def deepep_halves(low_latency: bool) -> Iterator[tuple[str, list[FloatArray]]]:

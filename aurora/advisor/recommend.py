@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from aurora.advisor.sharing import WaysCompared, compare_sharing
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
 from aurora.io.engine_placements import export_placement
@@ -269,8 +269,7 @@ def recommend(
         >>> found.cluster.gpus[0].kind, found.candidates[0].gain >= 1
         ('NVIDIA H20', True)
     """
-    if engine not in SERVING_ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(SERVING_ENGINES)}, found {engine!r}")
+    check_one_of("engine", engine, SERVING_ENGINES)
     known = load_gpus()
     cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
     config = model if model is None or isinstance(model, Mapping) else load_model_config(model)

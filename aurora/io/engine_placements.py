@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.io.files import load_json, naming, read_text
 from aurora.planner.placement.slot_counts import filled, redundant_experts
 from aurora.planner.workload.model_config import moe_layers
@@ -87,7 +87,8 @@ def export_placement(
     Raises:
         BadInput: if the format is unknown, or the engine would not read a file of that name.
     """
-    known = _known(form)
+    check_one_of("format", form, PLACEMENT_FORMATS)
+    known = PLACEMENT_FORMATS[form]
     if path is not None and path.suffix != known.suffix and known.suffix:
         raise BadInput(
             f"{path}: expected a name that ends in {known.suffix}, as {form} reads it, found {path.suffix or 'none'}"
@@ -117,16 +118,9 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
     Raises:
         BadInput: if the file is not of that format, or its slots cannot be divided evenly over the GPUs.
     """
-    known = _known(form)
+    check_one_of("format", form, PLACEMENT_FORMATS)
     with naming(path, f"a placement of {form}"):
-        return known.read(path, gpus, layer_numbers("`dense_layers`", dense_layers))
-
-
-def _known(form: str) -> PlacementFormat:
-    """The format of this name, or BadInput."""
-    if form not in PLACEMENT_FORMATS:
-        raise BadInput(f"`format`: expected one of {', '.join(PLACEMENT_FORMATS)}, found {form!r}")
-    return PLACEMENT_FORMATS[form]
+        return PLACEMENT_FORMATS[form].read(path, gpus, layer_numbers("`dense_layers`", dense_layers))
 
 
 def _placed(rows: Rows, gpus: int | None) -> Placement:

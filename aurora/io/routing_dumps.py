@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aurora.errors import BadInput, need
+from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import NpzArrays, check_size, load_json, load_npy, naming
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
@@ -87,8 +87,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         BadInput: if the file has another format, is from a model of another shape, or holds no token.
     """
     with naming(path):
-        if form not in ROUTING_FORMATS:
-            raise BadInput(f"`format`: expected one of {', '.join(ROUTING_FORMATS)}, found {form!r}")
+        check_one_of("format", form, ROUTING_FORMATS)
         if where and form != "csv":
             raise BadInput("`where` is for the columns of csv")
         if not path.is_file():

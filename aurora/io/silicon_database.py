@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types import TransferCurve
 from aurora.types.arrays import FloatArray
@@ -49,8 +49,7 @@ def check_engine(engine: str) -> None:
     Args:
         engine: its name.
     """
-    if engine not in ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    check_one_of("engine", engine, ENGINES)
 
 
 def system_specs(system: str) -> Mapping[str, Any]:
@@ -59,8 +58,7 @@ def system_specs(system: str) -> Mapping[str, Any]:
     Raises:
         BadInput: if there is no such system.
     """
-    if system not in (names := systems()):
-        raise BadInput(f"`system`: expected one of {', '.join(names)}, found {system!r}")
+    check_one_of("system", system, systems())
     specs: Mapping[str, Any] = yaml.safe_load((systems_folder() / f"{system}.yaml").read_text())
     return specs
 
@@ -193,7 +191,7 @@ def deep_ep_points(system: str, low_latency: bool, hidden: int, top_k: int, expe
     """
     wanted = {"node_num": 1, "hidden_size": hidden, "num_topk": top_k, "num_experts": experts}
     gpus = int(system_specs(system)["node"]["num_gpus_per_node"])
-    found = next((columns for columns in _deep_ep_tables(system, low_latency, **wanted) if columns["num_token"]), None)
+    found = next((columns for columns in deep_ep_tables(system, low_latency, **wanted) if columns["num_token"]), None)
     if found is None:
         raise BadInput(
             f"silicon measurements of {system}: expected DeepEP's exchanges of hidden size {hidden}, top-{top_k} of {experts} "
@@ -210,20 +208,8 @@ def deep_ep_points(system: str, low_latency: bool, hidden: int, top_k: int, expe
     return DeepEpPoints(gpus - 1, *sides)
 
 
-def deep_ep_models(system: str, low_latency: bool) -> list[tuple[int, int, int]]:
-    """Returns hidden size, experts of a token and experts of the models that `deep_ep_points` has, in rising sequence.
-
-    Args:
-        system, low_latency: as there.
-    """
-    found = set()
-    for columns in _deep_ep_tables(system, low_latency, node_num=1):
-        found |= set(zip(*(columns[name] for name in MODEL), strict=True))
-    return sorted(found)
-
-
-def _deep_ep_tables(system: str, low_latency: bool, **wanted: object) -> Iterator[dict[str, list[Any]]]:
-    """The tables of one of DeepEP's kinds of kernels, newest first."""
+def deep_ep_tables(system: str, low_latency: bool, **wanted: object) -> Iterator[dict[str, list[Any]]]:
+    """Returns the tables of one of DeepEP's kinds of kernels, newest first; the arguments are those of `tables`."""
     return tables(system, "comm", "sglang", f"wideep_deepep_{'ll' if low_latency else 'normal'}_perf", **wanted)
 
 

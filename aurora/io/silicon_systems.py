@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.io.silicon_database import EXCHANGES, check_engine, system_specs, tables
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
@@ -28,8 +28,7 @@ def system_cluster(system: str, gpus: int | None = None, exchange: str = "nccl")
     Raises:
         BadInput: if nothing was measured there, or a node has fewer GPUs.
     """
-    if exchange not in EXCHANGES:
-        raise BadInput(f"`exchange`: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
+    check_one_of("exchange", exchange, EXCHANGES)
     specs = system_specs(system)
     most = int(specs["node"]["num_gpus_per_node"])
     gpus = most if gpus is None else gpus

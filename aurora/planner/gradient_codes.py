@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.replication.survival_probability import BoolArray, all_held
 from aurora.types.arrays import FloatArray, IntArray, locked
 
@@ -77,8 +77,7 @@ def make_code(scheme: str, workers: int, batches: int, load: int, rng: np.random
 
 def check_sizes(scheme: str, workers: int, batches: int, load: int) -> None:
     """Checks a scheme's name and sizes as `make_code` does, without drawing a code."""
-    if scheme not in SCHEMES:
-        raise BadInput(f"`scheme`: expected one of {', '.join(SCHEMES)}, found {scheme!r}")
+    check_one_of("scheme", scheme, SCHEMES)
     if workers < 1 or batches < 1:
         raise BadInput(f"scheme {scheme}: expected at least one worker and one batch, found {workers} and {batches}")
     if not 1 <= load <= batches:

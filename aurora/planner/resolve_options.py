@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.assignment import ASSIGN
@@ -87,8 +87,7 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
         >>> plan.models[0].dispatch_L[0].method, aurora.simulate(plan, traffic, orders="batch").kind
         ('rotation', 'predicted')
     """
-    if kind not in _REGISTRIES:
-        raise BadInput(f"`kind`: expected one of {', '.join(_REGISTRIES)}, found {kind!r}")
+    check_one_of("kind", kind, _REGISTRIES)
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name) or name in _OURS[kind]:
         raise BadInput(f"`name`: expected lower-case letters, digits and dashes, and none of aurora's, found {name!r}")
     if not callable(method):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.io import load_gpus
 from aurora.moe.transport import Transport
 from aurora.planner.network.measured_links import find_servers, fit_link
@@ -213,8 +213,7 @@ def measure_links(
         >>> len(measured.cluster), measured.transport
         (2, 'gloo')
     """
-    if transport not in LINK_TRANSPORTS:
-        raise BadInput(f"`transport`: expected one of {', '.join(LINK_TRANSPORTS)}, found {transport!r}")
+    check_one_of("transport", transport, LINK_TRANSPORTS)
     rank_info = rank_info_from_environment(timeout_s)
     found = rank_info.ranks if rank_info is not None else ranks
     if rank_info is not None and ranks not in (None, found):

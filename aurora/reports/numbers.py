@@ -11,13 +11,12 @@ from aurora.errors import InfeasiblePlan
 from aurora.planner.evaluate import Drift, drift
 from aurora.planner.network.bounds import port_seconds, spread, spread_split
 from aurora.planner.network.routes import nics_of
-from aurora.planner.placement.bounds import placement_bound_s
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
-from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.plan import layer_seconds
+from aurora.planner.scenarios.exclusive import Exclusive
+from aurora.planner.scenarios.scenario import unreplicated
 from aurora.planner.workload.serving_gpus import served_split
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.trace_times import (
@@ -57,10 +56,8 @@ class Traffic:
 
 def contiguous(profile: Profile) -> Placement:
     """Returns the placement of experts in the order of their numbers, as engines place them without a plan."""
-    own_G = even_slots(profile.experts, np.full(profile.sources, profile.experts))
-    group_E = PLACE["contiguous"](np.zeros(profile.experts, dtype=np.int64), own_G, np.random.default_rng(0))
-    layer = tuple(tuple(np.flatnonzero(group_E == gpu).tolist()) for gpu in range(profile.sources))
-    return Placement((layer,) * profile.layers)
+    gpu_E = contiguous_split(profile.experts, profile.sources).argmax(axis=1)
+    return Placement.stack([unreplicated(gpu_E, profile.sources)] * profile.layers)
 
 
 def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:
@@ -129,11 +126,17 @@ def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
     """Returns the seconds of all layers that no placement of one model beats: without replicas, and with them.
 
     Args:
-        plan: gives the cluster and the aim.
+        plan: gives the cluster, the aim and the slots.
         profile: the traffic.
     """
-    given = plan.cluster, profile, (), plan.options, plan.models[0].placement
-    return placement_bound_s(*given, replicas=False), placement_bound_s(*given, replicas=True)
+    scenario, (model,) = Exclusive(plan.cluster, [profile], plan.options), plan.models
+    used_LG = [np.array([len(held) for held in layer]) for layer in model.placement.slots_LG]
+    costs_LM = [scenario.costs(layer) for layer in range(profile.layers)]
+    once_s, replicated_s = (
+        sum(scenario.bound(costs_M, used_G, replicas) for costs_M, used_G in zip(costs_LM, used_LG, strict=True))
+        for replicas in (False, True)
+    )
+    return once_s, replicated_s
 
 
 def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aurora.errors import BadInput, need
+from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import make_folder, write_bytes, write_text
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
@@ -95,8 +95,7 @@ def write(inputs: ReportInputs, form: str, output: Path) -> None:
 
 def check_form(form: str) -> None:
     """Raises BadInput unless `form` is one of FORMS, MissingDependency unless the modules that it needs are installed."""
-    if form not in FORMS:
-        raise BadInput(f"`format`: expected one of {', '.join(FORMS)}, found {form!r}")
+    check_one_of("format", form, FORMS)
     need(*FORMS[form].needs, extra="report")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.planner.control.controller import Controller
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
@@ -128,8 +128,7 @@ def changing_traffic(
     if change == RECORDED:
         domain_W = np.repeat(np.arange(len(profiles)), [len(loads_TLE) for loads_TLE in recorded_D])
         return ChangingTraffic(np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[domain_W], mean_DLE)
-    if change not in CHANGES:
-        raise BadInput(f"`change`: expected one of {', '.join((*CHANGES, RECORDED))}, found {change!r}")
+    check_one_of("change", change, CHANGES)
     limits = (("windows", windows, MOST_TOKENS), ("lasting", lasting, MOST), ("tokens", 1 if tokens is None else tokens, MOST))
     for name, value, most in limits:
         if value < 1:

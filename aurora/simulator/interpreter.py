@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.arbitration import slices_of
 from aurora.planner.check.fit import check_traffic
@@ -77,8 +77,7 @@ def simulate_plan(
         >>> aurora.simulate(plan, traffic).kind
         'predicted'
     """
-    if interleave not in INTERLEAVE:
-        raise BadInput(f"`interleave`: expected one of {', '.join(INTERLEAVE)}, found {interleave!r}")
+    check_one_of("interleave", interleave, INTERLEAVE)
     if interleave == "processes":
         raise BadInput("`interleave`: expected on or off, as other processes are not simulated")
     ordered = batch_orders(plan, orders)
@@ -92,8 +91,7 @@ def simulate_plan(
 
 def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
     """Returns a function that makes an all-to-all's order from its bytes; None if `orders` are not "batch"."""
-    if orders not in SIMULATED_ORDERS:
-        raise BadInput(f"`orders`: expected one of {', '.join(SIMULATED_ORDERS)}, found {orders!r}")
+    check_one_of("orders", orders, SIMULATED_ORDERS)
     return batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
 
 
@@ -130,8 +128,7 @@ def simulate(
     Raises:
         BadInput: if `barriers` is not one of BARRIERS.
     """
-    if barriers not in BARRIERS:
-        raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
+    check_one_of("barriers", barriers, BARRIERS)
     return _Run(program, cluster, profiles, barriers, ordered, interleave, staged).trace()
 
 

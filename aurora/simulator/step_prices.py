@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
@@ -53,8 +53,7 @@ class StepPrices:
     ) -> None:
         if len(plan.models) != 1:
             raise BadInput(f"plan: expected one model, whose requests are simulated, found {len(plan.models)}")
-        if barriers not in BARRIERS:
-            raise BadInput(f"`barriers`: expected one of {', '.join(BARRIERS)}, found {barriers!r}")
+        check_one_of("barriers", barriers, BARRIERS)
         check_plan(plan)
         check_traffic(plan, [profile])
         self._plan, self._cluster, self._profile, self._seed = plan, plan.cluster, profile, seed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 
 LONGEST_S = 1e6  # seconds that an option can ask to wait: eleven days
 MOST_PROCESSES = 256  # that an option can ask for on one machine
@@ -66,8 +66,8 @@ def check_value(name: str, value: Any, limits: OptionField) -> None:
         for each in value:
             check_value(name, each, limits)
     elif value is not None:
-        if limits.one_of and value not in limits.one_of:
-            raise BadInput(f"`{name}`: expected one of {', '.join(limits.one_of)}, found {value!r}")
+        if limits.one_of:
+            check_one_of(name, value, limits.one_of)
         if limits.above is not None and not limits.above < value < float("inf"):
             raise BadInput(f"`{name}`: expected more than {_written(limits.above)}, found {value}")
         if limits.least is not None and not limits.least <= value < float("inf"):

@@ -143,6 +143,17 @@ class Curve(Value):
 CurvesByKind = Mapping[str, Mapping[str, Curve]]  # by GPU kind and phase
 
 
+def _check_curves(what: str, model: str, fingerprint: str, curves: CurvesByKind) -> None:
+    """Raises BadInput unless names are text, and there is a curve of each phase for at least one kind of GPU."""
+    for name in (model, fingerprint, *curves):
+        check_name(f"{what}: model, fingerprint and kinds", name)
+    if not curves:
+        raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
+    for kind, phases in curves.items():
+        if missing := [phase for phase in PHASES if phase not in phases]:
+            raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
     """The measured routing and compute times of one model. It knows no placement.
@@ -202,8 +213,7 @@ class Profile(Value):
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value < 2**62:
                 raise BadInput(f"{what}: {name} must be a whole number from zero to 2**62, found {value}")
-        for name in (self.model, self.fingerprint, *self.curves):
-            check_name(f"{what}: model, fingerprint and kinds", name)
+        _check_curves(what, self.model, self.fingerprint, self.curves)
         if not 1 <= self.top_k <= self.experts:
             raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")
         most = float(self.tokens_TLSE.sum(dtype=np.float64)) * max(float(self.dispatch_bytes), float(self.combine_bytes))
@@ -211,11 +221,6 @@ class Profile(Value):
             raise BadInput(f"{what}: {most:.3g} bytes travel in all, more than 64 bits hold")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         self._check_groups(what)
-        if not self.curves:
-            raise BadInput(f"{what}: expected compute curves of at least one GPU kind, found none")
-        for kind, phases in self.curves.items():
-            if missing := [phase for phase in PHASES if phase not in phases]:
-                raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
         if self.routing is not None:
             self._check_routing(what, self.routing)
         if self.stage_T is not None and (len(self.stage_T) != self.windows or not set(self.stage_T) <= set(STAGES)):
@@ -391,17 +396,11 @@ class ComputeCurves(Value):
 
     def __post_init__(self) -> None:
         what = f"curves of {self.model!r}"
-        for name in (self.model, self.fingerprint, *self.kinds):
-            check_name(f"{what}: model, fingerprint and kinds", name)
+        _check_curves(what, self.model, self.fingerprint, self.kinds)
         for name in ("top_k", "row_bytes", "expert_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise BadInput(f"{what}: {name} must be a whole number above zero, found {value}")
-        if not self.kinds:
-            raise BadInput(f"{what}: expected at least one GPU kind, found none")
-        for kind, phases in self.kinds.items():
-            if missing := [phase for phase in PHASES if phase not in phases]:
-                raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
 
     @overload
     def into(self, other: Profile) -> Profile: ...

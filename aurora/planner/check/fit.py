@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.types import Cluster, Plan, Profile
 
 
@@ -70,8 +70,7 @@ def check_engine(plan: Plan, engine: str) -> None:
         InfeasiblePlan: if the engine cannot serve by the plan.
         BadInput: if the engine is not in ENGINES.
     """
-    if engine not in ENGINES:
-        raise BadInput(f"`engine`: expected one of {', '.join(ENGINES)}, found {engine!r}")
+    check_one_of("engine", engine, ENGINES)
     ENGINES[engine](plan)
 
 

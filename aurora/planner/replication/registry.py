@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from aurora.errors import BadInput, InfeasiblePlan
+from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.planner.replication import bounds
 from aurora.planner.replication.failure_resilient import checked_counts
 from aurora.planner.replication.free_split import minimise_max_time, place_by_groups, wrap_around
@@ -190,8 +190,7 @@ def place(
         196.67
     """
     load_LE = expert_loads("loads", loads)
-    if method not in REPLICAS:
-        raise BadInput(f"`method`: expected one of {', '.join(REPLICAS)}, found {method!r}")
+    check_one_of("method", method, REPLICAS)
     PlanOptions(seed=seed)  # refuses what no seed can be
     count_E = None if replicas is None else checked_counts(replicas, load_LE.shape[1], 1, slots.slots_G, "GPUs")
     if count_E is not None and (count_E > slots.gpus).any():

@@ -128,9 +128,9 @@ class Exclusive(Scenario):
             return placed
         return min(placed, self.place_deduplicated(placed.placements_M[0], rng), key=lambda each: each.objective_s)
 
-    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
-        """Returns seconds that no placement of a layer beats, with replicas where slots are left; see `Scenario.bound`."""
-        return layer_bound_s(costs_M[0], np.maximum(self._most_slots_G, slots_G))
+    def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0, replicas: bool = True) -> float:
+        """Returns seconds that no placement of a layer beats, with `replicas` where slots are left; see `Scenario.bound`."""
+        return layer_bound_s(costs_M[0], np.maximum(self._most_slots_G, slots_G), replicas)
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by Eq. 1, the mean over the scenarios that count; see `Scenario.price`."""
