@@ -1,7 +1,8 @@
 """Format of numbers and tables: units, columns, rows of the worst layers, and tables as plain text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
@@ -9,7 +10,7 @@ from rich.table import Column, Table
 from aurora.types.arrays import gap
 
 DASH = "\N{EN DASH}"  # where there is no value
-Row = tuple[float, Sequence[str]]  # how bad a layer is, and its cells
+Columns = Mapping[str, Callable[[Any], str]]  # by head, the format of the values below it
 
 
 def seconds(value: float) -> str:
@@ -47,21 +48,40 @@ def right(*heads: str) -> list[Column]:
     return [Column(head, justify="right") for head in heads]
 
 
-def add_worst(table: Table, rows: Sequence[Row], most: int | None) -> Table:
-    """Adds rows to a table, or only the worst of them.
+def text(value: str) -> str:
+    """Formats text, which stands on the left; columns of other formats stand on the right."""
+    return value
+
+
+def table_of(
+    columns: Columns,
+    rows: Iterable[Sequence[Any]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+    worst: Callable[[Any], float] = lambda row: 0.0,
+    most: int | None = None,
+) -> Table:
+    """Returns a table of values, each in the format of its column, or of only the worst rows.
 
     Args:
-        table: the table to add to; its caption says what is left out.
-        rows: for each layer, how bad it is and its cells.
-        most: how many rows to add, the worst ones, without changing their sequence; None: all.
+        columns: the columns from left to right.
+        rows: for each row a value of every column; None is shown as a dash.
+        title: text above the table.
+        caption: text below the table, which also says what is left out.
+        worst: called with a row, returns how bad it is.
+        most: how many rows to show, the worst ones, without changing their sequence; None: all.
     """
-    kept = list(range(len(rows)))
-    if most is not None and most < len(rows):
-        kept = sorted(sorted(kept, key=lambda row: -rows[row][0])[:most])
-        note = f"the {most} worst of {len(rows)} layers; --layers shows all"
-        table.caption = f"{table.caption}; {note}" if table.caption else note
-    for row in kept:
-        table.add_row(*rows[row][1])
+    shown = list(rows)
+    if most is not None and most < len(shown):
+        note = f"the {most} worst of {len(shown)} layers; --layers shows all"
+        caption = f"{caption}; {note}" if caption else note
+        kept = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
+        shown = [shown[row] for row in sorted(kept)]
+    heads = (Column(head, justify="left" if form is text else "right") for head, form in columns.items())
+    table = Table(*heads, title=title, caption=caption)
+    for row in shown:
+        table.add_row(*(DASH if value is None else form(value) for form, value in zip(columns.values(), row, strict=True)))
     return table
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.table import Column, Table
+from rich.table import Table
 
 from aurora.io.engine_placements import Export
 from aurora.planner.network.routes import nics_of
@@ -12,7 +12,7 @@ from aurora.planner.network.transfer_seconds import exchange_seconds
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
-from aurora.reports.formatting import Row, add_worst, distinct, percent, right, seconds, size
+from aurora.reports.formatting import Columns, distinct, percent, right, seconds, size, table_of, text
 from aurora.types import PHASES, Cluster, Cut, GpuSlots, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.profile import CurvesByKind
@@ -84,43 +84,28 @@ def plan_table(plan: Plan, most: int | None = None) -> Table:
         most: number of layers to show, with the largest gaps; None: all.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
-    caption = f"gap {gap_text(plan)}: {bounds_line(plan)}"
-    if plan.cluster.fabric is not None and nics_of(plan.cluster.network) is None:
+    caption, on_fabric = f"gap {gap_text(plan)}: {bounds_line(plan)}", plan.cluster.fabric is not None
+    if on_fabric and nics_of(plan.cluster.network) is None:
         caption += "; these by the ports only, dispatch on the fabric"
-    cut = ("cut bound",) if plan.cluster.fabric is not None else ()
-    table = Table(
-        "model",
-        *right("layer", "dispatch", "fluid bound", "one-to-one bound", *cut, "gap"),
-        title=f"{plan.scenario}: {strategies}",
-        caption=caption,
-    )
-    rows: list[Row] = []
+    bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if on_fabric else ()))
+    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch", *bounds), seconds), "gap": percent}
+    rows = []
     for name, model in zip(_names(plan), plan.models, strict=True):
-        for layer, value in enumerate(model.dispatch_s_L):
-            above = gap(float(value), float(model.bound_s_L[layer]))
-            cells = (
-                name,
-                str(layer),
-                seconds(value),
-                seconds(model.fluid_bound_s_L[layer]),
-                seconds(model.one_to_one_bound_s_L[layer]),
-                *([seconds(model.cut_L[layer].bound_s)] if model.cut_L else []),
-                percent(above),
-            )
-            rows.append((above, cells))
-    return add_worst(table, rows, most)
+        for layer, took_s in enumerate(model.dispatch_s_L.tolist()):
+            bounds_s = [model.fluid_bound_s_L[layer], model.one_to_one_bound_s_L[layer]]
+            if on_fabric:
+                bounds_s.append(model.cut_L[layer].bound_s if model.cut_L else None)
+            rows.append((name, layer, took_s, *bounds_s, gap(took_s, float(model.bound_s_L[layer]))))
+    title = f"{plan.scenario}: {strategies}"
+    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[-1], most=most)
 
 
 def move_table(move: "Migration") -> Table:
     """Returns a table of a migration: the bytes of weights that travel, how long it takes, and what it saves."""
-    layers = ", ".join(map(str, move.layers)) or "none"
-    table = Table(
-        *right("bytes", "takes", "bound", "objective before", "as planned", "after"),
-        title=f"moving from the plan in force: layers {layers}",
-    )
+    columns: Columns = {"bytes": str, **dict.fromkeys(("takes", "bound", "objective before", "as planned", "after"), seconds)}
     times = (move.schedule.makespan_s, move.schedule.fluid_bound_s, move.kept_s, move.planned_s, move.moved_s)
-    table.add_row(str(move.bytes_GG.sum()), *map(seconds, times))
-    return table
+    title = f"moving from the plan in force: layers {', '.join(map(str, move.layers)) or 'none'}"
+    return table_of(columns, [(move.bytes_GG.sum(), *times)], title=title)
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
@@ -132,38 +117,32 @@ def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = No
         most: number of layers to show, with the largest losses in dispatch; None: all.
     """
     own, served_s = evaluation.own, float(evaluation.served_s_L.sum())
-    table = Table(
-        "model",
-        *right("layer", "objective of the layer", "dispatch in the plan's order", "in its own plan"),
+    times = ("objective of the layer", "dispatch in the plan's order", "in its own plan")
+    rows = [
+        (name, layer, evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
+        for name, own_model, dispatch_s_L in zip(_names(plan), own.models, evaluation.dispatch_s_ML, strict=True)
+        for layer, took in enumerate(dispatch_s_L)
+    ]
+    return table_of(
+        {"model": text, "layer": str, **dict.fromkeys(times, seconds)},
+        rows,
         title=f"{plan.objective} objective {seconds(served_s)}{estimated(evaluation.between_s)}; a plan of its own takes "
         f"{seconds(own.objective_s)}{estimated(own.between_s)}: loss {percent(evaluation.loss)}",
+        worst=lambda row: row[3] - row[4],
+        most=most,
     )
-    rows: list[Row] = []
-    for name, own_model, dispatch_s_L in zip(_names(plan), own.models, evaluation.dispatch_s_ML, strict=True):
-        for layer, took in enumerate(dispatch_s_L):
-            cells = (evaluation.served_s_L[layer], took, own_model.dispatch_s_L[layer])
-            lost_s = float(took - own_model.dispatch_s_L[layer])
-            rows.append((lost_s, (name, str(layer), *(seconds(float(value)) for value in cells))))
-    return add_worst(table, rows, most)
 
 
 def order_table(schedules: Sequence[Schedule]) -> Table:
     """Returns a table of schedules: makespan, bounds, and the gap to the fluid bound or, if that is larger, the cut bound."""
-    cut = ("cut bound",) if any(one.cut for one in schedules) else ()
-    table = Table(
-        Column("method", no_wrap=True), *right("makespan", "fluid bound", "one-to-one bound", *cut, "gap", "rows", "one to one")
-    )
+    bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if any(one.cut for one in schedules) else ()))
+    times = dict.fromkeys(("makespan", *bounds), seconds)
+    rows = []
     for one in schedules:
-        table.add_row(
-            one.method,
-            seconds(one.makespan_s),
-            seconds(one.fluid_bound_s),
-            seconds(one.one_to_one_bound_s),
-            *([seconds(one.cut.bound_s) if one.cut else "-"] if cut else []),
-            percent(one.gap),
-            str(len(one.src_X)),
-            "yes" if one.one_to_one else "no",
-        )
+        bounds_s = (one.fluid_bound_s, one.one_to_one_bound_s, one.cut.bound_s if one.cut else None)[: len(bounds)]
+        rows.append((one.method, one.makespan_s, *bounds_s, one.gap, len(one.src_X), "yes" if one.one_to_one else "no"))
+    table = table_of({"method": text, **times, "gap": percent, "rows": str, "one to one": str}, rows)
+    table.columns[0].no_wrap = True
     return table
 
 
@@ -210,21 +189,21 @@ def gantt(schedule: Schedule, ranks: int, width: int) -> str:
 
 def layout_table(layout: ReplicaPlacement) -> Table:
     """Returns a table of each layer's largest load on a GPU, beside its mean, bound and gap."""
-    table = Table(
-        *right("layer", "max load", "mean load", "max/mean", "bound", "gap", "replicas"),
-        title=f"{layout.method}: {seconds(layout.seconds)} for all layers",
-    )
-    for layer, (top, mean, bound) in enumerate(zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, strict=True)):
-        table.add_row(
-            str(layer),
-            f"{top:.6g}",
-            f"{mean:.6g}",
-            f"{top / mean if mean else 1.0:.4f}",
-            f"{bound:.6g}",
-            percent(float(layout.gap_L[layer])),
-            str(sum(map(len, layout.placement.slots_LG[layer]))),
+    columns: Columns = {
+        "layer": str,
+        **dict.fromkeys(("max load", "mean load"), "{:.6g}".format),
+        "max/mean": "{:.4f}".format,
+        "bound": "{:.6g}".format,
+        "gap": percent,
+        "replicas": str,
+    }
+    rows = [
+        (layer, top, mean, top / mean if mean else 1.0, bound, above, sum(map(len, slots)))
+        for layer, (top, mean, bound, above, slots) in enumerate(
+            zip(layout.max_load_L, layout.mean_load_L, layout.bound_L, layout.gap_L, layout.placement.slots_LG, strict=True)
         )
-    return table
+    ]
+    return table_of(columns, rows, title=f"{layout.method}: {seconds(layout.seconds)} for all layers")
 
 
 def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: Sequence[tuple[int, int]]) -> Iterator[str]:
@@ -248,14 +227,13 @@ def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: S
 
 def survival_table(made: ResilientPlacement) -> Table:
     """Returns a table of each layer's survival probability after failures, beside its upper bound."""
-    table = Table(
-        *right("layer", "failures", "survives", "at most"),
-        title=f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}",
-    )
-    for layer, survival in enumerate(made.survival_L):
-        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1):
-            table.add_row(str(layer), str(failures), f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), f"{most:.6f}")
-    return table
+    rows = [
+        (layer, failures, f"{p:.6f}" + (f" ± {half:.6f}" if half else ""), most)
+        for layer, survival in enumerate(made.survival_L)
+        for failures, (p, half, most) in enumerate(zip(survival.p_K, survival.half_width_K, survival.bound_K, strict=True), 1)
+    ]
+    title = f"{made.method}: at least {made.min_replicas} replicas each, placed in {seconds(made.seconds)}"
+    return table_of({"layer": str, "failures": str, "survives": str, "at most": "{:.6f}".format}, rows, title=title)
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
@@ -276,22 +254,28 @@ def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: 
         loads: confidence intervals of the loads, for a column on the hottest expert's share; None: no such column.
         most: number of layers to show, the most skewed; None: all.
     """
-    heads = right("MoE layer", "tokens to experts", "max/mean expert load", "hottest expert")
-    table = Table(*heads, title=f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}")
+    columns: Columns = {
+        "MoE layer": str,
+        "tokens to experts": str,
+        "max/mean expert load": "{:.2f}".format,
+        "hottest expert": str,
+    }
+    caption = None
     if loads is not None:
-        table.add_column("its share", justify="right")
+        columns = {**columns, "its share": str}
         low, high = loads.bottleneck.low, loads.bottleneck.high
-        table.caption = (
+        caption = (
             f"fullest of {profile.sources} ranks, experts in order: {low:.3f} to {high:.3f} times the mean; intervals of "
             f"{LEVEL:.0%}, {loads.drawn} drawn again"
         )
-    rows: list[Row] = []
+    rows = []
     for layer, load_E in enumerate(profile.load_LE):
         skew = load_E.max() / load_E.mean() if load_E.any() else 0.0
         at = layer, int(load_E.argmax())
         share = [] if loads is None else [f"{percent(loads.low_LE[at])} to {percent(loads.high_LE[at])}"]
-        rows.append((float(skew), (str(layer), str(load_E.sum()), f"{skew:.2f}", str(at[1]), *share)))
-    return add_worst(table, rows, most)
+        rows.append((layer, load_E.sum(), float(skew), at[1], *share))
+    title = f"{profile.model}: {profile.windows} windows, {profile.sources} sources, top-{profile.top_k}"
+    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
 
 
 def drift_table(drift: "Drift", most: int | None = None) -> Table:
@@ -301,28 +285,27 @@ def drift_table(drift: "Drift", most: int | None = None) -> Table:
         drift: the drift between two profiles.
         most: number of layers to show, the furthest apart; None: all.
     """
-    table = Table(
-        *right("MoE layer", "total variation", "by chance up to", f"overlap of the {drift.hot} hottest"),
-        title=f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}",
-    )
+    parts = ("total variation", "by chance up to", f"overlap of the {drift.hot} hottest")
     layers = zip(drift.variation_L.tolist(), drift.noise_L.tolist(), drift.overlap_L.tolist(), strict=True)
-    rows: list[Row] = [(row[0], (str(layer), *map(percent, row))) for layer, row in enumerate(layers)]
-    return add_worst(table, rows, most)
+    rows = [(layer, *row) for layer, row in enumerate(layers)]
+    title = f"loss {percent(drift.loss)}; shares of experts differ by {percent(float(drift.variation_L.mean()))}"
+    columns: Columns = {"MoE layer": str, **dict.fromkeys(parts, percent)}
+    return table_of(columns, rows, title=title, worst=lambda row: row[1], most=most)
 
 
 def cluster_table(cluster: Cluster) -> Table:
     """Returns a table of each rank's GPU and port."""
-    table = Table(
-        title=f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
-    )
-    for column in ("rank", "name", "kind"):
-        table.add_column(column)
-    for column in ("node", "out", "in", "memory", "speed", "start-up"):
-        table.add_column(column, justify="right")
-    for rank, gpu in enumerate(cluster.gpus):
-        ports = (f"{gpu.out_Bps / 1e9:.4g} GB/s", f"{gpu.in_Bps / 1e9:.4g} GB/s", f"{gpu.memory_bytes / 1e9:.4g} GB")
-        table.add_row(str(rank), gpu.name, gpu.kind, str(gpu.node), *ports, f"{gpu.speed:.3g}", seconds(gpu.startup_s))
-    return table
+    rates, memory = dict.fromkeys(("out", "in"), "{:.4g} GB/s".format), "{:.4g} GB".format
+    columns: Columns = {"rank": text, "name": text, "kind": text, "node": str, **rates, "memory": memory}
+    rows = [
+        (
+            *(str(rank), gpu.name, gpu.kind, gpu.node, gpu.out_Bps / 1e9, gpu.in_Bps / 1e9, gpu.memory_bytes / 1e9),
+            *(gpu.speed, gpu.startup_s),
+        )
+        for rank, gpu in enumerate(cluster.gpus)
+    ]
+    title = f"{cluster.name}: {len(cluster)} GPUs" + (f", incast {percent(cluster.incast)}" if cluster.incast else "")
+    return table_of({**columns, "speed": "{:.3g}".format, "start-up": seconds}, rows, title=title)
 
 
 def links_table(rate_Bps_GG: FloatArray, startup_s_GG: FloatArray) -> Table:
@@ -347,13 +330,13 @@ def curves_table(model: str, kinds: CurvesByKind) -> Table:
         model: the model's name, for the title.
         kinds: by kind of GPU and phase, a curve.
     """
-    table = Table("kind", *right("tokens", *PHASES), title=f"{model}: compute times")
-    for kind, phases in kinds.items():
-        curves = [phases[phase] for phase in PHASES]
-        most = int(max(curve.tokens_X[-1] for curve in curves))
-        for tokens in [1 << power for power in range(0, most.bit_length(), 3)]:
-            table.add_row(kind, str(tokens), *(seconds(float(curve(tokens))) for curve in curves))
-    return table
+    rows = [
+        (kind, 1 << power, *(float(phases[phase](1 << power)) for phase in PHASES))
+        for kind, phases in kinds.items()
+        for power in range(0, int(max(phases[phase].tokens_X[-1] for phase in PHASES)).bit_length(), 3)
+    ]
+    columns: Columns = {"kind": text, "tokens": str, **dict.fromkeys(PHASES, seconds)}
+    return table_of(columns, rows, title=f"{model}: compute times")
 
 
 def link_curves_table(cluster: Cluster) -> Table:
@@ -363,12 +346,13 @@ def link_curves_table(cluster: Cluster) -> Table:
         cluster: with link curves.
     """
     curves = cluster.link_curves
-    title = f"{cluster.name}: exchanges with so many GPUs at once"
-    table = Table(*right("a GPU sends", *(str(curve.partners) for curve in curves)), title=title)
     least, most = (round(np.log10(reach([curve.bytes_X[at] for curve in curves]))) for reach, at in ((min, 0), (max, -1)))
-    for sent in 10.0 ** np.arange(least, most + 1):
-        table.add_row(size(sent), *(seconds(float(exchange_seconds([curve], [sent], [curve.partners])[0])) for curve in curves))
-    return table
+    rows = [
+        (sent, *(float(exchange_seconds([curve], [sent], [curve.partners])[0]) for curve in curves))
+        for sent in 10.0 ** np.arange(least, most + 1)
+    ]
+    columns: Columns = {"a GPU sends": size, **{str(curve.partners): seconds for curve in curves}}
+    return table_of(columns, rows, title=f"{cluster.name}: exchanges with so many GPUs at once")
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:
@@ -383,33 +367,33 @@ def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Ta
 
 def _terms(plan: Plan, one: LayerExplanation) -> Table:
     above = gap(one.value_s, one.assignment_bound_s)
-    table = Table(
-        "term",
-        *right("slowest GPU takes", "on the longest path", "GPU"),
+    rows = [
+        (name, value, ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
+        for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True)
+    ]
+    return table_of(
+        {"term": text, "slowest GPU takes": seconds, "on the longest path": str, "GPU": str},
+        rows,
         title=f"layer {one.layer}, {plan.objective}, all windows as one: {seconds(one.value_s)}",
         caption=f"no assignment of these groups of experts below {seconds(one.assignment_bound_s)}, gap {percent(above)}; "
         f"most of that bound is {one.bound_term}",
     )
-    for name, value, gpu, times in zip(one.terms, one.seconds_X, one.gpu_X, one.times_X, strict=True):
-        table.add_row(name, seconds(value), ("no", "yes", "twice")[times], plan.cluster.gpus[gpu].name)
-    return table
 
 
 def _gpus(plan: Plan, one: LayerExplanation) -> Table:
     named = list(zip(letters(len(plan.models)), plan.models, strict=True))
-    table = Table(
-        Column("GPU", no_wrap=True),
-        "model",
-        *right("gate", "dispatch", "FFN", "combine", "aggr."),
-        title=f"layer {one.layer}: the GPUs that are slowest in a term",
-        caption=", ".join(f"{letter}: {model.model}" for letter, model in named),
-    )
-    table.add_column("experts")
-    for gpu in sorted(set(one.gpu_X.tolist())):
-        for (letter, model), phases_YG in zip(named, one.phases_MYG, strict=True):
-            held = model.placement.slots_LG[one.layer % len(model.dispatch_L)][gpu]
-            phases = [seconds(value) for value in phases_YG[:, gpu]]
-            table.add_row(plan.cluster.gpus[gpu].name, letter, *phases, " ".join(map(str, held)) or "none")
+    columns: Columns = {"GPU": text, "model": text, **dict.fromkeys(("gate", "dispatch", "FFN", "combine", "aggr."), seconds)}
+    rows = [
+        (
+            *(plan.cluster.gpus[gpu].name, letter, *phases_YG[:, gpu]),
+            " ".join(map(str, model.placement.slots_LG[one.layer % len(model.dispatch_L)][gpu])) or "none",
+        )
+        for gpu in sorted(set(one.gpu_X.tolist()))
+        for (letter, model), phases_YG in zip(named, one.phases_MYG, strict=True)
+    ]
+    title, caption = f"layer {one.layer}: the GPUs that are slowest in a term", [f"{x}: {model.model}" for x, model in named]
+    table = table_of({**columns, "experts": text}, rows, title=title, caption=", ".join(caption))
+    table.columns[0].no_wrap = True
     return table
 
 

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from rich.table import Column, Table
 
-from aurora.reports.formatting import DASH, Row, add_worst, distinct, percent, right, seconds, size, speedup
+from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, speedup, table_of, text
 from aurora.reports.plan_tables import estimated
 from aurora.reports.trace_times import CaseErrors, Comparison, Summary
 from aurora.simulator.requests import RequestSimulation
@@ -179,20 +179,18 @@ def summary_table(
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
+    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("time", "dispatch", "combine", "waiting"), seconds)}
     if bounded:
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
-    table = Table(
-        Column("model", overflow="fold"),  # ends with the number of the micro-batch
-        *right("layer", "time", "dispatch", "combine", "waiting", *(("fluid bound", "gap") if bounded else ())),
-        title=f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}",
-        caption=caption,
-    )
-    rows: list[Row] = []
-    for row in summary.layers:
-        cells = [seconds(value) for value in (row.seconds, row.dispatch_s, row.combine_s, row.waiting_s)]
-        bounds = (seconds(row.bound_s), percent(row.gap)) if bounded else ()
-        rows.append((row.seconds, (row.model, str(row.layer), *cells, *bounds)))
-    return add_worst(table, rows, most)
+        columns = {**columns, "fluid bound": seconds, "gap": percent}
+    rows = [
+        (row.model, row.layer, row.seconds, row.dispatch_s, row.combine_s, row.waiting_s, row.bound_s, row.gap)[: len(columns)]
+        for row in summary.layers
+    ]
+    title = f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}"
+    table = table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
+    table.columns[0].overflow = "fold"  # ends with the number of the micro-batch
+    return table
 
 
 def models_table(summary: Summary) -> Table | None:
@@ -224,18 +222,13 @@ def comparison_table(found: Comparison) -> Table:
     caption = "; ".join(f"{kind}: {_case_line(errors)}" for kind, errors in kinds if errors is not None)
     if found.unmatched:
         caption += f"; {found.unmatched} cases are in only one trace"
-    table = Table(
-        "model",
-        "phase",
-        *right("predicted", "measured", "error"),
+    rows = [(row.model, row.phase, row.predicted_s, row.measured_s, row.error) for row in found.phases]
+    return table_of(
+        {"model": text, "phase": text, "predicted": seconds, "measured": seconds, "error": percent},
+        [*rows, ("whole run", "", found.predicted_s, found.measured_s, found.error)],
         title=f"prediction error {percent(found.error)}",
         caption=f"a rank's seconds, the mean; {caption}",
     )
-    for row in found.phases:
-        off = "-" if row.error is None else percent(row.error)
-        table.add_row(row.model, row.phase, seconds(row.predicted_s), seconds(row.measured_s), off)
-    table.add_row("whole run", "", seconds(found.predicted_s), seconds(found.measured_s), percent(found.error))
-    return table
 
 
 def network_line(cluster: Cluster) -> str:
@@ -273,16 +266,9 @@ def control_table(report: ControlReport, most: int | None = None) -> Table | Non
     if not shown:
         return None
     left = sum(report.decisions.get(kind, 0) for kind in ("gain", "slower")) - len(shown)
-    table = Table(
-        *right("at"),
-        "action",
-        "reason",
-        *right("layers", "moves", "bytes", "in force after"),
-        title=f"{report.model}: changes of the placement",
-        caption=f"{left} earlier ones are not shown" if left else None,
+    columns: Columns = {"at": "{:.1f} s".format, "action": text, "reason": text, "layers": str, "moves": str, "bytes": size}
+    rows = [(each.at_s, each.action, each.reason, len(each.layers), each.moves, each.bytes, each.took_s) for each in shown]
+    caption = f"{left} earlier ones are not shown" if left else None
+    return table_of(
+        {**columns, "in force after": seconds}, rows, title=f"{report.model}: changes of the placement", caption=caption
     )
-    for each in shown:
-        done = DASH if each.took_s is None else seconds(each.took_s)
-        many = str(len(each.layers)), str(each.moves), size(each.bytes)
-        table.add_row(f"{each.at_s:.1f} s", each.action, each.reason, *many, done)
-    return table
