@@ -10,6 +10,7 @@ SCRIPTS = sorted(path for path in BENCH.rglob("*.py") if "__main__" in path.read
 PARSED = [path for path in SCRIPTS if "ArgumentParser(" in path.read_text()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(BENCH).as_posix())
 def test_a_script_shows_its_help_or_imports(path, warm):
     imports = f"import runpy, sys; sys.path.insert(0, {str(path.parent)!r}); runpy.run_path({str(path)!r}, run_name='it')"
