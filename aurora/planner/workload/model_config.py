@@ -1,5 +1,10 @@
-"""A model's sizes from its transformers config.json, and a Profile whose compute times follow from them."""
+"""A model's sizes from its transformers config.json, and a Profile whose compute times follow from them.
 
+The sizes are read from the model itself where transformers knows its type (`model_structure`); else by the names that configs
+give them.
+"""
+
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -7,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.errors import BadInput
+from aurora.planner.workload.model_structure import model_structure
 from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 
@@ -25,11 +31,20 @@ class Shape:
         dense_layers: numbers of the decoder layers without experts, ascending from 0.
         experts: experts of a layer.
         top_k: experts per token.
-        hidden: width of a token.
+        hidden: width of a token between layers.
         inner: width of an expert.
+        dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
+        expert_weights: numbers in an expert's weights.
         groups: groups of experts, equally many consecutive ones each, for group-limited routing.
         token_groups: groups that a token's experts are in at most.
         weight_bits: bits of a number of an expert's weights, with its part of the scales.
+        remarks: sentences on what the config does not say and is taken for granted.
+
+    Example:
+        >>> mixtral = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "hidden_size": 4096}
+        >>> shape = Shape.of(mixtral | {"intermediate_size": 14336})
+        >>> shape.layers, shape.expert_bytes
+        (32, 352321536)
     """
 
     model: str
@@ -39,9 +54,12 @@ class Shape:
     top_k: int
     hidden: int
     inner: int
+    dispatched: int
+    expert_weights: int
     groups: int = 1
     token_groups: int = 1
     weight_bits: float = 16.0
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -53,26 +71,40 @@ class Shape:
         Raises:
             BadInput: if the config does not describe a MoE model.
         """
-        config = flat_config(config)
-        experts = expert_count(config)
-        dense = dense_layers(config)
-        layers = decoder_layers(config) - len(dense)
-        chosen = top_k(config)
-        hidden = number(config, "hidden_size", "d_model")
-        inner = number(config, "moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
+        structure, flat, remarks = model_structure(config), flat_config(config), []
+        if structure is not None:
+            flat = dict(structure.text) | flat
+            dense, layers, experts = dense_layers(config), len(structure.moe_layers), structure.experts
+            hidden, inner = structure.hidden, structure.inner
+            dispatched, weights = structure.dispatched, structure.expert_weights
+        else:
+            experts, dense = expert_count(flat), dense_layers(config)
+            layers = decoder_layers(flat) - len(dense)
+            hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
+            dispatched = number(flat, *_DISPATCHED) if any(flat.get(name) for name in _DISPATCHED) else hidden
+            weights = (2 if flat.get("mlp_hidden_act") in _UNGATED else 3) * dispatched * inner
+            if not any(flat.get(name) is not None for name in (*_LAYER_RULES, *_LAYER_KINDS)):
+                remarks.append(f"all {layers} layers are taken to have experts: the config has none of {_looked_for()}")
+        chosen, bits = top_k(flat), weight_bits(config)
         if not 1 <= chosen <= experts or layers < 1:
             raise BadInput(f"config: expected 1 <= top-k <= experts and a MoE layer, found {chosen}, {experts} and {layers}")
         if experts > MOST_EXPERTS:
             raise BadInput(f"config: expected at most {MOST_EXPERTS} experts, found {experts}")
-        if max(hidden, inner) > MOST_WIDTH:
-            raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner)}")
-        name = str(config.get("_name_or_path") or config.get("model_type") or "synthetic")
-        return cls(name, layers, dense, experts, chosen, hidden, inner, *expert_groups(config), weight_bits(config))
+        if max(hidden, inner, dispatched) > MOST_WIDTH:
+            raise BadInput(f"config: expected a width of at most {MOST_WIDTH}, found {max(hidden, inner, dispatched)}")
+        if bits is None:
+            bits = 16.0
+            remarks.append(f"experts' weights are taken to have 16 bits: quantisation {weight_format(config)} is not known")
+        name = str(config.get("_name_or_path") or flat.get("_name_or_path") or config.get("model_type") or "synthetic")
+        groups = expert_groups(flat)
+        return cls(
+            name, layers, dense, experts, chosen, hidden, inner, dispatched, weights, *groups, bits, tuple(remarks)
+        )  # fmt: skip
 
     @property
     def expert_bytes(self) -> int:
-        """The bytes of an expert's three matrices."""
-        return round(3 * self.hidden * self.inner * self.weight_bits / 8)
+        """The bytes of an expert's matrices."""
+        return round(self.expert_weights * self.weight_bits / 8)
 
     @property
     def decoder_layers(self) -> int:
@@ -103,12 +135,13 @@ class Shape:
             recorded: numbers of the decoder layers that the tokens are of; None: all that have experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
         """
-        expert_bytes, row_bytes = self.expert_bytes, 2 * self.hidden
+        expert_bytes, row_bytes = self.expert_bytes, 2 * self.dispatched
         gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
+        gate += 2 * self.hidden * self.dispatched if self.dispatched != self.hidden else 0  # and experts' projections
         work = {  # of a phase: floating-point operations a token, bytes per token, bytes independent of tokens
             "gate": (2 * gate, 2 * row_bytes, 2 * gate),
-            "expert": (6 * self.hidden * self.inner, 2 * row_bytes, expert_bytes),
-            "aggregate": (2 * self.top_k * self.hidden, (self.top_k + 1) * row_bytes, 0),
+            "expert": (2 * self.expert_weights, 2 * row_bytes, expert_bytes),
+            "aggregate": (2 * self.top_k * self.dispatched, (self.top_k + 1) * row_bytes, 0),
         }
         curves = {"reference": {phase: _roofline(flops, 0, 0, REFERENCE_FLOPS, 1.0) for phase, (flops, _, _) in work.items()}}
         curves |= {
@@ -128,6 +161,7 @@ class Shape:
             provenance={
                 **provenance,
                 "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
+                **({"config": "; ".join(self.remarks)} if self.remarks else {}),
                 **{f"curves of {kind.kind}": f"peaks of its datasheet, not measured: {kind.source}" for kind in kinds},
             },
             routing=routing,
@@ -151,19 +185,28 @@ def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float,
 def decoder_layers(config: Mapping[str, Any]) -> int:
     """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
     flat = flat_config(config)
-    kinds = flat.get("layers_block_type")  # of each layer, in place of their number
-    return len(kinds) if isinstance(kinds, list) and kinds else number(flat, "num_hidden_layers", "n_layers")
+    for name in _LAYER_KINDS:
+        if (kinds := flat.get(name)) and isinstance(kinds, list | str):
+            return len(kinds)
+    return number(flat, "num_hidden_layers", "n_layers", "num_layers")
 
 
 def expert_count(config: Mapping[str, Any]) -> int:
     """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
-    return number(flat_config(config), "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts", "num_routed_experts")
+    return number(flat_config(config), *names)
 
 
 def top_k(config: Mapping[str, Any]) -> int:
     """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
-    return number(flat_config(config), *names)
+    return number(flat_config(config), *names, "experts_per_token", "num_selected_experts")
+
+
+def _expert_width(flat: Mapping[str, Any]) -> int:
+    """The width of an expert, which is the feed-forward layers' only where the config gives experts none of their own."""
+    own = [name for name in flat if _EXPERT_WIDTH.search(name) and "shared" not in name and flat[name] is not None]
+    return number(flat, *own) if own else number(flat, "intermediate_size", "ffn_hidden_size", "hidden_dim")
 
 
 def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -193,30 +236,38 @@ def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the numbers, ascending from 0, of the decoder layers without experts.
 
-    A layer has experts if everything that the config says of layers agrees: `mlp_layer_types`, `moe_layers`, `mlp_only_layers`,
-    `moe_layer_freq`, `first_k_dense_replace`, `decoder_sparse_step`, `interleave_moe_layer_step`, `moe_layer_interval`.
+    Where transformers does not know the model's type, a layer has experts if everything that the config says of layers agrees.
 
     Args:
         config: the content of a transformers config.json.
 
     Raises:
-        BadInput: if one of them is not what transformers reads.
+        BadInput: if something that it says of layers cannot be read, or is not known.
     """
+    if (structure := model_structure(config)) is not None:
+        return _others(structure.moe_layers, structure.decoder_layers)
     config = flat_config(config)
     layers = decoder_layers(config)
     if layers > MOST_LAYERS:
         raise BadInput(f"config: num_hidden_layers must be at most {MOST_LAYERS}, found {layers}")
     moe = np.ones(layers, dtype=bool)
     number_L = np.arange(layers)
-    for name, has_experts in _LAYER_RULES.items():
-        value = config.get(name)
+    for name, value in config.items():
         if value is None:
             continue
+        rule = _LAYER_RULES.get(name, _LAYER_KINDS.get(name))
+        if rule is None and _SAYS_OF_LAYERS.search(name) and name not in _SAYS_NOTHING and type(value) in (int, str, list):
+            raise BadInput(f"config: {name} is not known, so that layers with experts cannot be told; known: {_looked_for()}")
         try:
-            moe &= has_experts(number_L, value)
+            moe &= rule(number_L, value) if rule is not None else True
         except (TypeError, ValueError, ZeroDivisionError):
             raise BadInput(f"config: {name} does not say which of {layers} layers have experts: {str(value)[:80]}") from None
     return _others(np.flatnonzero(moe).tolist(), layers)
+
+
+def _looked_for() -> str:
+    """The names by which configs say which layers have experts."""
+    return ", ".join((*_LAYER_RULES, *_LAYER_KINDS))
 
 
 def _every(number_L: IntArray, step: Any) -> BoolArray:
@@ -227,14 +278,18 @@ def _every(number_L: IntArray, step: Any) -> BoolArray:
 
 
 def _listed(number_L: IntArray, listed: Any) -> BoolArray:
-    """Marks the layers that a list names."""
+    """Marks the layers that a list names, or a text with commas."""
+    if isinstance(listed, str):
+        listed = [int(each) for each in listed.split(",")]
     if not isinstance(listed, list) or any(type(number) is not int for number in listed):
         raise ValueError(listed)
     return np.isin(number_L, listed)
 
 
 def _from(number_L: IntArray, first: Any) -> BoolArray:
-    """The layers from `first` on."""
+    """The layers from `first` on; of a list with a number for each kind of tokens, that of text."""
+    if isinstance(first, list) and first:
+        first = first[0]
     if type(first) is not int:
         raise ValueError(first)
     return np.asarray(number_L >= first)
@@ -250,26 +305,44 @@ def _types(number_L: IntArray, types: Any) -> BoolArray:
     return found
 
 
+def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
+    """Marks the layers whose letter or word says experts, if any does: "E" of a pattern, "moe" of a list."""
+    moe_L = np.array([each in ("E", "moe", "sparse") for each in kinds])
+    if moe_L.shape != number_L.shape:
+        raise ValueError(kinds)
+    return moe_L if moe_L.any() else number_L >= 0
+
+
 _LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "mlp_layer_types": _types,
     "moe_layer_freq": _types,
     "moe_layers": _listed,
+    "moe_layers_enum": _listed,
     "mlp_only_layers": lambda number_L, listed: ~_listed(number_L, listed),
     "first_k_dense_replace": _from,
+    "num_dense_layers": _from,
+    "moe_layer_num_skipped": _from,
     "moe_layer_start_index": _from,
     "moe_layer_end_index": lambda number_L, last: ~_from(number_L, last + 1) if last != -1 else number_L >= 0,
     "decoder_sparse_step": _every,
     "interleave_moe_layer_step": _every,
     "moe_layer_interval": _every,
+    "moe_every_n_layer": _every,
+    "moe_every_n_layers": _every,
+    "route_every_n": _every,
 }
+_LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
+_SAYS_OF_LAYERS = re.compile(
+    r"(moe|sparse|dense|expert).*(layer|every|step|interval|freq|skip)|layer.*(moe|sparse|dense|expert)"
+)
+_SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset", "expert_layer_period")
 
+_HIDDEN = ("hidden_size", "d_model", "dim")
+_EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
+_DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
+_UNGATED = ("relu2",)  # activations of experts with two matrices
 
-_WEIGHT_BITS = {
-    "bfloat16": 16.0,
-    "fp8": 8.0,
-    "fp8_block": 8.0,
-    "w4a16_mxfp4": 4.25,
-}  # by weight_format; MXFP4 has a scale for 32
+SCALE_BITS = 16  # of a group's scale, where the config does not say
 
 
 def weight_format(config: Mapping[str, Any]) -> str:
@@ -281,28 +354,127 @@ def weight_format(config: Mapping[str, Any]) -> str:
     Args:
         config: the content of a transformers config.json.
     """
-    quantised = flat_config(config).get("quantization_config") or config.get("quantization_config")
-    if not isinstance(quantised, dict):
+    quantised = _quantisation(config)
+    if quantised is None:
         return "bfloat16"
     method = str(quantised.get("quant_method"))
     block = "_block" if quantised.get("weight_block_size") else ""
     return {"fp8": f"fp8{block}", "mxfp4": "w4a16_mxfp4"}.get(method, method)
 
 
-def weight_bits(config: Mapping[str, Any]) -> float:
-    """Returns the bits of a number of an expert's weights, with its part of the scales; 16 for types that are not known."""
-    return _WEIGHT_BITS.get(weight_format(config), 16.0)
+def weight_bits(config: Mapping[str, Any]) -> float | None:
+    """Returns the bits of a number of an expert's weights, with its part of scales and zero points; None: they are not known.
+
+    Methods of `quantization_config`: fp8 in all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound, compressed-tensors, ModelOpt,
+    Quark, bitsandbytes, HQQ.
+
+    Args:
+        config: the content of a transformers config.json.
+
+    Example:
+        >>> weight_bits({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}})
+        4.15625
+    """
+    quantised = _quantisation(config)
+    if quantised is None or _leaves_experts(quantised):
+        return 16.0
+    method = str(quantised.get("quant_method")).lower().replace("-", "_")
+    try:
+        return _BITS[method](quantised) if method in _BITS else None
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The config's part about quantised weights."""
+    found = flat_config(config).get("quantization_config") or config.get("quantization_config")
+    return found if isinstance(found, dict) and found else None
+
+
+def _leaves_experts(quantised: Mapping[str, Any]) -> bool:
+    """Returns whether routed experts are among the modules that stay as they are."""
+    names = ("modules_to_not_convert", "ignore", "exclude", "exclude_modules", "ignored_layers")
+    listed = [each for name in names for each in quantised.get(name) or () if isinstance(each, str)]
+    return any("experts" in each and not re.search(r"shared_?experts|gate|router", each) for each in listed)
+
+
+def _grouped(bits: float, group: Any, scale_bits: float = SCALE_BITS, zero_bits: float = 0.0) -> float:
+    """Bits of a number with its part of the scale and zero point of a group; no group: one for a channel, which is nothing."""
+    return float(bits) + ((scale_bits + zero_bits) / group if group and group > 0 else 0.0)
+
+
+def _tensors(weights: Mapping[str, Any], scheme: str) -> float:
+    """Bits by a scheme of compressed-tensors or ModelOpt: number of bits, type and size of a group."""
+    bits, group = weights["num_bits"], weights.get("group_size")
+    if bits == 4 and weights.get("type") == "float":
+        return 4 + 8 / (16 if "nvfp4" in scheme else 32) if not group else _grouped(4, group, 8)
+    zero = 0 if weights.get("symmetric", True) else bits
+    return _grouped(bits, group if weights.get("strategy", "group") == "group" else None, SCALE_BITS, zero)
+
+
+def _compressed(quantised: Mapping[str, Any]) -> float:
+    groups = list(quantised["config_groups"].values())
+    of_experts = [each for each in groups if any("expert" in str(target) for target in each.get("targets", ()))]
+    return _tensors((of_experts or groups)[0]["weights"], str(quantised.get("format", "")).replace("_", ""))
+
+
+def _modelopt(quantised: Mapping[str, Any]) -> float:
+    inner = quantised.get("quantization", quantised)
+    if quantised.get("config_groups"):
+        return _compressed(quantised)
+    name = str(inner.get("quant_algo", "")).upper()
+    if "NVFP4" in name or "MXFP4" in name:
+        return _grouped(4, inner.get("group_size") or (16 if "NVFP4" in name else 32), 8)
+    if "W4" in name or "INT4" in name:
+        return _grouped(4, inner.get("group_size") or 128)
+    return {"FP8": 8.0, "FP8_PER_CHANNEL_PER_TOKEN": 8.0, "FP8_PB_WO": 8.0, "INT8": 8.0, "W8A8_SQ_PER_CHANNEL": 8.0}[name]
+
+
+def _quark(quantised: Mapping[str, Any]) -> float:
+    weight = quantised["global_quant_config"]["weight"]
+    weight = weight[0] if isinstance(weight, list) else weight
+    name, group = str(weight["dtype"]), weight.get("group_size")
+    bits = int(re.findall(r"\d+", name)[0])
+    return _grouped(bits, group if bits < 8 else None, 8 if name.startswith("fp") else SCALE_BITS)
+
+
+def _bitsandbytes(quantised: Mapping[str, Any]) -> float:
+    if quantised.get("load_in_4bit") or quantised.get("_load_in_4bit"):
+        return 4 + (8 / 64 + 32 / (64 * 256) if quantised.get("bnb_4bit_use_double_quant") else 32 / 64)
+    return 8.0
+
+
+def _packed(quantised: Mapping[str, Any]) -> float:
+    """GPTQ, AWQ and their like: a scale and a zero point for each group."""
+    bits = quantised.get("bits", quantised.get("w_bit", quantised.get("weight_bits")))
+    return _grouped(bits, quantised.get("group_size", quantised.get("q_group_size", 128)), SCALE_BITS, bits)
+
+
+_BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "finegrained_fp8", "deepspeedfp", "fp_quant", "ptpc_fp8"), lambda quantised: 8.0),
+    **dict.fromkeys(("experts_int8", "eetq", "quanto_int8", "w8a8_int8"), lambda quantised: 8.0),
+    **dict.fromkeys(("gptq", "gptq_marlin", "awq", "awq_marlin", "auto_round", "autoround", "intel/auto_round"), _packed),
+    **dict.fromkeys(("compressed_tensors", "compressed-tensors"), _compressed),
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8", "nvfp4"), _modelopt),
+    "mxfp4": lambda quantised: 4 + 8 / 32,
+    "quark": _quark,
+    "bitsandbytes": _bitsandbytes,
+    "hqq": lambda quantised: _packed(
+        quantised.get("quant_config", {}).get("weight_quant_params", {"bits": quantised.get("nbits", 4)})
+    ),
+}
 
 
 def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
-    return {key: value for key, value in flat_config(config).items() if key not in _LAYER_RULES} | {"num_hidden_layers": 1}
+    rules = (*_LAYER_RULES, *_LAYER_KINDS, "model_type", "layer_types")
+    return {key: value for key, value in flat_config(config).items() if key not in rules} | {"num_hidden_layers": 1}
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part."""
-    flat = dict(config)
-    for part in ("text_config", "ffn_config"):
+    flat, parts = dict(config), ("thinker_config", "text_config", "language_config", "llm_config", "ffn_config", "moe")
+    for part in parts:
         nested = flat.pop(part, None)
         flat |= nested if isinstance(nested, dict) else {}
     return flat
@@ -326,7 +498,9 @@ def number(config: Mapping[str, Any], *names: str) -> int:
     """
     for name in names:
         value = config.get(name)
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                raise BadInput(f"config: expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}")
             value = value[0]
         if isinstance(value, int) and value > 0:
             return value

@@ -1,5 +1,6 @@
 """Which decoder layers have experts, by what configs of transformers say."""
 
+import numpy as np
 import pytest
 
 from aurora.errors import BadInput
@@ -10,6 +11,7 @@ from aurora.planner.workload.model_config import (
     moe_layers,
     one_moe_layer,
     top_k,
+    weight_bits,
     weight_format,
 )
 
@@ -65,7 +67,7 @@ def test_a_number_for_each_layer_counts_where_all_are_alike():
     """As Hunyuan's configs give them."""
     config = {"num_experts": 8, "moe_topk": [2, 2, 2], "num_hidden_layers": 3}
     assert top_k(config) == 2
-    with pytest.raises(BadInput, match=r"expected a whole number above zero under .*moe_topk"):
+    with pytest.raises(BadInput, match=r"expected moe_topk alike for all layers and kinds of tokens, found \[2, 1, 2\]"):
         top_k(config | {"moe_topk": [2, 1, 2]})
 
 
@@ -102,3 +104,94 @@ def test_weights_have_the_type_of_the_config(quantised, named, expert_bytes):
     config = sizes | ({} if quantised is None else {"quantization_config": quantised})
     assert (weight_format(config), Shape.of(config).expert_bytes) == (named, expert_bytes)
     assert weight_format({"text_config": sizes, "quantization_config": quantised}) == named
+
+
+def test_layers_that_a_config_does_not_tell_of():
+    """None of the names that are looked for: all layers, with a remark; a name of layers that is not known: refused."""
+    shape = Shape.of(SIZES | {"num_hidden_layers": 6})
+    assert shape.layers == 6
+    assert [remark[:56] for remark in shape.remarks] == ["all 6 layers are taken to have experts: the config has n"]
+    assert Shape.of(SIZES | {"num_hidden_layers": 6, "first_k_dense_replace": 1}).remarks == ()
+    with pytest.raises(BadInput, match="config: first_moe_layer_at is not known, so that layers with experts cannot be told"):
+        Shape.of(SIZES | {"num_hidden_layers": 6, "first_moe_layer_at": 3})
+
+
+@pytest.mark.parametrize(
+    ("said", "layers"),
+    [
+        ({"num_hidden_layers": 6, "hybrid_override_pattern": "ME*EME"}, (1, 3, 5)),
+        ({"layers_block_type": ["mamba", "moe", "attention", "moe"]}, (1, 3)),
+        ({"layers_block_type": ["mamba", "attention"]}, (0, 1)),
+        ({"num_hidden_layers": 4, "num_dense_layers": 2}, (2, 3)),
+        ({"num_hidden_layers": 4, "moe_layer_num_skipped": 1}, (1, 2, 3)),
+        ({"num_hidden_layers": 4, "moe_layers_enum": "1,3"}, (1, 3)),
+        ({"num_layers": 3}, (0, 1, 2)),
+    ],
+)
+def test_dialects_of_layers(said, layers):
+    assert Shape.of(SIZES | said).moe_layers == layers
+
+
+def test_an_expert_is_as_large_as_its_matrices():
+    """Of their own width, which is never the dense layers'; two if they are ungated; on a projection of the token if it is said."""
+    config = {"num_experts": 4, "num_experts_per_tok": 1, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 64}
+    assert Shape.of(config).expert_bytes == 2 * 3 * 8 * 64
+    for name in ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "expert_hidden_dim"):
+        assert Shape.of(config | {name: 16}).expert_bytes == 2 * 3 * 8 * 16
+    assert Shape.of(config | {"moe_intermediate_size": 16, "mlp_hidden_act": "relu2"}).expert_bytes == 2 * 2 * 8 * 16
+    latent = Shape.of(config | {"moe_intermediate_size": 16, "routed_expert_hidden_size": 4})
+    assert (latent.hidden, latent.dispatched, latent.expert_bytes) == (8, 4, 2 * 3 * 4 * 16)
+    assert latent.profile(np.ones((1, 2, 1, 4), dtype=np.int64), {}).dispatch_bytes == 2 * 4
+    with pytest.raises(BadInput, match=r"expected moe_intermediate_size alike .*, found \[1536, 512\]"):
+        Shape.of(config | {"moe_intermediate_size": [1536, 512]})
+    nested = {"language_config": config}, {"thinker_config": {"text_config": config}}, {"llm_config": config}
+    assert {Shape.of(each).expert_bytes for each in nested} == {2 * 3 * 8 * 64}
+    mistral = {
+        "dim": 8,
+        "n_layers": 3,
+        "hidden_dim": 64,
+        "moe": {"num_experts": 4, "num_experts_per_tok": 2, "expert_hidden_dim": 16},
+    }
+    assert (Shape.of(mistral).layers, Shape.of(mistral).expert_bytes) == (3, 2 * 3 * 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 4 + 20 / 32),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "auto-round", "bits": 2, "group_size": 64}, 2 + 18 / 64),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, 8),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}}, 4.25),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3", "group_size": None}}}, 8),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.mlp.experts"]}, 16),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "re:.*shared_experts.*"]}, 8),
+        ({"quant_method": "a method to come"}, None),
+        ({"quant_method": "modelopt", "quant_algo": "A TO COME"}, None),
+    ],
+)
+def test_bits_of_a_quantised_weight(quantised, bits):
+    config = SIZES | {"num_hidden_layers": 2, "moe_layers": [0, 1], "quantization_config": quantised}
+    assert weight_bits(config) == bits
+    shape = Shape.of(config)
+    assert shape.weight_bits == (16 if bits is None else bits)
+    assert [remark[:52] for remark in shape.remarks] == ["experts' weights are taken to have 16 bits: quantisa"][: bits is None]
+
+
+def test_bits_of_compressed_tensors():
+    def bits(weights, scheme="pack-quantized"):
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        return weight_bits(
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": scheme, "config_groups": groups}}
+        )
+
+    assert bits({"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}) == 4.5
+    assert bits({"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": False}) == 4 + 20 / 32
+    assert bits({"num_bits": 8, "type": "float", "strategy": "channel"}, "float-quantized") == 8
+    assert bits({"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}, "nvfp4-pack-quantized") == 4.5

@@ -1,0 +1,105 @@
+"""Layers with experts and sizes of experts, read from the modules of models that transformers knows."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from aurora.errors import BadInput
+from aurora.planner.workload.model_config import Shape, dense_layers
+from aurora.planner.workload.model_structure import model_structure
+
+REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data")) / "reports"
+QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8}
+QWEN |= {"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128}
+
+
+def test_a_model_says_which_layers_have_experts_and_how_large_they_are():
+    structure = model_structure(QWEN | {"mlp_only_layers": [1]})
+    assert (structure.decoder_layers, structure.moe_layers, structure.experts) == (4, (0, 2, 3), 8)
+    assert (structure.hidden, structure.dispatched, structure.inner, structure.expert_weights) == (64, 64, 32, 3 * 64 * 32)
+    assert dense_layers(QWEN | {"mlp_only_layers": [1]}) == (1,)
+    shape = Shape.of({"model_type": "qwen3_moe"})  # all by the type's defaults, as transformers reads it
+    assert (shape.layers, shape.experts, shape.top_k) == (24, 128, 8)
+
+
+def test_ungated_and_hybrid_models():
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 8,
+        "num_attention_heads": 4,
+    }
+    config = {"model_type": "nemotron_h", **sizes, "num_experts_per_tok": 2, "hybrid_override_pattern": "MEM*E"}
+    shape = Shape.of(config)
+    assert (shape.moe_layers, shape.expert_bytes, shape.remarks) == ((1, 4), 2 * 2 * 64 * 32, ())
+
+
+def test_what_cannot_be_built_is_read_by_its_names():
+    assert model_structure({"model_type": "qwen3_moe", "num_hidden_layers": "four"}) is None
+    assert model_structure({"model_type": "a type to come"}) is None
+    assert model_structure({}) is None
+    assert model_structure({"model_type": "llama"}) is None  # it has no experts
+
+
+@pytest.mark.full
+def test_every_moe_type_of_transformers_is_read_or_told():
+    """Built with its defaults, a model's MoE layers, experts and widths agree with what its config says of them."""
+    from transformers import CONFIG_MAPPING
+
+    read = {}
+    for name in sorted(CONFIG_MAPPING):
+        try:
+            config = CONFIG_MAPPING[name]().to_dict()
+        except Exception:  # some configs have no defaults
+            continue
+        if (structure := model_structure(config)) is None:
+            continue
+        read[name] = structure
+        text = structure.text
+        said = [
+            text[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if text.get(key)
+        ]
+        assert not said or structure.experts in said, name
+        assert 0 < len(structure.moe_layers) <= structure.decoder_layers, name
+        assert structure.expert_weights >= 2 * structure.dispatched * structure.inner, name
+    assert len(read) > 60
+
+
+@pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
+@pytest.mark.parametrize(
+    ("case", "layers", "dense", "experts", "top_k", "expert_bytes"),
+    [
+        ("01-nemotron3-nano", 23, (0, 2, 4, 5), 128, 6, 19_955_712),
+        ("03-step35-flash", 42, (0, 1, 2), 288, 8, 31_457_280),
+        ("04-trinity-mini", 30, (0, 1), 128, 8, 12_582_912),
+        ("06-longcat-flash", 28, (), 512, 12, 75_497_472),
+        ("08-qwen3-omni", 48, (), 128, 8, 9_437_184),
+        ("09-deepseek-vl2", 29, (0,), 72, 6, 23_592_960),
+        ("12-kimi-k2-thinking-int4", 60, (0,), 384, 8, 24_772_608),
+        ("14-mistral-large-3-params", 58, (0, 1, 2), 128, 4, 176_160_768),
+        ("15-llama4-maverick", 24, (0, 2, 4, 6), 128, 1, 251_658_240),
+        ("17-granite4-small", 40, (), 72, 10, 18_874_368),
+        ("18-minimax-m2", 62, (), 256, 8, 14_155_776),
+        ("19-gpt-oss-120b", 36, (), 128, 4, 13_223_790),
+        ("20-kimi-k3-latent", 68, (0,), 896, 16, 66_060_288),
+        ("22-grok-style", 64, (), 8, 2, 603_979_776),
+        ("23-hunyuan-large", 63, (0,), 16, 1, 702_873_600),
+        ("26-phi-motif-first-dense", 76, (0, 1, 2, 3), 256, 8, 100_663_296),
+        ("27-dots-llm1", 61, (0,), 128, 6, 34_603_008),
+    ],
+)
+def test_configurations_after_public_reports(case, layers, dense, experts, top_k, expert_bytes):
+    (file,) = (REPORTS / case).glob("*.json")
+    shape = Shape.of(json.loads(file.read_text()))
+    assert (shape.layers, shape.dense_layers[:4], shape.experts, shape.top_k) == (layers, dense, experts, top_k)
+    assert shape.expert_bytes == expert_bytes
+
+
+@pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
+def test_experts_of_two_kinds_of_tokens_are_refused():
+    config = json.loads((REPORTS / "07-ernie45-vl/config.json").read_text())
+    with pytest.raises(BadInput, match=r"moe_layer_end_index does not say which of 28 layers have experts: \[29, 28\]"):
+        Shape.of(config)
