@@ -232,7 +232,8 @@ def _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
     gpus, experts = len(cost_G), len(load_E)
     part_GEXW = np.empty((gpus, experts, 1, 1))
     for g in range(gpus):
-        part_GEXW[g, :, 0, 0] = load_E * cost_G[g]
+        for e in range(experts):
+            part_GEXW[g, e, 0, 0] = load_E[e] * cost_G[g]
     times = PhaseSums(part_GEXW, np.zeros((gpus, 1, 1)), np.zeros(1), slots_G, 1)
     slots = start_slots(times, held_GP.copy(), np.zeros(held_GP.shape))
     held_ED, domains_E = np.zeros((experts, domain_G.max() + 1), dtype=np.int64), np.zeros(experts, dtype=np.int64)
@@ -248,7 +249,7 @@ def _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
 @njit(cache=True, nogil=True)
 def _search(layer, slots, most, target):
     """Takes steps until the largest time is `target`, or no step helps, with at most `most` moves in all."""
-    moves, time_G = _moved(layer, slots), slots.sum_s_GXW[:, 0, 0]
+    moves, time_G = _moved(layer, slots), slots.sum_s_GXW.ravel()
     for _ in range(STEPS_PER_SLOT * slots.held_GP.size):
         slowest = np.argmax(time_G)
         if time_G[slowest] <= target:
@@ -313,7 +314,7 @@ def _best_step(layer, slots, g, left, target):
     """The step that relieves GPU g, the slowest, most for each move: how far it takes the changed GPUs down to the target."""
     load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
     held_GP, holds_GE, count_E, gpu_EG = slots.held_GP, slots.holds_GE, slots.count_E, slots.gpu_EG
-    time_G = slots.sum_s_GXW[:, 0, 0]
+    time_G = slots.sum_s_GXW.ravel()
     size_E, top = load_E / count_E, time_G[g]
     limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
     for p in range(slots_G[g]):
@@ -395,9 +396,11 @@ def _count_domains(layer, slots, e):
     """Counts the replicas of expert e, or of none (EMPTY), in each failure domain."""
     if e != EMPTY:
         layer.held_ED[e] = 0
-        for g in slots.gpu_EG[e, : slots.count_E[e]]:
-            layer.held_ED[e, layer.domain_G[g]] += 1
-        layer.domains_E[e] = (layer.held_ED[e] > 0).sum()
+        layer.domains_E[e] = 0
+        for at in range(slots.count_E[e]):
+            domain = layer.domain_G[slots.gpu_EG[e, at]]
+            layer.domains_E[e] += layer.held_ED[e, domain] == 0
+            layer.held_ED[e, domain] += 1
 
 
 @njit(cache=True, nogil=True)
