@@ -97,16 +97,25 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
     Raises:
         BadInput: if the port cannot be used.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     loopback = "127.0.0.1"
-    listener = listen(loopback, port)
-    store_port = listener.getsockname()[1]
-    store = TCPStore(loopback, store_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store, store_port = serve_store(loopback, port)
     try:
         yield loopback, store_port
     finally:
         del store
+
+
+def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
+    """Returns a TCPStore that listens on one address of this machine, until it is dropped, and its port.
+
+    Raises:
+        BadInput: if the address cannot be used.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = listen(host, port)
+    found = listener.getsockname()[1]
+    return TCPStore(host, found, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), found
 
 
 def start_process(rank_info: RankInfo, main: Callable[..., None], *args: Any) -> tuple[Any, Connection]:

@@ -1,0 +1,88 @@
+"""torchft's lighthouse in a child process: where the members of an elastic run meet.
+
+It takes no part in steps: when it is restarted, members find it again and have lost nothing. It believes whoever reaches its
+port, so it listens on one address only, loopback unless told otherwise.
+"""
+
+import os
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+
+from aurora.errors import BadInput, MissingDependency
+from aurora.runtime.distributed.connections import listen
+from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
+from aurora.types.addresses import address_text
+
+HEARTBEAT_TIMEOUT_S = 2.0  # a member that gives no sign of life for so long is left out of rounds
+START_S = 60.0
+_TICK_S = 0.05  # between two looks at whether a round is complete
+
+
+class Lighthouse:
+    """Runs torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
+
+    Args:
+        host, port: the only address on which it listens; port 0: any free one.
+        heartbeat_timeout_s: a member that gives no sign of life for so long is left out of rounds.
+
+    Attributes:
+        address: the host and port on which it listens.
+
+    Raises:
+        BadInput: if the address cannot be used.
+        MissingDependency: if torchft is not installed.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
+        check_torchft()
+        listen(host, port).close()  # a sentence if it cannot be used
+        info = RankInfo(0, 1, "", 0, START_S, 0, 1, launched=True)
+        self._child = start_process(info, _serve, host, port, heartbeat_timeout_s)
+        try:
+            connection = self._child[1]
+            found = connection.recv() if connection.poll(START_S) else "nothing came from it"
+        except (EOFError, OSError):
+            found = "its process ended"
+        if not isinstance(found, int):
+            self.close()
+            raise BadInput(f"{address_text((host, port))}: the lighthouse did not start: {found}")
+        self.address = (host, found)
+
+    def close(self) -> None:
+        """Ends the lighthouse. Epochs go on without it."""
+        end_processes([self._child])
+
+    def __enter__(self) -> "Lighthouse":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_torchft() -> None:
+    """Raises MissingDependency if torchft is not installed; it is not imported."""
+    if find_spec("torchft") is None:
+        raise MissingDependency('runs that go on when ranks are lost need torchft: pip install "aurora-moe[elastic]"')
+
+
+def _serve(connection: Connection, _info: RankInfo, host: str, port: int, heartbeat_timeout_s: float) -> None:
+    """The child's main function: sends the port, or why there is none; ends when the other end does."""
+    with open(os.devnull, "w") as silent:  # it logs every request
+        os.dup2(silent.fileno(), 1)
+        os.dup2(silent.fileno(), 2)
+    from torchft.coordination import LighthouseServer
+
+    timeout_ms = round(heartbeat_timeout_s * 1000)
+    try:
+        server = LighthouseServer(
+            bind=address_text((host, port)), min_replicas=1, join_timeout_ms=timeout_ms,
+            quorum_tick_ms=round(_TICK_S * 1000), heartbeat_timeout_ms=timeout_ms,
+        )  # fmt: skip
+    except RuntimeError as error:
+        connection.send(str(error).strip().splitlines()[0])
+        return
+    connection.send(int(server.address().rpartition(":")[2]))  # beside the name of this host, on which it does not listen
+    try:
+        connection.recv()
+    except (EOFError, OSError):
+        server.shutdown()
