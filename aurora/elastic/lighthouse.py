@@ -18,7 +18,7 @@ START_S = 60.0
 _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
-class Lighthouse:
+class LighthouseProcess:
     """Runs torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
 
     Args:
@@ -52,7 +52,7 @@ class Lighthouse:
         """Ends the lighthouse. Epochs go on without it."""
         end_processes([self._child])
 
-    def __enter__(self) -> "Lighthouse":
+    def __enter__(self) -> "LighthouseProcess":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -34,7 +34,7 @@ HANG_S = 20.0
 
 
 @dataclass(frozen=True)
-class Epoch:
+class BoardEpoch:
     """An epoch that a member takes part in.
 
     Args:
@@ -52,7 +52,7 @@ class Epoch:
     store: str = ""
 
 
-class Member:
+class BoardMember:
     """Takes part in the epochs of a run, as `name`.
 
     Two threads serve it from the first `join` on: one takes part in rounds, one sends signs of life.
@@ -98,7 +98,7 @@ class Member:
         self._threads: list[threading.Thread] = []
         self._asked_s: float | None = None  # since when it waits for an epoch
         self._over_s: float | None = None  # since when its epoch is over
-        self._epoch = Epoch(0, (), {}, 0)
+        self._epoch = BoardEpoch(0, (), {}, 0)
         self._processes: dict[str, str] = {}  # of the epoch's members, by name
         self._unseen: set[str] = set()  # of them, those that were in no round since the lighthouse was lost
         self._unseen_until_s = 0.0
@@ -112,7 +112,7 @@ class Member:
         """Whether others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
         return self._leaving
 
-    def join(self, data: Any = None, agreed: bool = False) -> Epoch:
+    def join(self, data: Any = None, agreed: bool = False) -> BoardEpoch:
         """Waits for the next epoch.
 
         Args:
@@ -141,7 +141,7 @@ class Member:
             self._groups.abort()  # not before: others may still have been reading
         return epoch
 
-    def connect(self, epoch: Epoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
+    def connect(self, epoch: BoardEpoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
         """Makes gloo process groups of an epoch's members; a collective call. They end when the epoch is over.
 
         Args:
@@ -219,7 +219,7 @@ class Member:
             self._changed.notify_all()
         self.leave()
 
-    def _open_store(self, epoch: Epoch) -> Store:
+    def _open_store(self, epoch: BoardEpoch) -> Store:
         host, port = parse_address("store", epoch.store)
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout_s))
 
@@ -310,7 +310,7 @@ class Member:
         """Begins an epoch of those who took part in a round."""
         members = tuple(entries)
         data, store = {name: entry.data for name, entry in entries.items()}, next(iter(entries.values())).store
-        self._epoch = Epoch(number, members, data, members.index(self.name), store)
+        self._epoch = BoardEpoch(number, members, data, members.index(self.name), store)
         self._processes = {name: entry.process for name, entry in entries.items()}
         self._said = msgspec.structs.replace(self._said, epoch=number, serving=True, agreed=False, data=None)
         self._unseen, self._leaving, self._asked_s, self._over_s = set(), False, None, None

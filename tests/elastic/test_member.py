@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torchft")
 
-from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, Lighthouse
-from aurora.elastic.member import Member
+from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, LighthouseProcess
+from aurora.elastic.member import BoardMember
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.elastic_steps import StateLost, run_elastic
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
@@ -39,7 +39,7 @@ class Members:
         return self.works
 
     def _run(self, name):
-        member = Member(self.lighthouse.address, name, timeout_s=PATIENCE_S, expected=3)
+        member = BoardMember(self.lighthouse.address, name, timeout_s=PATIENCE_S, expected=3)
         work = self.work(member, self.steps, **self.options)
         self.works[name] = work
         try:
@@ -52,7 +52,7 @@ class Members:
 
 @pytest.fixture
 def lighthouse():
-    with Lighthouse() as found:
+    with LighthouseProcess() as found:
         yield found
 
 
@@ -84,6 +84,7 @@ def test_members_that_join_during_steps_fetch_the_state_and_no_step_is_lost(ligh
     assert listening == {"127.0.0.1"}
 
 
+@pytest.mark.full
 def test_members_that_hold_too_little_go_back_together(lighthouse):
     restored = threading.Event()
 
@@ -107,7 +108,7 @@ def test_members_that_hold_too_little_go_back_together(lighthouse):
 
 
 def run_process(connection, rank_info, address, name, steps, step_s):
-    member = Member(address, name, timeout_s=PATIENCE_S, expected=3)
+    member = BoardMember(address, name, timeout_s=PATIENCE_S, expected=3)
     work = SummedSteps(member, steps, step_s, on_commit=connection.send)
     run_elastic(member, work)
     connection.send((work.step, work.total, work.log))
@@ -192,7 +193,7 @@ def test_a_stopped_process_is_left_out_and_fetches_the_state_when_it_goes_on(pro
 
 @pytest.mark.full
 def test_a_lighthouse_that_is_lost_costs_no_step():
-    first = Lighthouse()
+    first = LighthouseProcess()
     processes = Processes(first.address, 120)
     try:
         for name in "abc":
@@ -202,7 +203,7 @@ def test_a_lighthouse_that_is_lost_costs_no_step():
         first.close()
         while processes.received("a") < 30:
             pass
-        with Lighthouse(port=first.address[1]):
+        with LighthouseProcess(port=first.address[1]):
             for name in "abc":
                 step, total, log = processes.result(name)
                 assert (step, total, len(log)) == (120, 7260, 1)
@@ -211,8 +212,9 @@ def test_a_lighthouse_that_is_lost_costs_no_step():
         processes.close()
 
 
+@pytest.mark.full
 def test_a_second_process_of_a_name_does_not_drive_out_the_first(lighthouse):
-    first, second = (Member(lighthouse.address, "a", timeout_s=20.0, expected=2, absent_s=30.0) for _ in range(2))
+    first, second = (BoardMember(lighthouse.address, "a", timeout_s=20.0, expected=2, absent_s=30.0) for _ in range(2))
     failures = []
 
     def join(member):
@@ -234,7 +236,7 @@ def test_a_second_process_of_a_name_does_not_drive_out_the_first(lighthouse):
 
 
 def test_an_epoch_has_at_least_so_many_members(lighthouse):
-    member = Member(lighthouse.address, "a", timeout_s=5.0, least=2, absent_s=0.1)
+    member = BoardMember(lighthouse.address, "a", timeout_s=5.0, least=2, absent_s=0.1)
     with pytest.raises(RankFailed, match=r"a: no epoch began within 5 s; lighthouse 127.0.0.1:\d+: 1 members wait for others"):
         member.join()
     member.close()
@@ -242,4 +244,4 @@ def test_an_epoch_has_at_least_so_many_members(lighthouse):
 
 def test_an_address_that_is_taken_is_a_sentence(lighthouse):
     with pytest.raises(BadInput, match=r"port \d+ on 127.0.0.1 cannot be used: Address already in use"):
-        Lighthouse(port=lighthouse.address[1])
+        LighthouseProcess(port=lighthouse.address[1])
