@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo papers test test-rest test-all types kernels functions test-vllm vllm-versions docs dist install clean
+.PHONY: demo papers test test-rest test-all types kernels test-vllm vllm-versions docs dist install clean
 
 demo: install
 	$(BIN)/aurora demo -o demo
@@ -19,7 +19,7 @@ papers: install
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --no-print-directory -j 2 types kernels functions
+	$(MAKE) --no-print-directory -j 2 types kernels
 	$(PYTEST) -m "not full"
 
 # What `make test` leaves out: more of each kind, longer runs, every page's commands.
@@ -35,9 +35,6 @@ types: install
 
 kernels: install
 	$(BIN)/python -m tests.compile_kernels
-
-functions: install
-	$(BIN)/python -m tests.compile_functions
 
 # The site, in site/. A link or heading that is missing is an error.
 docs: install

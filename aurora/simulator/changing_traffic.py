@@ -128,7 +128,7 @@ def changing_traffic(
     if change == RECORDED:
         domain_W = np.repeat(np.arange(len(profiles)), [len(loads_TLE) for loads_TLE in recorded_D])
         return ChangingTraffic(np.concatenate(recorded_D).astype(np.float64), np.eye(len(profiles))[domain_W], mean_DLE)
-    check_one_of("change", change, CHANGES)
+    check_one_of("change", change, (*CHANGES, RECORDED))
     limits = (("windows", windows, MOST_TOKENS), ("lasting", lasting, MOST), ("tokens", 1 if tokens is None else tokens, MOST))
     for name, value, most in limits:
         if value < 1:

@@ -1,47 +1,58 @@
-"""What follows from the entries of a round: when an epoch is over, and when the next one begins."""
+"""What follows from a round."""
 
 from aurora.elastic.board import Entry, by_name, next_epoch, others_wait, over
 
-
-def entry(name, process="p", since_ms=0, **fields):
-    return Entry(name, process, since_ms, **fields)
+NOW_MS, ABSENT_S = 5000, 10.0
 
 
-def test_of_two_processes_of_a_name_the_one_that_is_further_or_older_counts():
-    first, second = entry("a", "first", 1), entry("a", "second", 2)
-    assert by_name([second, first]) == {"a": first}
-    assert by_name([first, entry("a", "second", 2, epoch=3)])["a"].process == "second"
-    assert list(by_name([entry("b"), entry("a")])) == ["a", "b"]
+def entry(name, epoch=0, **said):
+    return Entry(name, f"p-{name}", 1, epoch=epoch, **said)
 
 
-def test_an_epoch_is_over_when_a_member_is_missing_or_has_left():
-    processes = {"a": "p", "b": "p"}
-    serving = {name: entry(name, epoch=7, serving=True) for name in "ab"}
-    assert over(serving, 7, processes) is None
-    assert over({"a": serving["a"]}, 7, processes) == "b was lost"
-    assert over({"a": serving["a"]}, 7, processes, unseen={"b"}) is None
-    assert over({**serving, "b": entry("b", "another", epoch=7, serving=True)}, 7, processes) == "b was lost"
-    assert over({**serving, "b": entry("b", epoch=7)}, 7, processes) == "b has left the epoch"
-    assert over({**serving, "b": entry("b", epoch=7, agreed=True)}, 7, processes) is None
-    assert over({**serving, "b": entry("b", epoch=8, serving=True)}, 7, processes) == "b has left the epoch"
+def board(*entries):
+    return by_name(entries)
 
 
-def test_who_is_no_member_and_waits_is_waited_for():
-    serving = {name: entry(name, epoch=7, serving=True) for name in "ab"}
-    processes = {"a": "p", "b": "p"}
-    assert not others_wait(serving, processes)
-    assert others_wait({**serving, "c": entry("c")}, processes)
-    assert others_wait({**serving, "b": entry("b", "another")}, processes)
+def test_the_first_epoch_waits_for_those_who_are_expected_but_not_for_ever():
+    two = [entry(name, expected=3, waited_s=20.0) for name in "ab"]
+    assert next_epoch(board(*two, entry("c", waited_s=0.0)), NOW_MS, ABSENT_S) == NOW_MS
+    assert next_epoch(board(*two), NOW_MS, ABSENT_S) == NOW_MS
+    assert next_epoch(board(two[0], entry("b", expected=3, waited_s=9.0)), NOW_MS, ABSENT_S) == 0
+    assert next_epoch(board(two[0], entry("b", least=3, waited_s=20.0)), NOW_MS, ABSENT_S) == 0
 
 
-def test_an_epoch_begins_when_nobody_serves_and_enough_wait():
-    now_ms = 1000
-    waiting = {name: entry(name, epoch=7, waited_s=1.0) for name in "ab"}
-    assert next_epoch(waiting, now_ms, 10.0) == 1000
-    assert next_epoch(waiting, 3, 10.0) == 8  # greater than every number before, whatever the clock says
-    assert next_epoch({**waiting, "b": entry("b", epoch=7, serving=True)}, now_ms, 10.0) == 0
-    assert next_epoch({**waiting, "b": entry("b", epoch=7, unseen=1)}, now_ms, 10.0) == 0
-    assert next_epoch({**waiting, "b": entry("b", least=3)}, now_ms, 10.0) == 0
-    first = {name: entry(name, waited_s=1.0, expected=3) for name in "ab"}
-    assert next_epoch(first, now_ms, 10.0) == 0
-    assert next_epoch(first, now_ms, 0.5) == 1000
+def test_later_epochs_begin_when_nobody_serves_and_have_greater_numbers_whatever_the_clock_says():
+    waiting = [entry("a", 7000), entry("b", expected=3)]
+    assert next_epoch(board(*waiting), NOW_MS, ABSENT_S) == 7001
+    assert next_epoch(board(*waiting), 8000, ABSENT_S) == 8000
+    assert next_epoch(board(*waiting, entry("c", 7000, serving=True)), NOW_MS, ABSENT_S) == 0
+    assert next_epoch(board(*waiting, entry("c", 7000, unseen=1)), NOW_MS, ABSENT_S) == 0
+
+
+def test_an_epoch_is_over_when_a_member_is_missing_or_another_or_has_left_it_by_itself():
+    a, b = entry("a", 7, serving=True), entry("b", 7, serving=True)
+    members = {"a": "p-a", "b": "p-b"}
+    assert over(board(a, b), 7, members) is None
+    assert over(board(a, b, entry("c")), 7, members) is None
+    assert over(board(a), 7, members) == "b was lost"
+    assert over(board(a), 7, members, {"b"}) is None
+    assert over(board(a, Entry("b", "other", 1, epoch=7)), 7, members) == "b was lost"
+    assert over(board(a, entry("b", 7)), 7, members) == "b has left the epoch"
+    assert over(board(a, entry("b", 7, agreed=True)), 7, members) is None
+    assert over(board(a, entry("b", 8, serving=True)), 7, members) == "b has left the epoch"
+    assert over(board(a, entry("b", 3)), 7, members) == "b has left the epoch", "it missed the round"
+
+
+def test_who_waits_and_is_no_member_is_waited_for():
+    a, members = entry("a", 7, serving=True), {"a": "p-a"}
+    assert not others_wait(board(a), members)
+    assert others_wait(board(a, entry("b")), members)
+    assert not others_wait(board(a, entry("b", 9, serving=True)), members)
+    assert not others_wait(board(entry("a", 7, agreed=True)), members)
+
+
+def test_of_two_processes_of_a_name_that_of_the_later_epoch_counts_then_the_first():
+    first, second, serving = Entry("a", "x", 2), Entry("a", "y", 1), Entry("a", "z", 3, epoch=4, serving=True)
+    assert board(first, second, serving)["a"] is serving
+    assert board(first, second)["a"] is second
+    assert list(board(entry("b"), entry("a"))) == ["a", "b"]

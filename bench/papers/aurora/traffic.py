@@ -86,8 +86,28 @@ def _drawn(tokens: dict[str, int], rng: np.random.Generator) -> Workload:
 
 
 RECORDED_MODELS = {
-    "olmoe-1b-7b-0924": Shape("OLMoE-1B-7B-0924", layers=16, dense_layers=(), experts=64, top_k=8, hidden=2048, inner=1024),
-    "mixtral-8x7b-v0.1": Shape("Mixtral-8x7B-v0.1", layers=32, dense_layers=(), experts=8, top_k=2, hidden=4096, inner=14336),
+    "olmoe-1b-7b-0924": Shape(
+        "OLMoE-1B-7B-0924",
+        layers=16,
+        dense_layers=(),
+        experts=64,
+        top_k=8,
+        hidden=2048,
+        inner=1024,
+        dispatched=2048,
+        expert_weights=3 * 2048 * 1024,
+    ),
+    "mixtral-8x7b-v0.1": Shape(
+        "Mixtral-8x7B-v0.1",
+        layers=32,
+        dense_layers=(),
+        experts=8,
+        top_k=2,
+        hidden=4096,
+        inner=14336,
+        dispatched=4096,
+        expert_weights=3 * 4096 * 14336,
+    ),
 }
 RECORDED_SETS = {"prose": ("book", "c4", "wikipedia"), "technical": ("arxiv", "github")}
 COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
