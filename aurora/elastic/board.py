@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class Entry(Struct, frozen=True):
-    """What a member says in a round.
+    """Entry of a member in a round: who it is, and where it stands.
 
     Args:
         name: tells it from the others; ranks ascend with names.

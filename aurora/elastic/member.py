@@ -109,7 +109,7 @@ class BoardMember:
 
     @property
     def leaving(self) -> bool:
-        """Whether others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
+        """True if others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
         return self._leaving
 
     def join(self, data: Any = None, agreed: bool = False) -> BoardEpoch:
@@ -167,7 +167,7 @@ class BoardMember:
 
     @property
     def groups(self) -> EpochGroups:
-        """What `connect` has made last."""
+        """Process groups that `connect` has made last."""
         assert self._groups is not None
         return self._groups
 
@@ -231,16 +231,16 @@ class BoardMember:
 
     @property
     def _here(self) -> bool:
-        """Whether it takes part in rounds."""
+        """True if it takes part in rounds."""
         return self._over_s is None or self._asked_s is not None or time.monotonic() - self._over_s < self._hang_s
 
     @property
     def _key(self) -> str:
-        """What the lighthouse calls this member: a process that takes a dead one's name is not kept alive by it."""
+        """Name of this member at the lighthouse: a process that takes a dead one's name is not kept alive by it."""
         return f"{self.name}/{self._said.process}"
 
     def _entry(self) -> Entry:
-        """What to say in the next round; `_changed` is held."""
+        """Entry for the next round; `_changed` is held."""
         waited_s = 0.0 if self._asked_s is None else time.monotonic() - self._asked_s
         return msgspec.structs.replace(self._said, waited_s=waited_s, unseen=len(self._unseen))
 
