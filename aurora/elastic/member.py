@@ -4,25 +4,22 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
-import torch
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.elastic.board import Entry, by_name, next_epoch, others_wait, over
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import RankFailed
-from aurora.moe.transport import Transport, lost_others
 from aurora.runtime.distributed.epoch_gpu import RankGpu
-from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups, unless_stopped
-from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
-from aurora.runtime.distributed.epoch_transport import EpochTransport
+from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups
 from aurora.runtime.distributed.launcher import serve_store
+from aurora.runtime.distributed.member import Epoch, EpochMember
 from aurora.types.addresses import address_text, parse_address
 
 ROUND_S = 0.2  # between two rounds, and between two signs of life
@@ -34,25 +31,17 @@ HANG_S = 20.0
 
 
 @dataclass(frozen=True)
-class BoardEpoch:
-    """An epoch that a member takes part in.
+class BoardEpoch(Epoch):
+    """An epoch that a round at the lighthouse has begun.
 
     Args:
-        number: greater than that of every epoch before.
-        members: names of the members, ascending; a member's rank is its index.
-        data: what each member said when it joined, by name.
-        rank: this member's rank.
         store: address of the torch.distributed store of its first member.
     """
 
-    number: int
-    members: tuple[str, ...]
-    data: Mapping[str, Any]
-    rank: int
     store: str = ""
 
 
-class BoardMember:
+class BoardMember(EpochMember):
     """Takes part in the epochs of a run, as `name`.
 
     Two threads serve it from the first `join` on: one takes part in rounds, one sends signs of life.
@@ -98,7 +87,7 @@ class BoardMember:
         self._threads: list[threading.Thread] = []
         self._asked_s: float | None = None  # since when it waits for an epoch
         self._over_s: float | None = None  # since when its epoch is over
-        self._epoch = BoardEpoch(0, (), {}, 0)
+        self._epoch, self._rank = BoardEpoch(0, (), {}, 0), 0
         self._processes: dict[str, str] = {}  # of the epoch's members, by name
         self._unseen: set[str] = set()  # of them, those that were in no round since the lighthouse was lost
         self._unseen_until_s = 0.0
@@ -106,11 +95,6 @@ class BoardMember:
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: str | None = None
         self._groups: EpochGroups | None = None  # of the last epoch that had any
-
-    @property
-    def leaving(self) -> bool:
-        """True if others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
-        return self._leaving
 
     def join(self, data: Any = None, agreed: bool = False) -> BoardEpoch:
         """Waits for the next epoch.
@@ -164,53 +148,6 @@ class BoardMember:
             if self.stopped.is_set():
                 found.abort()
         return found.groups
-
-    @property
-    def groups(self) -> EpochGroups:
-        """Process groups that `connect` has made last."""
-        assert self._groups is not None
-        return self._groups
-
-    def transport(self, group: int = 0) -> Transport:
-        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
-        control = EpochTransport(self.groups.groups[group], self.perform)
-        if (communicators := self.groups.communicators) is None:
-            return control
-        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
-
-    def perform(self, call: Callable[[], Any]) -> None:
-        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
-
-        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
-        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
-        """
-        with lost_others(self._epoch.rank):
-            unless_stopped(self.stopped, call)
-
-    def vote(self, group: Any, leave: bool) -> bool:
-        """Tells the other members of the epoch that this one has prepared its step; a collective call.
-
-        Args:
-            group: a process group of the epoch.
-            leave: whether this member wants all to leave the epoch after this step.
-
-        Returns:
-            Whether all leave. That it returns means that all have prepared the step.
-
-        Raises:
-            RankFailed: if a member is lost; others may have seen all votes nevertheless.
-        """
-        # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
-        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
-        wishes_R = torch.empty_like(wish_R)
-        self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
-        return bool(wishes_R.any())
-
-    def leave(self) -> None:
-        """Breaks off the epoch at this end, so that members that wait for this one go on."""
-        with self._changed:
-            if self._groups is not None:
-                self._groups.abort()
 
     def close(self) -> None:
         """Ends the process groups, and takes part in no more rounds."""
@@ -311,6 +248,7 @@ class BoardMember:
         members = tuple(entries)
         data, store = {name: entry.data for name, entry in entries.items()}, next(iter(entries.values())).store
         self._epoch = BoardEpoch(number, members, data, members.index(self.name), store)
+        self._rank = self._epoch.rank
         self._processes = {name: entry.process for name, entry in entries.items()}
         self._said = msgspec.structs.replace(self._said, epoch=number, serving=True, agreed=False, data=None)
         self._unseen, self._leaving, self._asked_s, self._over_s = set(), False, None, None

@@ -12,12 +12,12 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_structure import model_structure
+from aurora.planner.workload.model_structure import MOST_EXPERTS, model_structure
 from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
-MOST_EXPERTS, MOST_WIDTH = 1 << 16, 1 << 24  # of a model that a config describes
+MOST_WIDTH = 1 << 24  # of a model that a config describes
 AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6  # of curves; seconds that every call adds
 
 
@@ -74,7 +74,8 @@ class Shape:
         structure, flat, remarks = model_structure(config), flat_config(config), []
         if structure is not None:
             flat = dict(structure.text) | flat
-            dense, layers, experts = dense_layers(config), len(structure.moe_layers), structure.experts
+            layers, experts = len(structure.moe_layers), structure.experts
+            dense = _others(structure.moe_layers, structure.decoder_layers)
             hidden, inner = structure.hidden, structure.inner
             dispatched, weights = structure.dispatched, structure.expert_weights
         else:
@@ -266,7 +267,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _looked_for() -> str:
-    """The names by which configs say which layers have experts."""
+    """Returns the names by which configs say which layers have experts."""
     return ", ".join((*_LAYER_RULES, *_LAYER_KINDS))
 
 
@@ -454,7 +455,7 @@ _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
     **dict.fromkeys(("fp8", "fbgemm_fp8", "finegrained_fp8", "deepspeedfp", "fp_quant", "ptpc_fp8"), lambda quantised: 8.0),
     **dict.fromkeys(("experts_int8", "eetq", "quanto_int8", "w8a8_int8"), lambda quantised: 8.0),
     **dict.fromkeys(("gptq", "gptq_marlin", "awq", "awq_marlin", "auto_round", "autoround", "intel/auto_round"), _packed),
-    **dict.fromkeys(("compressed_tensors", "compressed-tensors"), _compressed),
+    "compressed_tensors": _compressed,
     **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8", "nvfp4"), _modelopt),
     "mxfp4": lambda quantised: 4 + 8 / 32,
     "quark": _quark,
@@ -491,10 +492,10 @@ def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def number(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first of `names` that the config gives a whole number above zero, or such a number for each layer, all alike.
+    """Returns the first of `names` that the config gives a whole number above zero, or a list of one such number.
 
     Raises:
-        BadInput: if it gives none of them such a number.
+        BadInput: if it gives none of them such a number, or a list of different ones.
     """
     for name in names:
         value = config.get(name)

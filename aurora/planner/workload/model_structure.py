@@ -5,10 +5,16 @@ import importlib.util
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from aurora.errors import BadInput
+from aurora.types.arrays import MOST_LAYERS
+
+MOST_EXPERTS = 1 << 16  # of a layer that a config describes
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERTS = re.compile(r"(?<!shared_)experts$")
@@ -46,10 +52,25 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
 
     Args:
         config: the content of a transformers config.json, with all its parts.
+
+    Raises:
+        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts.
     """
-    if not isinstance(config.get("model_type"), str) or importlib.util.find_spec("transformers") is None:
+    installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    if not installed or not isinstance(config.get("model_type"), str):
         return None
+    _check_counts(config)
     return _structure(json.dumps(config, sort_keys=True, default=str))
+
+
+def _check_counts(config: Mapping[str, Any]) -> None:
+    """Raises BadInput for numbers of layers or experts, in any part, that no model has: modules would be built for hours."""
+    for name, value in config.items():
+        most = MOST_LAYERS if "layers" in str(name) else MOST_EXPERTS if "experts" in str(name) else None
+        if isinstance(value, Mapping):
+            _check_counts(value)
+        elif most is not None and isinstance(value, int) and value > most:
+            raise BadInput(f"config: {name} must be at most {most}, found {value}")
 
 
 @lru_cache(maxsize=16)
@@ -107,16 +128,14 @@ def _model_class(config_class: type) -> Any:
     return min(found, key=lambda each: (not each.__name__.endswith("Model"), len(each.__name__)))
 
 
-class _silent_transformers:
-    """Keeps transformers' log quiet."""
+@contextmanager
+def _silent_transformers() -> Iterator[None]:
+    """Context manager that keeps transformers' log quiet."""
+    from transformers.utils import logging
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._before = logging.get_verbosity()
-        logging.set_verbosity(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        logging.set_verbosity(self._before)
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

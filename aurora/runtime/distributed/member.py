@@ -39,7 +39,69 @@ class Epoch:
     rank: int
 
 
-class Member(LighthouseConnection):
+class EpochMember:
+    """Calls of a member in the process groups of its epoch, however the members agree on epochs.
+
+    Attributes:
+        stopped: set while the last epoch is over and the next has not begun.
+    """
+
+    stopped: threading.Event
+    _changed: threading.Condition  # guards what follows
+    _timeout_s: float
+    _rank: int  # in the last epoch
+    _groups: EpochGroups | None  # of the last epoch that had any
+    _leaving: bool
+
+    @property
+    def leaving(self) -> bool:
+        """True if others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
+        return self._leaving
+
+    def transport(self, group: int = 0) -> Transport:
+        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
+        assert self._groups is not None
+        control = EpochTransport(self._groups.groups[group], self.perform)
+        if (communicators := self._groups.communicators) is None:
+            return control
+        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
+
+    def perform(self, call: Callable[[], Any]) -> None:
+        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
+
+        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
+        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
+        """
+        with lost_others(self._rank):
+            unless_stopped(self.stopped, call)
+
+    def vote(self, group: Any, leave: bool) -> bool:
+        """Tells the other members of the epoch that this one has prepared its step; a collective call.
+
+        Args:
+            group: a process group of the epoch.
+            leave: whether this member wants all to leave the epoch after this step.
+
+        Returns:
+            Whether all leave. That it returns means that all have prepared the step.
+
+        Raises:
+            RankFailed: if a member is lost; others may have seen all votes nevertheless.
+        """
+        # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
+        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
+        wishes_R = torch.empty_like(wish_R)
+        self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
+        return bool(wishes_R.any())
+
+    def leave(self) -> None:
+        """Breaks off the epoch at this end, so that members that wait for this one go on."""
+        with self._changed:
+            if self._groups is not None:
+                self._groups.abort()
+
+
+class Member(LighthouseConnection, EpochMember):
     """Takes part in the epochs that a lighthouse forms, as `name`.
 
     Args:
@@ -66,11 +128,6 @@ class Member(LighthouseConnection):
         self._values: dict[str, bytes] = {}  # of the epoch's rendezvous
         self._groups: EpochGroups | None = None  # of the last epoch that had any
         self._connecting = False  # whether an epoch has begun and its groups are not made yet
-
-    @property
-    def leaving(self) -> bool:
-        """Whether others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
-        return self._leaving
 
     def join(self, data: Any, agreed: bool = False) -> Epoch:
         """Waits for the next epoch.
@@ -122,48 +179,6 @@ class Member(LighthouseConnection):
             if self.stopped.is_set():
                 found.abort()
         return found.groups
-
-    def transport(self, group: int = 0) -> Transport:
-        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
-        assert self._groups is not None
-        control = EpochTransport(self._groups.groups[group], self.perform)
-        if (communicators := self._groups.communicators) is None:
-            return control
-        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
-
-    def perform(self, call: Callable[[], Any]) -> None:
-        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
-
-        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
-        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
-        """
-        with lost_others(self._rank):
-            unless_stopped(self.stopped, call)
-
-    def vote(self, group: Any, leave: bool) -> bool:
-        """Tells the other members of the epoch that this one has prepared its step; a collective call.
-
-        Args:
-            group: a process group of the epoch.
-            leave: whether this member wants all to leave the epoch after this step.
-
-        Returns:
-            Whether all leave. That it returns means that all have prepared the step.
-
-        Raises:
-            RankFailed: if a member is lost; others may have seen all votes nevertheless.
-        """
-        # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
-        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
-        wishes_R = torch.empty_like(wish_R)
-        self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
-        return bool(wishes_R.any())
-
-    def leave(self) -> None:
-        """Breaks off the epoch at this end, so that members that wait for this one go on."""
-        with self._changed:
-            if self._groups is not None:
-                self._groups.abort()
 
     def close(self) -> None:
         """Ends the process groups, and says goodbye to the lighthouse."""

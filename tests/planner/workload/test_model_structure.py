@@ -41,6 +41,9 @@ def test_what_cannot_be_built_is_read_by_its_names():
     assert model_structure({"model_type": "qwen3_moe", "num_hidden_layers": "four"}) is None
     assert model_structure({"model_type": "a type to come"}) is None
     assert model_structure({}) is None
+    for said in ({"num_hidden_layers": 10**9}, {"num_experts": 10**9}, {"text_config": {"num_hidden_layers": 10**9}}):
+        with pytest.raises(BadInput, match=r"must be at most [0-9]+, found 1000000000"):  # and not after an hour
+            Shape.of(QWEN | said)
     assert model_structure({"model_type": "llama"}) is None  # it has no experts
 
 
