@@ -179,7 +179,10 @@ def _serve(
     names = [MODELS[model] for model in models]
     planned = [profiles[model].first_windows(profiles[model].windows - NEW_TOKENS) for model in models]
     unseen = [profiles[model].at_windows(range(profiles[model].windows)[-NEW_TOKENS:]) for model in models]
-    plan = aurora.plan(load_cluster(CLUSTER), planned, way.options, profile_paths=[f"{name}.npz" for name in names])
+    files = [f"{name}.planned.npz" for name in names]
+    for file, traffic in zip(files, planned, strict=True):
+        save(traffic, folder / file)
+    plan = aurora.plan(load_cluster(CLUSTER), planned, way.options, profile_paths=files)
     slug = "-".join([way.slug, *([] if way.together else names)])
     save(plan, folder / f"{slug}.plan.json")
     predicted = aurora.simulate(plan, unseen)
