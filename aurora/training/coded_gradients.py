@@ -18,9 +18,9 @@ from torch import nn
 from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
-from aurora.runtime.distributed.aggregation_worker import Arguments, Array, Delay
-from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.training.aggregation_worker import Arguments, Array, Delay
+from aurora.training.coded_aggregation import CodedAggregator
 from aurora.training.data import GlobalBatches
 from aurora.training.elastic_launcher import Watch
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
@@ -66,7 +66,7 @@ class CodedGradients:
         self, trainer: Trainer, path: str, samples_NT: IntArray, options: TrainOptions, delay_s: Delay | None = None
     ) -> None:
         code, work = code_of(options), PartGradients(path, samples_NT, options, options.ranks)
-        self._aggregator = CodedAggregator(work, [code], timeout_s=options.timeout_s, delay_s=delay_s, port=options.port)
+        self._aggregator = CodedAggregator(work, [code], timeout_s=options.timeout_s, delay_s=delay_s)
         self._trainer = trainer
         self._experts = trainer.state.layers[0].count if router_loss_weight(trainer.model, options.router_loss) else 0
         self.not_waited_for: tuple[int, ...] = ()
@@ -230,5 +230,5 @@ def train_coded(
             return replace(step, not_waited_for=coded.not_waited_for)
 
         run = TrainingRun(path, about, options, output)
-        result = run.take_steps(trainer, coded.prepare, transport, options.ranks, "store", tell)
+        result = run.take_steps(trainer, coded.prepare, transport, options.ranks, "pipes", tell)
     return replace(result, remarks=result.remarks + tuple(coded.remarks), lost=tuple(coded.lost))

@@ -37,7 +37,6 @@ class AggregationResult(Value):
         seconds: seconds of the whole round.
         compute_s: the longest time that an arrived worker computed, in seconds.
         late: number of messages that belonged to earlier rounds or were sent twice.
-        refused: number of messages, since the aggregation began, that came from no member or could not be read.
     """
 
     total: NDArray[Any]
@@ -46,4 +45,3 @@ class AggregationResult(Value):
     seconds: float
     compute_s: float
     late: int = 0
-    refused: int = 0

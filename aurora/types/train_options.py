@@ -44,7 +44,7 @@ class TrainOptions:
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo; the same on all hosts.
         seed: for the sequence of the samples.
         timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
-        port: port of the ranks' rendezvous; 0: a free one.
+        port: port of the ranks' rendezvous; 0: a free one, with redundancy none.
     """
 
     steps: int = option(100, above=0, most=MOST)
@@ -95,12 +95,14 @@ class TrainOptions:
         if self.elastic:
             raise BadInput("`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`")
         if self.transport != "auto":
-            raise BadInput(f"`redundancy`: gradients travel through a store, expected `transport` auto, found {self.transport}")
+            raise BadInput(f"`redundancy`: gradients travel over pipes, expected `transport` auto, found {self.transport}")
         if self.min_replicas not in (None, self.ranks):
             raise BadInput(
                 f"`redundancy`: a rank computes parts of a batch without the others, so it holds all experts: expected "
                 f"`min_replicas` {self.ranks}, the number of ranks, or none, found {self.min_replicas}"
             )
+        if self.port:
+            raise BadInput(f"`port`: expected none with `redundancy`, whose ranks meet at no port, found {self.port}")
         for name in ("slots_per_gpu", "rebalance_every"):
             if (found := getattr(self, name)) is not None:
                 raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")

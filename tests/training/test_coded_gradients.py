@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.own_weights import load_without_experts
 from aurora.planner.gradient_codes import load_of, make_code
-from aurora.runtime.distributed.aggregation_round import AggregationRound
-from aurora.runtime.distributed.aggregation_worker import weighted_sum
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.training.aggregation_round import AggregationRound, Answer
+from aurora.training.aggregation_worker import weighted_sum
 from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, WholeModel, train_coded
 from aurora.training.data import GlobalBatches, read_samples
 from aurora.training.run import train
@@ -50,7 +50,7 @@ class DrawnAggregator:
         for worker in self._rng.permutation(len(job.codes[0].code_WB)).tolist():
             if not current.determined and worker != self._slow:
                 total = weighted_sum(job.work, job.codes[0], worker, arguments, lambda: False)
-                current.take({"round": self._rounds, "worker": worker, "error": "", "seconds": 0.0}, total)
+                current.take(worker, Answer(self._rounds, total))
         return current.result()
 
 
@@ -149,7 +149,8 @@ def test_a_gradient_that_is_not_finite_is_a_sentence(folder):
     [
         ({"redundancy": 1, "scheme": "cyclic"}, "`scheme`: is for a run with `redundancy` above 1, found cyclic"),
         ({"elastic": True}, "`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`"),
-        ({"transport": "gloo"}, "`redundancy`: gradients travel through a store, expected `transport` auto, found gloo"),
+        ({"transport": "gloo"}, "`redundancy`: gradients travel over pipes, expected `transport` auto, found gloo"),
+        ({"port": 29500}, "`port`: expected none with `redundancy`, whose ranks meet at no port, found 29500"),
         ({"min_replicas": 2}, "so it holds all experts: expected `min_replicas` 4, the number of ranks, or none, found 2"),
         ({"slots_per_gpu": 3}, "`slots_per_gpu`: expected none with `redundancy`, where each rank holds all experts, found 3"),
         ({"rebalance_every": 5}, "`rebalance_every`: expected none with `redundancy`, where each rank holds all experts"),

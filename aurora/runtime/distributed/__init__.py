@@ -7,7 +7,5 @@
 - `lighthouse`: where members of an elastic run meet, on one machine or several; `quorum`: what it decides; `member`: a
   member's end; `connections`, `signed_messages`, `secret`: how they talk, and prove who they are; `elastic_steps`,
   `commit_rule`: steps that all members commit or none
-- `coded_aggregation`: a sum from redundant workers; `aggregation_round`: what has arrived of it; `aggregation_worker`: a
-  worker's end; `aggregation_messages`: their messages
 - `secret`: the secret that members prove to know
 """

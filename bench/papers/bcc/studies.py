@@ -9,7 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.gradient_codes import GradientCode, make_code
-from aurora.runtime.distributed.coded_aggregation import CodedAggregator
+from aurora.training.coded_aggregation import CodedAggregator
 from aurora.types import WorkerReport
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.option_checks import MOST_SEED, at_most, check_options, option

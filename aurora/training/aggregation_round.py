@@ -18,6 +18,23 @@ Watch = Callable[[Sequence[WorkerReport]], None]
 ROUNDING = 0.05  # how far a decoded count may be from a whole number
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a worker in a round.
+
+    Attributes:
+        round: the round's number.
+        total: the sum of the worker's batches; None if it failed.
+        seconds: seconds that it computed.
+        error: why it failed; empty if it did not.
+    """
+
+    round: int
+    total: Array | None
+    seconds: float = 0.0
+    error: str = ""
+
+
 @dataclass
 class _Copies:
     """What workers have sent that hold the same batches: (result, its senders) for each different result."""
@@ -84,28 +101,27 @@ class AggregationRound:
             if not report.batches:
                 self.set_state(report.worker, "not needed")
 
-    def take(self, head: dict[str, Any], message: Array | None) -> None:
-        """Handles a message from a worker: counted as late, refused, used, or compared with those of the same batches."""
-        worker = head["worker"]
-        if head["round"] != self._number or self._reports[worker].state != "working":
+    def take(self, worker: int, answer: Answer) -> None:
+        """Handles a worker's answer: counted as late, refused, used, or compared with those of the same batches."""
+        if answer.round != self._number or self._reports[worker].state != "working":
             self._late += 1
             return
-        if refusal := self._refusal(head, message):
-            self.set_state(worker, refusal)
+        total = answer.total
+        if total is None or (refusal := self._refusal(total)):
+            self.set_state(worker, f"failed: {answer.error}" if total is None else refusal)
             self.check_recoverable()
             return
-        assert message is not None
-        self._compute_s = max(self._compute_s, head["seconds"])
+        self._compute_s = max(self._compute_s, answer.seconds)
         self._arrived.append(worker)
         if self._code.needed is not None:
-            self._sums[worker] = message
+            self._sums[worker] = total
             self.set_state(worker, "used")
             self._weights = self._code.weights(self._arrived)
             return
         batches = self._reports[worker].batches
         copies = self._copies[batches]
         self.set_state(worker, "not needed" if copies.versions else "used")
-        copies.add(worker, message)
+        copies.add(worker, total)
         copies.settled = True
         if len(copies.versions) > 1:
             self._settle(batches)
@@ -163,15 +179,12 @@ class AggregationRound:
         self._watch(reports)
         return AggregationResult(total, tuple(self._arrived), tuple(reports), seconds, self._compute_s, self._late)
 
-    def _refusal(self, head: dict[str, Any], message: Array | None) -> str:
-        """Why a message cannot be used; empty where it can."""
-        if head["error"]:
-            return f"failed: {head['error']}"
+    def _refusal(self, total: Array) -> str:
+        """Why a worker's sum cannot be used; empty where it can."""
         dtype = self._like.dtype if self._code.needed is None else np.dtype(np.float64)
-        if message is None or message.shape != self._like.shape or message.dtype != dtype:
-            found = "nothing" if message is None else f"{message.dtype} {message.shape}"
-            return f"refused: expected {dtype} {self._like.shape}, found {found}"
-        if message.dtype.kind == "f" and not np.isfinite(message).all():
+        if total.shape != self._like.shape or total.dtype != dtype:
+            return f"refused: expected {dtype} {self._like.shape}, found {total.dtype} {total.shape}"
+        if total.dtype.kind == "f" and not np.isfinite(total).all():
             return "refused: expected finite numbers, found NaN or infinity"
         return ""
 

@@ -1,10 +1,6 @@
 """Sums from redundant processes: those that stall or die change nothing, those that lie are found out, none is left behind."""
 
-import datetime
 import functools
-import hashlib
-import io
-import json
 import multiprocessing
 import os
 import signal
@@ -14,15 +10,11 @@ import time
 import numpy as np
 import psutil
 import pytest
-from torch.distributed import HashStore, TCPStore
 
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
-from aurora.runtime.distributed.aggregation_messages import RESULTS_KEY, pack_message, unpack_message
-from aurora.runtime.distributed.aggregation_worker import serve_rounds
-from aurora.runtime.distributed.coded_aggregation import CodedAggregator
 from aurora.runtime.distributed.launcher import start_fork_server
-from aurora.runtime.distributed.secret import new_secret, proof
+from aurora.training.coded_aggregation import CodedAggregator
 
 pytestmark = pytest.mark.full
 
@@ -77,26 +69,6 @@ def coded_sum(work, batches, workers, redundancy, scheme, like, **options):
         return aggregator.aggregate(like)
 
 
-class ThreadStore(HashStore):
-    """A HashStore in which several threads may wait for queues: torch's wakes one of them, whichever queue that waits for."""
-
-    def queue_push(self, key, value):
-        """Adds a value to a queue."""
-        super().queue_push(key, value)
-        super().set("queues", key)  # wakes all that wait; who finds the queue empty waits on
-
-
-class ThreadAggregator(CodedAggregator):
-    """An aggregator whose workers are threads."""
-
-    def _start(self):
-        self._store = store = ThreadStore()
-        store.set_timeout(datetime.timedelta(seconds=60))
-        for worker in range(self._workers):
-            args = (lambda: store, worker, self._job, lambda: None)
-            threading.Thread(target=serve_rounds, args=args, daemon=True, name=f"aurora-rank-{worker}").start()
-
-
 def children():
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -139,8 +111,13 @@ def by_fate(known, batch, _arguments):
 
 
 def wait_for(path):
+    wait_until(path.exists)
+
+
+def wait_until(true):
     until = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < until:
+    while not true():
+        assert time.monotonic() < until
         time.sleep(0.01)
 
 
@@ -166,6 +143,7 @@ def test_workers_that_misbehave_change_nothing_and_nobody_is_left(tmp_path):
     assert found.arrived == (0,)
     assert [report.state for report in found.reports[1:]] == [state for _, state in FATES.values()]
     assert children() <= before
+    wait_until(lambda: not any(thread.name.startswith("aurora-worker-") for thread in threading.enumerate()))
 
 
 def test_cyclic_repetition_waits_for_all_but_the_repeated():
@@ -232,54 +210,14 @@ def lies_first(known, batch, _arguments):
     return counts(batch)
 
 
-def forged(worker):
-    """A message of the first round as whoever knows the format, but no secret, would write it."""
-    body = io.BytesIO()
-    np.save(body, counts(0) + 1000)
-    line = {"round": 1, "worker": worker, "error": "", "seconds": 0.1, "key": "k", "pieces": 0, "empty": False}
-    return json.dumps(line).encode() + b"\n" + body.getvalue()
+def failing(worker, number):
+    """Raises where rounds are served, outside of the work."""
+    raise OSError(f"worker {worker} has no clock in round {number}")
 
 
-def test_messages_of_others_in_the_store_change_nothing(tmp_path, caplog):
-    known = tmp_path / "known"
-    with CodedAggregator(functools.partial(waiting, known), [GradientCode("balanced", np.ones((2, 1)))]) as aggregator:
-        store = TCPStore("127.0.0.1", aggregator._store.port, is_master=False)
-        for message in (forged(0), forged(99), b"garbage", b"", b"\n" + forged(1), b"0" * 64 + b"\n" + forged(1)):
-            store.queue_push(RESULTS_KEY, message)
-        known.touch()
-        found = aggregator.aggregate(COUNTS)
-    assert (found.total == counts(0)).all()
-    assert found.refused == 6
-    assert len(caplog.records) == 1
-    assert "comes from no member of the run" in caplog.text
-
-
-def waiting(known, batch, _arguments):
-    wait_for(known)
-    return counts(batch)
-
-
-def test_messages_of_members_that_cannot_be_read_are_sentences():
-    store, secret = {}, new_secret()
-    packed = pack_message(store, secret, "key", {"worker": 0}, counts(0))
-    head, array = unpack_message(store, secret, packed)
-    assert head["worker"] == 0
-    assert (array == counts(0)).all()
-    with pytest.raises(BadInput, match="was changed on its way"):
-        unpack_message(store, secret, packed[:-1] + b"?")
-    empty = json.dumps({"key": "key", "pieces": 0, "empty": False, "digest": hashlib.sha256().hexdigest()}).encode()
-    for line in (b"nothing", b"[]", b"{}", b'{"key": 1, "pieces": "many"}', b"[" * 100_000, empty):
-        with pytest.raises(BadInput, match="cannot be read"):
-            unpack_message(store, secret, proof(secret, line).encode() + b"\n" + line + b"\n")
-
-
-def test_a_message_with_pieces_is_read_once(monkeypatch):
-    monkeypatch.setattr("aurora.runtime.distributed.aggregation_messages.PIECE_BYTES", 64)
-    store, secret = TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=0.2)), new_secret()
-    packed = pack_message(store, secret, "key", {"worker": 0}, counts(0))
-    assert (unpack_message(store, secret, packed, delete=True)[1] == counts(0)).all()
-    with pytest.raises(BadInput, match="was read before"):
-        unpack_message(store, secret, packed, delete=True)
+def test_a_worker_that_ends_by_an_unexpected_error_says_why():
+    with pytest.raises(RankFailed, match=r"worker 0 failed: OSError at .*: worker 0 has no clock in round 1"):
+        coded_sum(counts, 2, 1, 1, "uncoded", like=COUNTS, rng=rng(), delay_s=failing)
 
 
 def scaled(batch, arguments):
@@ -302,40 +240,39 @@ def test_round_after_round_with_late_workers():
     assert {state for states in seen for state in states} <= {"working", "used", "not needed", "not waited for"}
 
 
-def test_a_worker_that_was_away_takes_the_newest_round_and_its_arguments(monkeypatch):
-    """Worker 1 stops while it has read half of the first arguments, and goes on when newer ones have replaced them."""
-    monkeypatch.setattr("aurora.runtime.distributed.aggregation_messages.PIECE_BYTES", 64)
-    goes_on, computed = threading.Event(), []
+def noted(path, batch, arguments):
+    """Notes the factor, and fails if an argument that the master keeps came again."""
+    with (path / str(me())).open("a") as file:
+        file.write(f"{arguments['factor'][0]:g} ")
+    kept = vars(noted).setdefault("kept", arguments["kept"])
+    if kept is not arguments["kept"]:
+        raise BadInput("`kept` was sent again")
+    return reals(batch) * arguments["factor"][:5]
 
-    def work(batch, arguments):
-        computed.append((threading.current_thread().name, float(arguments["factor"][0])))
-        return reals(batch) * arguments["factor"][:5]
 
-    def stopping(store, secret, message, delete=False):
-        if threading.current_thread().name == "aurora-rank-1" and not goes_on.is_set() and b'"version"' in message:
-            assert goes_on.wait(60)
-        return unpack_message(store, secret, message, delete)
-
-    monkeypatch.setattr("aurora.runtime.distributed.aggregation_worker.unpack_message", stopping)
+def test_a_stopped_worker_delays_nobody_and_takes_the_newest_round_and_its_arguments(tmp_path):
+    """Worker 1 is stopped before it has read the first arguments, which its pipe does not hold, and goes on four rounds later."""
     codes = [GradientCode("balanced", np.ones((2, 1))), GradientCode("uncoded", np.array([[0.0], [1.0]]))]
-    with ThreadAggregator(work, codes, timeout_s=60.0) as aggregator:
-        kept = np.full(20, 9.0)
+    with CodedAggregator(functools.partial(noted, tmp_path), codes, timeout_s=60.0) as aggregator:
+        os.kill(aggregator.pids[1], signal.SIGSTOP)
+        kept = np.full(5, 9.0)
         for number in range(4):
-            found = aggregator.aggregate(REALS, {"factor": np.full(20, float(number)), "kept": kept})
+            found = aggregator.aggregate(REALS, {"factor": np.full(1 << 20, float(number)), "kept": kept})
             assert found.arrived == (0,)
             assert found.total == pytest.approx(number * reals(0))
-        goes_on.set()
-        found = aggregator.aggregate(REALS, {"factor": np.full(20, 5.0), "kept": kept}, code=1)
+        os.kill(aggregator.pids[1], signal.SIGCONT)
+        found = aggregator.aggregate(REALS, {"factor": np.full(1 << 20, 5.0), "kept": kept}, code=1)
     assert found.arrived == (1,)
     assert found.total == pytest.approx(5 * reals(0))
-    assert [factor for name, factor in computed if name == "aurora-rank-1"][-1] == 5.0
+    assert (tmp_path / "0").read_text().split() == ["0", "1", "2", "3"]
+    assert {*(tmp_path / "1").read_text().split()} <= {"0", "3", "5"}, "the pipe held the first round; then the newest counts"
 
 
 def large(batch, _arguments):
     return np.full(3 << 20, batch + 1, dtype=np.int64)
 
 
-def test_results_larger_than_the_store_takes_at_once():
+def test_results_larger_than_a_pipe_takes_at_once():
     found = coded_sum(large, 2, 2, 1, "uncoded", like=np.zeros(3 << 20, dtype=np.int64), rng=rng())
     assert (found.total == 3).all()
 
