@@ -10,14 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.migration.weight_moves import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
-from aurora.planner.plan import (
-    checked,
-    held_slots,
-    layer_seconds,
-    planned_scenario,
-    schedule_model,
-    surviving,
-)
+from aurora.planner.plan import held_slots, layer_seconds, ordered_plan, planned_scenario
 from aurora.planner.scenarios.scenario import Scenario
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -229,33 +222,11 @@ def _next_plan(
     for layer in range(joint.count):
         bytes_GG += joint.moved(kept, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
-    models = tuple(
-        schedule_model(
-            new.cluster,
-            [profile, *domains],
-            placement,
-            new.options.order,
-            rng,
-            model.profile_path,
-            model.deduplicated,
-            model.hierarchy,
-        )
-        for model, profile, placement in zip(new.models, joint.profiles, final, strict=True)
-    )
     scenario = planned_scenario(new, joint.profiles, domains)
     moved_s = float(scenario.seconds(final).sum())
-    plan = replace(
-        new,
-        models=models,
-        objective_s=moved_s,
-        bound_s=min(_bound_s(new, final, scenario), moved_s),
-        assignment_bound_s=None,
-        epoch=old.epoch + 1,
-        survival_LK=surviving(new.cluster, new.options, final[0]),
-        unseen_s=None if new.unseen_s is None else scenario.unseen_s(final),
-        slot_gain=None,
-    )
-    return checked(plan, joint.profiles, domains), schedule, bytes_GG
+    placed = scenario.placed(final, moved_s, _bound_s(new, final, scenario))
+    plan = ordered_plan(scenario, placed, [model.profile_path for model in new.models], rng)
+    return replace(plan, options=new.options, epoch=old.epoch + 1, notes=new.notes), schedule, bytes_GG
 
 
 def _bound_s(new: Plan, final: Sequence[Placement], scenario: Scenario) -> float:

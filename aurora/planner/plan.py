@@ -109,20 +109,7 @@ def make_plan(
     options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options, domains)
-    placed = scenario.place(rng, clock, progress)
-    models = _ordered(scenario, placed, profile_paths, rng, progress)
-    unchecked = Plan(
-        cluster,
-        models,
-        options,
-        placed.objective_s,
-        placed.bound_s,
-        placed.assignment_bound_s,
-        survival_LK=surviving(cluster, options, placed.placements_M[0]),
-        unseen_s=placed.unseen_s,
-        slot_gain=placed.slot_gain,
-    )
-    return checked(unchecked, profiles, domains)
+    return ordered_plan(scenario, scenario.place(rng, clock, progress), profile_paths, rng, progress)
 
 
 def price(
@@ -172,19 +159,36 @@ def price(
         seconds_L[layer] = scenario.price(costs_M, scenario.splits(placements, layer))
         bound_s += scenario.bound(costs_M, held_slots(placements, layer))
     objective_s = float(seconds_L.sum())
-    bound_s = min(bound_s, objective_s)
-    placed = PlacedModels(
-        tuple(placements), objective_s, bound_s, None, None, None, scenario.deduplicated, scenario.hierarchy_M
+    return ordered_plan(scenario, scenario.placed(placements, objective_s, bound_s), profile_paths, rng)
+
+
+def ordered_plan(
+    scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = untold
+) -> Plan:
+    """Returns the checked plan of placed models, with their orders and the seconds between which its objective lies."""
+    cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
+    each = zip(
+        profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
-    models = _ordered(scenario, placed, profile_paths, rng)
-    unchecked = Plan(cluster, models, options, objective_s, bound_s, unseen_s=scenario.unseen_s(placements))
-    return checked(unchecked, profiles)
-
-
-def checked(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Plan:
-    """Returns a plan with the seconds between which its objective lies, checked."""
-    between_s = objective_between(plan, profiles, domains)
-    plan = plan if plan.between_s == between_s else replace(plan, between_s=between_s)
+    models = tuple(
+        schedule_model(
+            cluster, (profile, *domains), placement, options.order, rng, path, placed.deduplicated, hierarchy, progress
+        )
+        for profile, placement, path, hierarchy in each
+    )
+    plan = Plan(
+        cluster,
+        models,
+        options,
+        placed.objective_s,
+        placed.bound_s,
+        placed.assignment_bound_s,
+        survival_LK=surviving(cluster, options, placed.placements_M[0]),
+        unseen_s=placed.unseen_s,
+        slot_gain=placed.slot_gain,
+    )
+    if (between_s := objective_between(plan, profiles, domains)) is not None:
+        plan = replace(plan, between_s=between_s)
     check_plan(plan)
     return plan
 
@@ -260,19 +264,6 @@ def surviving(cluster: Cluster, options: PlanOptions, placement: Placement) -> F
 def held_slots(placements: Sequence[Placement], layer: int) -> IntArray | int:
     """Returns (G,) int64, the slots of a layer that one model uses on each GPU; zero for several models."""
     return np.array([len(held) for held in placements[0].slots_LG[layer]]) if len(placements) == 1 else 0
-
-
-def _ordered(
-    scenario: Scenario, placed: PlacedModels, paths: Sequence[str], rng: np.random.Generator, progress: Progress = untold
-) -> tuple[ModelPlan, ...]:
-    """The placed models with their orders."""
-    paths, hierarchy_M = list(paths) or [""] * len(scenario.profiles), placed.hierarchy_M or (None,) * len(scenario.profiles)
-    each = zip(scenario.profiles, placed.placements_M, paths, hierarchy_M, strict=True)
-    cluster, domains, order = scenario.cluster, scenario.domains, scenario.options.order
-    return tuple(
-        schedule_model(cluster, (profile, *domains), placement, order, rng, path, placed.deduplicated, hierarchy, progress)
-        for profile, placement, path, hierarchy in each
-    )
 
 
 def schedule_model(

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, Value, check_name
-from aurora.types.network import Fabric, Network, TransferCurve, by_partners, check_curves
+from aurora.types.network import Fabric, Network, TransferCurve, checked_curves
 
 PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}  # each way, after coding; by generation
 
@@ -132,14 +132,8 @@ class Cluster(Value):
         object.__setattr__(self, "gpus", tuple(self.gpus))
         if not self.gpus:
             raise BadInput(f"cluster {self.name!r}: expected at least one [[gpu]], found none")
-        if not 0 <= self.incast <= 1:
-            raise BadInput(f"cluster {self.name!r}: incast must lie between 0 and 1, found {self.incast}")
-        if self.fabric is not None and self.fabric.gpus != len(self.gpus):
-            raise BadInput(
-                f"cluster {self.name!r}: expected a fabric of {len(self.gpus)} GPUs, found one of {self.fabric.gpus}"
-            )
-        object.__setattr__(self, "link_curves", by_partners(f"cluster {self.name!r}", self.link_curves))
-        check_curves(f"cluster {self.name!r}", self.link_curves, self.fabric is not None, self.incast)
+        given = len(self.gpus), self.fabric, self.incast, self.link_curves
+        object.__setattr__(self, "link_curves", checked_curves(f"cluster {self.name!r}", *given))
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -165,7 +159,7 @@ class Cluster(Value):
         """(G,) float64: fixed seconds of one message of each GPU."""
         return self.network.startup_s_G
 
-    @property
+    @cached_property
     def equal(self) -> bool:
         """True if all GPUs are equal in everything that planning looks at."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1

@@ -206,36 +206,35 @@ class TransferCurve(Value):
         return TransferCurve(self.partners, self.bytes_X * times, self.seconds_X)
 
 
-def by_partners(what: str, curves: Sequence[TransferCurve]) -> tuple[TransferCurve, ...]:
-    """Returns curves by rising partners.
+def checked_curves(
+    what: str, gpus: int, fabric: Fabric | None, incast: float, curves: Sequence[TransferCurve]
+) -> tuple[TransferCurve, ...]:
+    """Returns curves by rising partners, after checking what limits some GPUs beside their ports.
 
     Args:
-        what: how errors name their owner.
-        curves: the curves.
+        what: how errors name the owner of all this.
+        gpus: how many GPUs it has.
+        fabric: its fabric; None: a big switch.
+        incast: its incast.
+        curves: its curves.
 
     Raises:
-        BadInput: if two have the same number of partners.
+        BadInput: if the fabric has another number of GPUs, incast lies outside 0 to 1, or there are curves of one number of
+            partners twice, or beside a fabric or incast.
     """
+    if fabric is not None and fabric.gpus != gpus:
+        raise BadInput(f"{what}: expected a fabric of {gpus} GPUs, found one of {fabric.gpus}")
+    if not 0 <= incast <= 1:
+        raise BadInput(f"{what}: incast must lie between 0 and 1, found {incast}")
     rising = tuple(sorted(curves, key=lambda curve: curve.partners))
     for one, other in pairwise(rising):
         if one.partners == other.partners:
             raise BadInput(f"{what}: expected one link curve for each number of partners, found two of {one.partners}")
-    return rising
-
-
-def check_curves(what: str, curves: Sequence[TransferCurve], fabric: bool, incast: float) -> None:
-    """Raises BadInput if there are curves beside a fabric, or beside incast.
-
-    Args:
-        what: how errors name their owner.
-        curves: the curves.
-        fabric: whether their owner has a fabric.
-        incast: its incast.
-    """
-    if curves and fabric:
+    if rising and fabric is not None:
         raise BadInput(f"{what}: expected no fabric beside link curves, which hold for ports alone")
-    if curves and incast:
+    if rising and incast:
         raise BadInput(f"{what}: expected no incast beside link curves, which include it, found {incast}")
+    return rising
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,12 +283,7 @@ class Network(Value):
             if column_G.size and column_G.min() < least:
                 expected = "seconds of zero or more" if name == "startup_s_G" else "rates above zero"
                 raise BadInput(f"network: {name}: expected {expected}, found {column_G.min()}")
-        if self.fabric is not None and self.fabric.gpus != self.gpus:
-            raise BadInput(f"network: fabric: expected {self.gpus} GPUs as in out_Bps_G, found {self.fabric.gpus}")
-        if not 0 <= self.incast <= 1:
-            raise BadInput(f"network: incast: expected a number between 0 and 1, found {self.incast}")
-        object.__setattr__(self, "curves", by_partners("network", self.curves))
-        check_curves("network", self.curves, self.fabric is not None, self.incast)
+        object.__setattr__(self, "curves", checked_curves("network", self.gpus, self.fabric, self.incast, self.curves))
 
     @classmethod
     def equal(cls, gpus: int, Bps: float = 1.0, startup_s: float = 0.0) -> "Network":

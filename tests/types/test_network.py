@@ -43,8 +43,8 @@ def test_startups_are_zero_by_default():
         ({"in_Bps_G": [1.0]}, "network: in_Bps_G: expected 2 GPUs as in out_Bps_G, found 1"),
         ({"startup_s_G": [0.0, -1.0]}, "network: startup_s_G: expected seconds of zero or more, found -1.0"),
         ({"startup_s_G": [0.0] * 3}, "network: startup_s_G: expected 2 GPUs as in out_Bps_G, found 3"),
-        ({"incast": 1.5}, "network: incast: expected a number between 0 and 1, found 1.5"),
-        ({"incast": float("nan")}, "network: incast: expected a number between 0 and 1, found nan"),
+        ({"incast": 1.5}, "network: incast must lie between 0 and 1, found 1.5"),
+        ({"incast": float("nan")}, "network: incast must lie between 0 and 1, found nan"),
     ],
 )
 def test_bad_columns_say_what_is_wrong(change, message):
@@ -54,7 +54,7 @@ def test_bad_columns_say_what_is_wrong(change, message):
 
 def test_a_fabric_is_of_its_network():
     assert Network([1.0, 1.0], [1.0, 1.0], fabric=PAIR).fabric is PAIR
-    with pytest.raises(BadInput, match="network: fabric: expected 3 GPUs as in out_Bps_G, found 2"):
+    with pytest.raises(BadInput, match="network: expected a fabric of 3 GPUs, found one of 2"):
         replace(Network.equal(3), fabric=PAIR)
 
 

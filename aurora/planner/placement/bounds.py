@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csr_array, eye_array, kron
 
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
-from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
+from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive
 from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, phase_program
 from aurora.planner.placement.objective import Formula, Part, formula
@@ -205,14 +205,7 @@ def _least_s(part: Part, costs_M: Sequence[LayerCosts], replicas: bool) -> float
     return spread_beside(*_summed(part, costs_M), replicas)
 
 
-def deduplicated_bound(
-    counts_SEE: IntArray,
-    top_k: int,
-    slots_G: IntArray,
-    expert_s_GE: FloatArray,
-    gate_s_G: FloatArray,
-    port_s_XG: FloatArray,
-) -> float:
+def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
     """Returns a lower bound on Eq. 1 without aggregation, for all unreplicated placements, if tokens are deduplicated.
 
     A GPU receives at least the tokens of any one expert that it holds, and at least `_shared_GE` for all its experts together.
@@ -221,10 +214,7 @@ def deduplicated_bound(
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
         top_k: experts per token.
-        slots_G: (G,) int64, how many experts each GPU can hold.
-        expert_s_GE: (G, E) seconds of each expert on each GPU.
-        gate_s_G: (G,) seconds of the gate.
-        port_s_XG: (4, G) seconds per token: sent and received in the dispatch, sent and received in the combine.
+        costs: what no placement changes.
 
     Returns:
         Seconds.
@@ -232,7 +222,7 @@ def deduplicated_bound(
     Source:
         Eq. 1: Aurora (arXiv:2410.17043).
     """
-    send_s_G, recv_s_G, csend_s_G, crecv_s_G = port_s_XG
+    expert_s_GE, gate_s_G, (send_s_G, recv_s_G, csend_s_G, crecv_s_G), slots_G = costs
     own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
     arriving_GE = own_GE.sum(axis=0) - own_GE  # tokens that start on GPU g are not sent to experts there
     shared_GE, sent_G = _shared_GE(counts_SEE, top_k, slots_G), least_sent(counts_SEE, top_k, slots_G)

@@ -28,6 +28,7 @@ from aurora.planner.placement.slot_state import (
     scratch_memory,
     start_slots,
     swap,
+    with_share,
 )
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY_INT64 as EMPTY
@@ -78,24 +79,12 @@ def best_swap(layer, slots, scratch, g, best_s):
                 priced += 1
                 for w in range(scenarios):
                     first_s = larger(
-                        larger(
-                            ours_PXW[p, 0, w] + share_b * part_s_GEXW[g, b, 0, w],
-                            ours_PXW[p, 1, w] + share_b * part_s_GEXW[g, b, 1, w],
-                        ),
-                        larger(
-                            theirs_QXW[q, 0, w] + share_a * part_s_GEXW[h, a, 0, w],
-                            theirs_QXW[q, 1, w] + share_a * part_s_GEXW[h, a, 1, w],
-                        ),
+                        with_share(ours_PXW, p, part_s_GEXW, g, b, share_b, 0, w),
+                        with_share(theirs_QXW, q, part_s_GEXW, h, a, share_a, 0, w),
                     )
                     second_s = larger(
-                        larger(
-                            ours_PXW[p, 2, w] + share_b * part_s_GEXW[g, b, 2, w],
-                            ours_PXW[p, 3, w] + share_b * part_s_GEXW[g, b, 3, w],
-                        ),
-                        larger(
-                            theirs_QXW[q, 2, w] + share_a * part_s_GEXW[h, a, 2, w],
-                            theirs_QXW[q, 3, w] + share_a * part_s_GEXW[h, a, 3, w],
-                        ),
+                        with_share(ours_PXW, p, part_s_GEXW, g, b, share_b, 1, w),
+                        with_share(theirs_QXW, q, part_s_GEXW, h, a, share_a, 1, w),
                     )
                     seconds_W[w] = larger(rest_YW[0, w], first_s) + larger(rest_YW[1, w], second_s) + aggregate_s_W[w]
                 value_s = objective(seconds_W, weight_W, ranked_W, layer.worst, best_s)
@@ -240,13 +229,7 @@ def _best_place(layer, slots, scratch, a, best_s):
             priced += 1
             for y in range(2):
                 for w in range(scenarios):
-                    most_YW[y, w] = larger(
-                        rest_YW[y, w],
-                        larger(
-                            theirs_QXW[0, 2 * y, w] - gone * part_s_GEXW[h, x, 2 * y, w],
-                            theirs_QXW[0, 2 * y + 1, w] - gone * part_s_GEXW[h, x, 2 * y + 1, w],
-                        ),
-                    )
+                    most_YW[y, w] = larger(rest_YW[y, w], with_share(theirs_QXW, FIRST, part_s_GEXW, h, x, -gone, y, w))
             if x != a:
                 more = 1.0 / (count_E[x] - 1) - gone
                 for at in range(count_E[x]):
@@ -256,13 +239,8 @@ def _best_place(layer, slots, scratch, a, best_s):
                         copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, FIRST, k, a, relief)
                         for y in range(2):
                             for w in range(scenarios):
-                                most_YW[y, w] = larger(
-                                    most_YW[y, w],
-                                    larger(
-                                        row_GXW[0, 2 * y, w] + more * part_s_GEXW[k, x, 2 * y, w],
-                                        row_GXW[0, 2 * y + 1, w] + more * part_s_GEXW[k, x, 2 * y + 1, w],
-                                    ),
-                                )
+                                changed_s = with_share(row_GXW, FIRST, part_s_GEXW, k, x, more, y, w)
+                                most_YW[y, w] = larger(most_YW[y, w], changed_s)
             for w in range(scenarios):
                 seconds_W[w] = most_YW[0, w] + most_YW[1, w] + layer.aggregate_s_W[w]
             value_s = objective(seconds_W, slots.weight_W, scratch.ranked_W, layer.worst, best_s)

@@ -394,6 +394,13 @@ def _tail_mean(seconds_W, ranked_W, worst):
 
 
 @njit(cache=True, nogil=True, inline="always")
+def with_share(row_GXW, at, part_s_GEXW, g, e, share, y, w):
+    """The seconds of phase y of row `at` in scenario w, with a share of expert e on GPU g more."""
+    one_s = row_GXW[at, 2 * y, w] + share * part_s_GEXW[g, e, 2 * y, w]
+    return larger(one_s, row_GXW[at, 2 * y + 1, w] + share * part_s_GEXW[g, e, 2 * y + 1, w])
+
+
+@njit(cache=True, nogil=True, inline="always")
 def larger(a, b):
     """The larger of two numbers; compiles to one instruction."""
     return a if a > b else b

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
+from aurora.planner.placement.grouping import balanced
 from aurora.planner.replication import bounds
 from aurora.planner.replication.failure_resilient import checked_counts
 from aurora.planner.replication.free_split import minimise_max_time, place_by_groups, wrap_around
@@ -25,22 +26,6 @@ from aurora.planner.replication.slot_packing import counts_by_load, fill_slots, 
 from aurora.types import GpuSlots, Placement, PlanOptions, ReplicaPlacement
 from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.placement import EMPTY, expert_loads
-
-
-def balanced_packing(weight_X: FloatArray, packs: int) -> IntArray:
-    """Packs items, heaviest first, into the lightest pack that is not full. Returns (X,) int64, the pack of each item.
-
-    weight_X is (X,); each of the `packs` packs takes X / packs items.
-    """
-    spare_J = np.full(packs, len(weight_X) // packs)
-    weight_J = np.zeros(packs)
-    pack_X = np.empty(len(weight_X), dtype=np.int64)
-    for item in np.argsort(-weight_X, kind="stable").tolist():
-        pack = int(np.argmin(np.where(spare_J > 0, weight_J, np.inf)))
-        pack_X[item] = pack
-        weight_J[pack] += weight_X[item]
-        spare_J[pack] -= 1
-    return pack_X
 
 
 def eplb(
@@ -67,15 +52,15 @@ def eplb(
             f"eplb: expected `replicas` only without `groups` and to fill {slots.gpus * per_gpu} slots, found {count_E.sum()}"
         )
     group_E = np.arange(len(load_E)) * slots.groups // len(load_E)
-    node_E = balanced_packing(np.bincount(group_E, weights=load_E).astype(np.float64), nodes)[group_E]
     within = slots.gpus // nodes
+    node_E = balanced(np.bincount(group_E, weights=load_E), np.full(nodes, slots.groups // nodes), rng)[group_E]
     held_GP = np.full((slots.gpus, per_gpu), -1, dtype=np.int64)
     split_GP = np.zeros((slots.gpus, per_gpu))
     for node in range(nodes):
         expert_E = np.flatnonzero(node_E == node)
         own_E = counts_by_load(load_E[expert_E], within * per_gpu, within * per_gpu) if count_E is None else count_E
         replica_X = np.repeat(np.arange(len(expert_E)), own_E)
-        gpu_X = node * within + balanced_packing((load_E[expert_E] / own_E)[replica_X], within)
+        gpu_X = node * within + balanced((load_E[expert_E] / own_E)[replica_X], np.full(within, per_gpu), rng)
         for gpu in range(node * within, (node + 1) * within):
             found, times = np.unique(replica_X[gpu_X == gpu], return_counts=True)
             held_GP[gpu, : len(found)] = expert_E[found]

@@ -17,7 +17,14 @@ from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.assignment import ASSIGN, best_exclusive_s
 from aurora.planner.placement.bounds import deduplicated_bound, layer_bound_s
-from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, coactivation_search, distinct_tokens
+from aurora.planner.placement.coactivation import (
+    Costs,
+    Tokens,
+    coactivation_counts,
+    coactivation_groups,
+    coactivation_search,
+    distinct_tokens,
+)
 from aurora.planner.placement.cost_model import (
     AIMS,
     OWN,
@@ -138,8 +145,10 @@ class Exclusive(Scenario):
             return exclusive(costs_M[0].phase_times(split_MEG[0]))
         return costs_M[0].value_s(split_MEG[0])
 
-    def unseen_s(self, placements_M: Sequence[Placement]) -> float:
-        """Returns the seconds of all layers to be expected on draws of the forecast; see `Scenario.unseen_s`."""
+    def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
+        """Returns the seconds of all layers to be expected on draws of the forecast, of rows; see `Scenario.unseen_s`."""
+        if self.deduplicated:
+            return None
         total_s = 0.0
         for layer in range(self.layers):
             forecast = self._forecast(layer)
@@ -392,16 +401,17 @@ def _deduplicated_layer(
 ) -> tuple[IntArray, float]:
     """(E,) int64, the best placement found, never longer than start_E; and a bound in seconds. Ends when the bound is met."""
     assert layer.routing is not None, "layer_costs counts deduplicated tokens"
-    tokens = distinct_tokens(*layer.routing)
-    counts_SEE = coactivation_counts(*tokens, len(start_E), len(slots_G))
-    costs = layer.expert_s_WGE[0], layer.gate_s_WG[0]
-    least_s = deduplicated_bound(counts_SEE, top_k, slots_G, *costs, layer.port_s_XG) + float(layer.aggregate_s_WG.max())
+    distinct = distinct_tokens(*layer.routing)
+    tokens, counts_SEE = Tokens.of(*distinct, len(start_E)), coactivation_counts(*distinct, len(start_E), len(slots_G))
+    costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], layer.port_s_XG, slots_G)
+    least_s = deduplicated_bound(counts_SEE, top_k, costs) + float(layer.aggregate_s_WG.max())
+    searched = costs._replace(port_s_XG=layer.nics_as_ports.port_s_XG)
     groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
     best_E, best_s = start_E, _deduplicated_s(layer, start_E)
     for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
         if best_s <= least_s * (1 + 1e-9):
             break
-        searched_E = coactivation_search(*tokens, begun_E, slots_G, *costs, layer.nics_as_ports.port_s_XG, rng)
+        searched_E = coactivation_search(tokens, searched, begun_E, rng)
         for found_E in (searched_E, _reassigned(layer, searched_E, slots_G)):
             if (found_s := _deduplicated_s(layer, found_E)) < best_s:
                 best_E, best_s = found_E, found_s

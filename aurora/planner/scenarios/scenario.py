@@ -116,6 +116,12 @@ class Scenario(ABC):
         """Returns the seconds of all layers to be expected on traffic that the profiles hold no record of, where estimated."""
         return None
 
+    def placed(self, placements_M: Sequence[Placement], objective_s: float, bound_s: float) -> PlacedModels:
+        """Returns placements that somebody else made, with their seconds and a lower bound, which is never above these."""
+        deduplicated, hierarchy_M, unseen_s = self.deduplicated, self.hierarchy_M, self.unseen_s(placements_M)
+        bound_s = min(bound_s, objective_s)
+        return PlacedModels(tuple(placements_M), objective_s, bound_s, None, unseen_s, None, deduplicated, hierarchy_M)
+
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
         """Returns each model's (E, G) split of a layer."""
         return [each.split_EG(layer % p.layers) for each, p in zip(placements_M, self.profiles, strict=True)]

@@ -13,7 +13,14 @@ from aurora.io import load_plan, save
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
-from aurora.planner.placement.coactivation import coactivation_counts, coactivation_groups, coactivation_search, distinct_tokens
+from aurora.planner.placement.coactivation import (
+    Costs,
+    Tokens,
+    coactivation_counts,
+    coactivation_groups,
+    coactivation_search,
+    distinct_tokens,
+)
 from aurora.planner.placement.cost_model import group_costs, layer_costs
 from aurora.planner.placement.explain import explain
 from aurora.planner.plan import make_plan
@@ -106,9 +113,10 @@ def test_clusters_find_pairs():
 
 def search(machines, profile, gpu_E, slots_G, seed=0):
     costs = group_costs(machines, profile, 0, gpu_E, deduplicated=True)
-    tokens = distinct_tokens(*profile.routing.layer(0))
-    return coactivation_search(*tokens, gpu_E, slots_G, layer_costs(machines, profile, 0).expert_s_WGE[0], costs.gate_s_G, costs.port_s_XG,
-                    np.random.default_rng(seed), kicks=8)  # fmt: skip
+    tokens = Tokens.of(*distinct_tokens(*profile.routing.layer(0)), profile.experts)
+    expert_s_GE = np.array(layer_costs(machines, profile, 0).expert_s_WGE[0], order="C")
+    searched = Costs(expert_s_GE, costs.gate_s_G, costs.port_s_XG, slots_G)
+    return coactivation_search(tokens, searched, gpu_E, np.random.default_rng(seed), kicks=8)
 
 
 @given(CASES, st.data())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.replicas import check_layout
+from aurora.planner.placement.grouping import balanced
 from aurora.planner.replication import bounds
-from aurora.planner.replication.registry import REPLICAS, balanced_packing, place, slots_needed
+from aurora.planner.replication.registry import REPLICAS, place, slots_needed
 from aurora.planner.replication.slot_packing import counts_by_load
 from aurora.types import GpuSlots
 
@@ -178,7 +179,8 @@ def test_no_load_is_divided_evenly():
 
 def test_eplb_by_hand():
     assert counts_by_load(np.array([90.0, 40, 10]), 6, 6).tolist() == [3, 2, 1]
-    assert balanced_packing(np.array([30.0, 30, 30, 20, 20, 10]), 3).tolist() == [0, 1, 2, 0, 1, 2]
+    packed = balanced(np.array([30.0, 30, 30, 20, 20, 10]), np.full(3, 2), np.random.default_rng(0))
+    assert packed.tolist() == [0, 1, 2, 0, 1, 2]
     made = place([90, 40, 10], GpuSlots.equal(3, 2), "eplb")
     assert made.max_load_L[0] == 50
     twice = place([90, 1], GpuSlots.equal(2, 3), "eplb")  # five replicas of one expert on two GPUs
