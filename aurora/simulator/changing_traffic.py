@@ -253,6 +253,9 @@ def follow(
     return FollowedTraffic(change, traffic, tuple(ways))
 
 
+_Way = Callable[[int, IntArray], Placement | IntArray]  # for a window and the slots in force: the slots, or a placement
+
+
 def follow_traffic(
     traffic: ChangingTraffic,
     held: Placement | IntArray,
@@ -293,12 +296,17 @@ def follow_traffic(
             return rebalance(load_LE, held_LGP, slots).held_LGP
         return rebalance_inside(load_LE, held_LGP, ReplicaParts(held_LGP, server_G).parts(held_LGP), slots, server_G)
 
+    def moving(held_LGP: IntArray, next_LGP: IntArray) -> tuple[int, float]:
+        """The bytes that move, and the seconds that this takes."""
+        into_G, out_G = _moved_G(held_LGP, next_LGP)
+        return into_G.sum() * expert_bytes, float(max(into_G.max(), out_G.max()) * expert_bytes / port_Bps)
+
     def once(window: int, held: IntArray) -> IntArray:
         return levelled(load_WLE[0], held) if window == 1 else held
 
     def controlled(window: int, held: IntArray) -> IntArray:
         if window and (decision := controller.window(load_WLE[window - 1])).action != "keep":
-            seconds = _seconds(*_moved_G(held, decision.held_LGP), expert_bytes, port_Bps)
+            _, seconds = moving(held, decision.held_LGP)
             under_way.append((window + seconds // options.period_s, seconds))
         if under_way and under_way[0][0] <= window:
             controller.moved(under_way.pop()[1])
@@ -323,54 +331,33 @@ def follow_traffic(
         "mean known": (knowing(mean_WLE), False),
         "clairvoyant": (knowing(load_WLE), False),
     }
-    how = load_WLE, held, slots, expert_bytes, port_Bps, server_G
-    return [_followed(name, way, stops, *how) for name, (way, stops) in ways.items()]
 
+    def followed(name: str, way: _Way, stops: bool) -> Followed:
+        """The replay of one way, whose moves stop serving or run beside it."""
+        slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
+        held_LGP = held.held_LGP() if isinstance(held, Placement) else held
+        split = ReplicaParts(held, server_G)
+        placement: Placement | None = None  # of the last change, if it tells the parts of replicas
+        for window, load_LE in enumerate(load_WLE):
+            found = way(window, held_LGP)
+            if isinstance(found, Placement):
+                placement, next_LGP = found, found.held_LGP(held_LGP.shape[2])
+            else:
+                next_LGP = found
+            if next_LGP is not held_LGP:
+                bytes_W[window], seconds = moving(held_LGP, next_LGP)
+                moving_s, held_LGP = moving_s + seconds, next_LGP
+                split.change(held_LGP)
+            if placement is None:
+                gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G, split.parts(held_LGP))[0]
+            else:
+                gpu_LG = np.stack([load_E @ placement.split_EG(layer) for layer, load_E in enumerate(load_LE)]) * slots.cost_G
+            if gpu_LG.any():
+                slowest_W[window] = gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
+        stall_s, beside_s = (moving_s, 0.0) if stops else (0.0, moving_s * LENGTHENED)
+        return Followed(name, slowest_W, bytes_W, stall_s, beside_s, int(np.count_nonzero(bytes_W)))
 
-_Way = Callable[[int, IntArray], Placement | IntArray]  # for a window and the slots in force: the slots, or a placement
-
-
-def _followed(
-    name: str,
-    way: _Way,
-    stops: bool,
-    load_WLE: FloatArray,
-    held: Placement | IntArray,
-    slots: GpuSlots,
-    expert_bytes: int,
-    port_Bps: float,
-    server_G: IntArray | None,
-) -> Followed:
-    """The replay of one way, whose moves stop serving or run beside it."""
-    slowest_W, bytes_W, moving_s = np.ones(len(load_WLE)), np.zeros(len(load_WLE), dtype=np.int64), 0.0
-    held_LGP = held.held_LGP() if isinstance(held, Placement) else held
-    split = ReplicaParts(held, server_G)
-    placement: Placement | None = None  # of the last change, if it tells the parts of replicas
-    for window, load_LE in enumerate(load_WLE):
-        found = way(window, held_LGP)
-        if isinstance(found, Placement):
-            placement, next_LGP = found, found.held_LGP(held_LGP.shape[2])
-        else:
-            next_LGP = found
-        if next_LGP is not held_LGP:
-            into_G, out_G = _moved_G(held_LGP, next_LGP)
-            bytes_W[window] = into_G.sum() * expert_bytes
-            moving_s += _seconds(into_G, out_G, expert_bytes, port_Bps)
-            held_LGP = next_LGP
-            split.change(held_LGP)
-        if placement is None:
-            gpu_LG = gpu_loads(load_LE[None], held_LGP, slots.cost_G, split.parts(held_LGP))[0]
-        else:
-            gpu_LG = np.stack([load_E @ placement.split_EG(layer) for layer, load_E in enumerate(load_LE)]) * slots.cost_G
-        if gpu_LG.any():
-            slowest_W[window] = gpu_LG.max(axis=1).sum() / gpu_LG.mean(axis=1).sum()
-    stall_s, beside_s = (moving_s, 0.0) if stops else (0.0, moving_s * LENGTHENED)
-    return Followed(name, slowest_W, bytes_W, stall_s, beside_s, int(np.count_nonzero(bytes_W)))
-
-
-def _seconds(into_G: IntArray, out_G: IntArray, expert_bytes: int, port_Bps: float) -> float:
-    """Seconds that so many experts take into and out of the GPUs."""
-    return float(max(into_G.max(), out_G.max()) * expert_bytes / port_Bps)
+    return [followed(name, way, stops) for name, (way, stops) in ways.items()]
 
 
 def _moved_G(held_LGP: IntArray, next_LGP: IntArray) -> tuple[IntArray, IntArray]:

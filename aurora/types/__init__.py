@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from aurora.lazy_names import fetcher
 
 NAMES = {  # those that each module defines
-    "aggregation": "AggregationResult WorkerReport",
     "cluster": "Cluster Gpu GpuKind",
-    "control": "ControlReport ControlWindow PlacementChange",
+    "control": "AggregationResult ControlReport ControlWindow PlacementChange WorkerReport",
     "network": "Cut Fabric Link Network TransferCurve leaf_spine servers",
     "options": "ControlOptions DriftOptions PlanOptions ProfileOptions SyntheticOptions",
     "placement": "FailureDomains GpuSlots Placement Rebalanced ReplicaPlacement ResilientPlacement SurvivalProbability",
@@ -24,14 +23,14 @@ NAMES = {  # those that each module defines
 }
 
 if TYPE_CHECKING:
-    from aurora.types.aggregation import AggregationResult as AggregationResult
-    from aurora.types.aggregation import WorkerReport as WorkerReport
     from aurora.types.cluster import Cluster as Cluster
     from aurora.types.cluster import Gpu as Gpu
     from aurora.types.cluster import GpuKind as GpuKind
+    from aurora.types.control import AggregationResult as AggregationResult
     from aurora.types.control import ControlReport as ControlReport
     from aurora.types.control import ControlWindow as ControlWindow
     from aurora.types.control import PlacementChange as PlacementChange
+    from aurora.types.control import WorkerReport as WorkerReport
     from aurora.types.network import Cut as Cut
     from aurora.types.network import Fabric as Fabric
     from aurora.types.network import Link as Link

@@ -82,19 +82,16 @@ class Order(Value):
     tier_X: IntArray | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairs_X2", counts("order", self.pairs_X2, 2))
+        set_checked(self, counts, "order, ", "pairs_X2", "tier_X")
+        set_checked(self, numbers, "order, ", "share_X2")
         if min(self.sends_open, self.recvs_open) < 1:
             raise BadInput(f"order {self.method}: expected at least one open send and receive")
         if self.sub_channels is not None and len(self.sub_channels.row_X) != len(self.pairs_X2):
             raise BadInput(f"order {self.method}: expected sub-channels for each of {len(self.pairs_X2)} rows")
-        if self.share_X2 is not None:
-            object.__setattr__(self, "share_X2", numbers("order shares", self.share_X2, 2))
-            if self.share_X2.shape != self.pairs_X2.shape:
-                raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
-        if self.tier_X is not None:
-            object.__setattr__(self, "tier_X", counts("order tiers", self.tier_X, 1))
-            if len(self.tier_X) != len(self.pairs_X2):
-                raise BadInput(f"order {self.method}: expected a tier for each of {len(self.pairs_X2)} rows")
+        if self.share_X2 is not None and self.share_X2.shape != self.pairs_X2.shape:
+            raise BadInput(f"order {self.method}: expected a share for each row, found {self.share_X2.shape}")
+        if self.tier_X is not None and len(self.tier_X) != len(self.pairs_X2):
+            raise BadInput(f"order {self.method}: expected a tier for each of {len(self.pairs_X2)} rows")
 
     @classmethod
     def all_at_once(cls, ranks: int) -> "Order":

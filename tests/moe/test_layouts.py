@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.moe import permutation as token_permutation
-from aurora.moe.expert_map import ExpertMap, LocalFirst
+from aurora.moe.expert_map import ExpertMap, LocalFirst, token_split
 from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
 from aurora.moe.permutation import (
     MessageFormat,
@@ -22,12 +22,11 @@ from aurora.moe.permutation import (
     weighted_sum,
 )
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
-from aurora.planner.replication.token_split import token_split
 from aurora.planner.workload.serving_gpus import serving_gpus, tokens_to_gpus
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.types import Curve, Hierarchy, Profile
 from aurora.types.profile import ALIGNED_BYTES
-from tests.planner.replication.reference_token_split import local_first
+from tests.moe.reference_token_split import local_first
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LAYOUTS = (RowPerExpert, RowPerRank, RowPerServer)

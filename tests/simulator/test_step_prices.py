@@ -10,8 +10,7 @@ from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.step_traffic import step_profile
 from aurora.planner.workload.synthetic import draw_profile
-from aurora.simulator.requests import drawn_requests, simulate_requests
-from aurora.simulator.step_prices import StepPrices, grid
+from aurora.simulator.requests import StepPrices, drawn_requests, grid, simulate_requests
 from aurora.types import PHASES, Curve, PlanOptions, Profile, RequestOptions, SyntheticOptions, TokenRouting
 from tests.conftest import cluster
 

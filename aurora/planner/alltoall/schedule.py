@@ -179,11 +179,7 @@ def both_ways(
     made, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
     if hierarchy is None and not made.one_to_one:
         return made, scheduled(back_SGG[0], network, method, rng=rng)[0], schedule
-    back = timed_steps(made.reversed, back_SGG, network)
-    if hierarchy is None:
-        check_schedule(back, back_SGG[0], network)
-    else:
-        check_steps(back, back_SGG, network)
+    check_steps(timed_steps(made.reversed, back_SGG, network), back_SGG, network)
     return made, made.reversed, schedule
 
 

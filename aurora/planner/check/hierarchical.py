@@ -185,12 +185,12 @@ _ERRORS = (
 
 
 def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
-    """Checks the schedule of a hierarchical all-to-all as `check_schedule` does, and its steps.
+    """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
 
     Each step must carry its own bytes, and a rank must begin a step after its transfers of the steps before have ended.
 
     Args:
-        schedule: a schedule with `step_X`.
+        schedule: a schedule, with `step_X` if there are several steps.
         bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
         network: port rates and fabric.
 
@@ -199,6 +199,8 @@ def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> No
     """
     what = f"schedule {schedule.method}"
     check_schedule(schedule, bytes_SGG.sum(axis=0), network)
+    if len(bytes_SGG) == 1:
+        return
     step_X, ends_2X = schedule.step_X, (schedule.src_X, schedule.dst_X)
     if step_X is None or step_X.max(initial=0) >= len(bytes_SGG):
         raise BrokenPlan(f"{what}: expected the step of each transfer, of {len(bytes_SGG)} steps")

@@ -1,6 +1,5 @@
 """Checkers of plans, orders and schedules: replay them from first principles, without calling any planner."""
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -114,7 +113,10 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     for verb, port_X, most_Bps_G in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
         if _one_at_a_time(port_X, start, end, schedule.rate_Bps_X, most_Bps_G):
             continue
-        _check_rates(what, named, verb, "port", port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
+        port, at_s, total_Bps = _overload(port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
+        if port >= 0:
+            found = f"{named(port)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
+            raise BrokenPlan(f"{what}: {found}, its port carries {most_Bps_G[port]:.6g}")
         tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
         if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, int(tiered_X.max(initial=0)) + 1)) >= 0:
             raise BrokenPlan(f"{what}: rank {port % n} {verb} to or from two partners at once")
@@ -123,7 +125,10 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
         share_RX = np.array([share_GG[src, dst] for share_GG in _link_shares(network.fabric)]).reshape(len(links), len(src))
         at_X, row_X = np.nonzero(share_RX)
         rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_RX[at_X, row_X], np.array([link.Bps for link in links])
-        _check_rates(what, lambda at: str(links[at]), "takes", "link", at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
+        link, at_s, total_Bps = _overload(at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
+        if link >= 0:
+            found = f"{links[link]} takes {total_Bps:.6g} B/s at {at_s:.6g} s"
+            raise BrokenPlan(f"{what}: {found}, its link carries {most_Bps_R[link]:.6g}")
 
 
 @lru_cache(maxsize=8)
@@ -164,24 +169,6 @@ def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[
         hops_VV[reached_VV] = hops
         paths_VV = paths_VV + np.where(reached_VV, walks_VV, 0.0)
     return hops_VV, paths_VV
-
-
-def _check_rates(
-    what: str,
-    name: Callable[[int], str],
-    verb: str,
-    kind: str,
-    at_X: IntArray,
-    start_s_X: FloatArray,
-    end_s_X: FloatArray,
-    rate_Bps_X: FloatArray,
-    most_Bps_R: FloatArray,
-) -> None:
-    """Raises BrokenPlan if the total rate of a port or link, whose number is at_X, is above its capacity at any instant."""
-    at, at_s, total_Bps = _overload(at_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_R)
-    if at >= 0:
-        most_Bps = most_Bps_R[at]
-        raise BrokenPlan(f"{what}: {name(at)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s, its {kind} carries {most_Bps:.6g}")
 
 
 @njit(cache=True)

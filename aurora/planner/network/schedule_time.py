@@ -1,6 +1,6 @@
 """Times an order: its schedule for given bytes on a network."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 from numba import njit
@@ -12,28 +12,15 @@ from aurora.types.arrays import IntArray
 
 
 def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = False) -> Schedule:
-    """Computes the schedule of an order when all ranks begin at once.
-
-    On a fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
-
-    Args:
-        order: the order.
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
-        network: ports, start-ups, fabric and incast.
-        staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
-    """
-    plain = not order.paced and order.tier_X is None and network.fabric is None and not network.curves
-    if plain and order.one_to_one and not staged:
-        made = one_to_one_pieces(order, bytes_GG, network)
-    else:
-        made = by_start(fluid_pieces(order, bytes_GG[None], network, staged))
-    return _schedule(order, made, bytes_GG, network)
+    """Computes the schedule of an order when all ranks begin at once; bytes_GG (G, G) int64 has a zero diagonal."""
+    return timed_steps(order, bytes_GG[None], network, staged)
 
 
 def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Schedule:
     """Computes the schedule of an all-to-all of one step or several when all ranks begin at once.
 
-    Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do.
+    Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do. On a
+    fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
 
     Args:
         order: the order of every step.
@@ -44,10 +31,32 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
     Returns:
         A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
     """
-    if len(bytes_SGG) == 1:
-        return timed(order, bytes_SGG[0], network, staged)
-    made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
-    return replace(_schedule(order, made, bytes_SGG.sum(axis=0), network), step_X=made.number_X)
+    steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
+    plain = steps == 1 and not order.paced and order.tier_X is None and network.fabric is None and not network.curves
+    if plain and order.one_to_one and not staged:
+        made = one_to_one_pieces(order, bytes_GG, network)
+    else:
+        made = by_start(fluid_pieces(order, bytes_SGG, network, staged))
+    tier_X = None
+    if order.tier_X is not None:
+        tier_GG = np.zeros(bytes_GG.shape, dtype=np.int64)
+        tier_GG[*order.pairs_X2.T] = order.tier_X
+        tier_X = tier_GG[made.src_X, made.dst_X]
+    return Schedule(
+        order.method,
+        order.one_to_one,
+        made.src_X,
+        made.dst_X,
+        made.bytes_X,
+        made.start_s_X,
+        made.end_s_X,
+        made.rate_Bps_X,
+        fluid_bound(bytes_GG, network),
+        one_to_one_bound(bytes_GG, network.without_startup),
+        None if network.fabric is None else cut_bound(bytes_GG, network),
+        tier_X,
+        made.number_X if steps > 1 else None,
+    )
 
 
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
@@ -64,31 +73,6 @@ def by_start(made: Pieces) -> Pieces:
     """Returns pieces in the sequence of their starts."""
     row_X = np.lexsort((made.rate_Bps_X, made.end_s_X, made.bytes_X, made.dst_X, made.src_X, made.start_s_X))
     return Pieces(*(getattr(made, column.name)[row_X] for column in fields(made)))
-
-
-def _schedule(order: Order, made: Pieces, bytes_GG: IntArray, network: Network) -> Schedule:
-    """The schedule of timed pieces, with the bounds of all their bytes."""
-    return Schedule(
-        order.method,
-        order.one_to_one,
-        made.src_X,
-        made.dst_X,
-        made.bytes_X,
-        made.start_s_X,
-        made.end_s_X,
-        made.rate_Bps_X,
-        fluid_bound(bytes_GG, network),
-        one_to_one_bound(bytes_GG, network.without_startup),
-        None if network.fabric is None else cut_bound(bytes_GG, network),
-        tier_X=None if order.tier_X is None else _tier_GG(order.pairs_X2, order.tier_X, network.gpus)[made.src_X, made.dst_X],
-    )
-
-
-def _tier_GG(pairs_X2: IntArray, tier_X: IntArray, ranks: int) -> IntArray:
-    """(G, G) the tier of each pair of an order."""
-    tier_GG = np.zeros((ranks, ranks), dtype=np.int64)
-    tier_GG[pairs_X2[:, 0], pairs_X2[:, 1]] = tier_X
-    return tier_GG
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:

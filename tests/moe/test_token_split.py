@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.replication.token_split import token_split
-from tests.planner.replication.reference_token_split import capacities, local_first, tokens_to_ranks
+from aurora.moe.expert_map import token_split
+from tests.moe.reference_token_split import capacities, local_first, tokens_to_ranks
 
 
 @st.composite
