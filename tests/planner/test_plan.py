@@ -114,7 +114,7 @@ def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
 
     def port_time(group_G):
         ta, tb = costs[0].phase_times(held), costs[1].phase_times(group_G)
-        return max((ta.send_G + tb.send_G).max(), (ta.recv_G + tb.recv_G).max())
+        return max((ta.port_4G[0] + tb.port_4G[0]).max(), (ta.port_4G[1] + tb.port_4G[1]).max())
 
     found = COLOCATE["matching"](ColocationProblem(tuple(costs), {0: held}), np.random.default_rng(0))
     assert port_time(found.group_MG[1]) == min(port_time(np.array(p)) for p in permutations(range(n)))
@@ -262,7 +262,7 @@ def test_three_models_take_what_the_busiest_resource_does(case):
             group_costs(machines, source, l, model.placement.gpu_E(l)).phase_times()
             for source, model, l in zip(sources, plan.models, at, strict=True)
         ]
-        sends, receives = sum(t.send_G + t.csend_G for t in times), sum(t.recv_G + t.crecv_G for t in times)
+        sends, receives = sum(t.port_4G[0] + t.port_4G[2] for t in times), sum(t.port_4G[1] + t.port_4G[3] for t in times)
         compute = sum(t.gate_G + t.expert_G + t.aggregate_G for t in times)
         total += max(*map(exclusive, times), sends.max(), receives.max(), compute.max())
     assert plan.objective_s == pytest.approx(total)

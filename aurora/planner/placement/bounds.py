@@ -407,7 +407,7 @@ def _least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: I
     there_2X, back_2X = np.stack([sending(out_Bps_N), receiving(in_Bps_N)]), np.stack([receiving(out_Bps_N), sending(in_Bps_N)])
     several = replicas and np.minimum(slots_G, experts).sum() > experts
     computed_s = (spread_split if several else spread)(costs.expert_s_WGE[0])
-    return PhaseTimes.of(
+    return PhaseTimes(
         every_X * costs.gate_s_WG.max(),
         np.zeros((4, 1)),
         every_X * computed_s,

@@ -5,9 +5,8 @@ Placement reads profiles only as LayerCosts, expert by expert: of a whole profil
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Self
 
 import numpy as np
 
@@ -26,56 +25,48 @@ from aurora.types.arrays import FloatArray, IntArray
 AnyArray = IntArray | FloatArray
 
 
-def _nothing() -> FloatArray:
-    """(1,) zero seconds, for all GPUs."""
-    return np.zeros(1)
+SIDES = ("send", "recv", "csend", "crecv")  # what ports and NICs do in the dispatch, and in the combine
+STEPS = ("steps", "csteps")  # of a dispatch and of a combine
 
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Seconds of one model's phases on each GPU; `send` and `recv` are of the dispatch, `csend` and `crecv` of the combine.
+    """Seconds of one model's phases on each GPU.
 
-    Those named `nic_` are of the NIC that the GPU uses, if the GPUs are in servers. `steps` and `csteps` are of a dispatch and
-    a combine in several steps, one after the other, each as long as its busiest port or NIC.
+    Attributes:
+        gate_G: (G,) of the gate.
+        port_4G: (4, G) of each GPU's port, by SIDES.
+        expert_G: (G,) of the experts.
+        aggregate_G: (G,) of the aggregation.
+        nic_4G: (4, G) of the NIC that each GPU uses, by SIDES, if the GPUs are in servers; else (4, 1) zeros.
+        steps_2G: (2, G) of a dispatch and a combine in several steps, one after the other, each as long as its busiest port or
+            NIC; else (2, 1) zeros.
     """
 
     gate_G: FloatArray
-    send_G: FloatArray
-    recv_G: FloatArray
-    csend_G: FloatArray
-    crecv_G: FloatArray
+    port_4G: FloatArray
     expert_G: FloatArray
     aggregate_G: FloatArray
-    nic_send_G: FloatArray = field(default_factory=_nothing)
-    nic_recv_G: FloatArray = field(default_factory=_nothing)
-    nic_csend_G: FloatArray = field(default_factory=_nothing)
-    nic_crecv_G: FloatArray = field(default_factory=_nothing)
-    steps_G: FloatArray = field(default_factory=_nothing)
-    csteps_G: FloatArray = field(default_factory=_nothing)
+    nic_4G: FloatArray = field(default_factory=lambda: np.zeros((4, 1)))
+    steps_2G: FloatArray = field(default_factory=lambda: np.zeros((2, 1)))
 
-    @classmethod
-    def of(
-        cls,
-        gate_G: FloatArray,
-        port_4G: FloatArray,
-        expert_G: FloatArray,
-        aggregate_G: FloatArray,
-        nic_4G: FloatArray,
-        steps_2G: FloatArray,
-    ) -> Self:
-        """Returns the times from ports and NICs that send and receive in the dispatch, then in the combine, and their steps."""
-        send_G, recv_G, csend_G, crecv_G = port_4G
-        return cls(gate_G, send_G, recv_G, csend_G, crecv_G, expert_G, aggregate_G, *nic_4G, *steps_2G)
+    def of(self, phase: str) -> FloatArray:
+        """Returns (G,) seconds of a phase: gate, expert, aggregate, one of SIDES, for NICs after "nic_", or of STEPS."""
+        if phase in STEPS:
+            return np.asarray(self.steps_2G[STEPS.index(phase)])
+        if (side := phase.removeprefix("nic_")) in SIDES:
+            return np.asarray((self.port_4G if side == phase else self.nic_4G)[SIDES.index(side)])
+        return np.asarray(getattr(self, f"{phase}_G"))
 
     @property
     def dispatch_G(self) -> FloatArray:
         """(G,) seconds of the dispatch on each GPU: its busier port or NIC, or all steps."""
-        return longest_of((self.send_G, self.recv_G, self.nic_send_G, self.nic_recv_G, self.steps_G))
+        return longest_of((*self.port_4G[:2], *self.nic_4G[:2], self.steps_2G[0]))
 
     @property
     def combine_G(self) -> FloatArray:
         """(G,) seconds of the combine on each GPU: its busier port or NIC, or all steps."""
-        return longest_of((self.csend_G, self.crecv_G, self.nic_csend_G, self.nic_crecv_G, self.csteps_G))
+        return longest_of((*self.port_4G[2:], *self.nic_4G[2:], self.steps_2G[1]))
 
 
 def exclusive(a: PhaseTimes) -> float:
@@ -150,8 +141,8 @@ class GroupCosts(PortCosts):
             group_G: (G,) int64, the group on each GPU; by default group g on GPU g.
         """
         gpus = np.arange(len(self.out_Bps))
-        send_G, recv_G, csend_G, crecv_G, expert_G = self.seconds_XGJ[:, gpus, gpus if group_G is None else group_G]
-        return PhaseTimes(self.gate_s_G, send_G, recv_G, csend_G, crecv_G, expert_G, self.aggregate_s_G)
+        seconds_XG = self.seconds_XGJ[:, gpus, gpus if group_G is None else group_G]
+        return PhaseTimes(self.gate_s_G, seconds_XG[:4], seconds_XG[4], self.aggregate_s_G)
 
     @cached_property
     def seconds_XGJ(self) -> FloatArray:
@@ -162,8 +153,8 @@ class GroupCosts(PortCosts):
         return np.stack([*there, *back, self.expert_s_GJ])
 
     def phase_s_GJ(self, phase: str) -> FloatArray:
-        """Returns (G, J) seconds of a phase on GPU g if it holds group j; `phase` is a field of PhaseTimes without its axis."""
-        moved = ("send", "recv", "csend", "crecv", "expert")
+        """Returns (G, J) seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
+        moved = (*SIDES, "expert")
         if phase in moved:
             return np.asarray(self.seconds_XGJ[moved.index(phase)])
         return np.broadcast_to(getattr(self, f"{phase}_s_G")[:, None], self.expert_s_GJ.shape)
@@ -287,7 +278,7 @@ class LayerCosts(PortCosts):
             Aurora (arXiv:2410.17043) Eq. 1.
         """
         seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
-        return self._tail_mean(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))
+        return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
         """Returns the seconds, as `value_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
@@ -309,7 +300,8 @@ class LayerCosts(PortCosts):
         if self.routing is not None:
             return self._deduplicated_times(split_EG, hierarchy)
         times = self._phase_times(split_EG, slice(1))
-        return PhaseTimes(*(getattr(times, each.name)[0] for each in fields(times)))
+        of_phases = (times.expert_G[0], times.aggregate_G[0], times.nic_4G[:, 0], times.steps_2G[:, 0])
+        return PhaseTimes(times.gate_G[0], times.port_4G[:, 0], *of_phases)
 
     def _deduplicated_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None) -> PhaseTimes:
         """The phase times of deduplicated tokens, whose rows are counted one by one in each step, or estimated."""
@@ -334,7 +326,7 @@ class LayerCosts(PortCosts):
         port_4G, *nic_4G = (seconds_4SG.sum(axis=1) for seconds_4SG in each)
         expert_s_G = np.einsum("ge,eg->g", self.expert_s_WGE[0], served_EG)
         gate_s_G, aggregate_s_G = self.gate_s_WG[0], self.aggregate_s_WG[0]
-        return PhaseTimes.of(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
+        return PhaseTimes(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
 
     def _phase_times(self, split_EG: FloatArray, scenarios: slice) -> PhaseTimes:
         """The phase times of several scenarios, (W, G) each; einsum multiplies without arrays of (W, G, E)."""
@@ -348,7 +340,7 @@ class LayerCosts(PortCosts):
         if self.nics is not None:
             nic_4WG = self._by_nic(self.nics, *_far_tokens(self.nics, own_WGE, at_GE))
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
-        return PhaseTimes.of(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
+        return PhaseTimes(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
 
     def _by_nic(self, nics: Nics, sent_XG: AnyArray, received_XG: AnyArray) -> FloatArray:
         """As `_both_ways`, for the NICs, from the tokens that each GPU sends and receives by them in the dispatch."""
@@ -361,7 +353,7 @@ class LayerCosts(PortCosts):
         Only for costs with a single scenario. A token that stays on its GPU is not sent, so that costs of sending are negative.
 
         Args:
-            phase: a field of PhaseTimes without its axis.
+            phase: as in `PhaseTimes.of`.
         """
         (own_GE,), (expert_s_GE,), (gate_s_G,), (aggregate_s_G,) = (
             self.own_WGE, self.expert_s_WGE, self.gate_s_WG, self.aggregate_s_WG
@@ -378,10 +370,6 @@ class LayerCosts(PortCosts):
             "crecv": (all_own_G * home_s_G, -own_GE * home_s_G[:, None]),
             "aggregate": (aggregate_s_G, nothing_GE),
         }[phase]
-
-    def _tail_mean(self, seconds_W: Iterable[float]) -> float:
-        """The mean of the `worst` largest seconds."""
-        return float(np.sort(list(seconds_W))[-self.worst :].mean())
 
 
 def _both_ways(sent_XG: AnyArray, received_XG: AnyArray, token_s_XG: FloatArray) -> FloatArray:
@@ -464,9 +452,8 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
         worst: how many scenarios count, the longest first.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
-    seconds = _window_seconds(*_kinds(cluster), profile, each_WSE)
-    expert_s_WVE, gate_s_WG, aggregate_s_WG = ((each.T * windows_W).T for each in seconds)
-    return _layer_costs(cluster, profile, tokens_WSE, expert_s_WVE, gate_s_WG, aggregate_s_WG, worst)
+    seconds = [(each.T * windows_W).T for each in _window_seconds(*_kinds(cluster), profile, each_WSE)]
+    return _layer_costs(cluster, profile, tokens_WSE, seconds, worst)
 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
@@ -474,26 +461,16 @@ def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], la
     gpus, kind_G = _kinds(cluster)
     distinct = {id(profile): profile for profile, _ in parts}
     seconds = {key: _window_seconds(gpus, kind_G, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
-    sums_XW: tuple[list[FloatArray], ...] = ([], [], [])
-    for profile, windows in parts:
-        for sums_W, each in zip(sums_XW, seconds[id(profile)], strict=True):
-            sums_W.append(each[windows].sum(axis=0))
     own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
-    expert_s_WVE, gate_s_WG, aggregate_s_WG = map(np.stack, sums_XW)
-    return _layer_costs(cluster, parts[0][0], own_WGE, expert_s_WVE, gate_s_WG, aggregate_s_WG)
+    sums_W = [[each[windows].sum(axis=0) for each in seconds[id(profile)]] for profile, windows in parts]
+    return _layer_costs(cluster, parts[0][0], own_WGE, [np.stack(column) for column in zip(*sums_W, strict=True)])
 
 
 def _layer_costs(
-    cluster: Cluster,
-    profile: Profile,
-    own_WGE: IntArray | FloatArray,
-    expert_s_WVE: FloatArray,
-    gate_s_WG: FloatArray,
-    aggregate_s_WG: FloatArray,
-    worst: int = 1,
+    cluster: Cluster, profile: Profile, own_WGE: IntArray | FloatArray, seconds: Sequence[FloatArray], worst: int = 1
 ) -> LayerCosts:
-    """The LayerCosts of scenarios from their tokens and their seconds, which are of each expert on each of V kinds of GPUs."""
-    (gpus, kind_G), network = _kinds(cluster), cluster.network
+    """The LayerCosts of scenarios from their tokens and their seconds, as `_window_seconds` in place of windows."""
+    (gpus, kind_G), network, (expert_s_WVE, gate_s_WG, aggregate_s_WG) = _kinds(cluster), cluster.network, seconds
     return LayerCosts(
         own_WGE=own_WGE,
         expert_s_WGE=np.broadcast_to(expert_s_WVE, own_WGE.shape) if len(gpus) == 1 else expert_s_WVE[:, kind_G],

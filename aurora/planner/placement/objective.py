@@ -14,7 +14,7 @@ import numpy as np
 from aurora.planner.placement.cost_model import PhaseTimes, exclusive, longest_of
 from aurora.types.arrays import FloatArray, IntArray
 
-Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in PhaseTimes, without its axis
+Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in `PhaseTimes.of`
 Path = tuple[str, ...]
 
 FIXED = ("gate", "aggregate")  # phases that the placement of experts does not change
@@ -69,7 +69,12 @@ class Formula:
 
     def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
         """Returns (X, G) seconds of each term on each GPU, from the phases of each model."""
-        return np.stack([longest_of(_summed(part, times_M) for part in parts) for parts in self.parts.values()])
+
+        def summed(part: Part) -> FloatArray:
+            """(G,) seconds of a part on each GPU."""
+            return reduce(np.add, (times_M[model].of(phase) for model, phase in part))
+
+        return np.stack([longest_of(map(summed, parts)) for parts in self.parts.values()])
 
     def longest(self, term_X: FloatArray) -> float:
         """Returns the seconds of the longest path, from (X,) seconds of the terms; it never falls when a term rises."""
@@ -78,11 +83,6 @@ class Formula:
     def seconds(self, times_M: Sequence[PhaseTimes]) -> float:
         """Returns the seconds of the layer, from the phases of each model."""
         return self.longest(self.term_XG(times_M).max(axis=1, initial=0.0))
-
-
-def _summed(part: Part, times_M: Sequence[PhaseTimes]) -> FloatArray:
-    """(G,) seconds of a part on each GPU."""
-    return reduce(np.add, (getattr(times_M[model], f"{phase}_G") for model, phase in part))
 
 
 def objectives(models: int) -> tuple[str, ...]:

@@ -49,8 +49,8 @@ def best_split_s(costs, held_EG):
     zero_s = costs.phase_times(np.zeros((experts, gpus)))
 
     def sums(times):
-        first = times.gate_G + times.send_G, times.gate_G + times.recv_G
-        second = times.expert_G + times.csend_G, times.expert_G + times.crecv_G
+        first = times.gate_G + times.port_4G[0], times.gate_G + times.port_4G[1]
+        second = times.expert_G + times.port_4G[2], times.expert_G + times.port_4G[3]
         return np.array([*first, *second])  # (4, G)
 
     base_XG, columns = sums(zero_s), []
