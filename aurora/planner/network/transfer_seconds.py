@@ -64,10 +64,9 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
         sent, many = sent_X[own_X], many_X[own_X]
         if after == 0 or len(curves) == 1:
             seconds_X[own_X] = _seconds(curves[0], sent)
-        elif after < len(curves):
-            seconds_X[own_X] = _between(curves[after - 1], curves[after], sent, many)
         else:
-            seconds_X[own_X] = _beyond(curves[-2], curves[-1], sent, many)
+            larger = min(after, len(curves) - 1)
+            seconds_X[own_X] = _by_partners(curves[larger - 1], curves[larger], sent, many)
     return seconds_X
 
 
@@ -102,32 +101,20 @@ def _spline(curve: TransferCurve) -> PchipInterpolator | None:
     return PchipInterpolator(np.log(curve.bytes_X), np.log(curve.seconds_X))
 
 
-def _of_buffer(curve: TransferCurve, buffer_X: FloatArray) -> FloatArray:
-    """The seconds of exchanges of whole buffers, of which the part that leaves is sent."""
-    return _seconds(curve, buffer_X * _leaving(curve.partners))
-
-
 def _leaving(partners: ArrayLike) -> FloatArray:
     """The part of a buffer that leaves its GPU."""
     many = np.asarray(partners, dtype=np.float64)
     return np.asarray(many / (many + 1))
 
 
-def _between(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partners_X: FloatArray) -> FloatArray:
-    """Seconds with more partners than `few` has, and at most as many as `many`."""
-    part_X = _leaving(partners_X)
+def _by_partners(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partners_X: FloatArray) -> FloatArray:
+    """Seconds with more partners than `few` has, in between or, where `many` has fewer as well, beyond."""
+    part_X, low, high = _leaving(partners_X), _leaving(few.partners), _leaving(many.partners)
     buffer_X = bytes_X / part_X
-    low, high = _leaving(few.partners), _leaving(many.partners)
-    weight_X = (part_X - low) / (high - low)
-    return np.asarray((1 - weight_X) * _of_buffer(few, buffer_X) + weight_X * _of_buffer(many, buffer_X))
-
-
-def _beyond(few: TransferCurve, many: TransferCurve, bytes_X: FloatArray, partners_X: FloatArray) -> FloatArray:
-    """Seconds with more partners than either of two curves."""
-    part_X = _leaving(partners_X)
-    buffer_X = bytes_X / part_X
-    few_X, many_X = _of_buffer(few, buffer_X), _of_buffer(many, buffer_X)
-    low, high = _leaving(few.partners), _leaving(many.partners)
+    few_X, many_X = (_seconds(curve, buffer_X * part) for curve, part in ((few, low), (many, high)))
+    if partners_X.max() <= many.partners:
+        weight_X = (part_X - low) / (high - low)
+        return np.asarray((1 - weight_X) * few_X + weight_X * many_X)
     own_X = many_X + np.maximum(many_X - few_X, 0.0) * (part_X - high) / (high - low)
     by_own, by_shared, grew_X = np.log(high / low), np.log(many.partners / few.partners), np.log(many_X / few_X)
     shared_X = many_X * (partners_X / many.partners) ** np.maximum(grew_X / by_shared, 1.0)

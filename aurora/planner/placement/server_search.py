@@ -292,10 +292,15 @@ def _shift(limits: Limits, tables: ServerTables, a: int, h: int) -> None:
     _count(tables, q, tables.chosen_EW[a], EMPTY)
 
 
+def gpu_seconds(gpu_s_GE: FloatArray, gpu_E: IntArray) -> FloatArray:
+    """Returns (G,) the seconds of the experts on each GPU; gpu_s_GE (G, E) are those of each expert on each GPU."""
+    return np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)).astype(np.float64)
+
+
 def _level(limits: Limits, gpu_E: IntArray) -> None:
     """Swaps and moves experts between the GPUs of each server as long as that shortens its fullest GPU; changes gpu_E."""
     part_GX = np.pad(limits.gpu_s_GE, ((0, 0), (0, 1)))  # the last is of an empty slot
-    gpu_s_G = limits.beside_s_G + np.bincount(gpu_E, limits.gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(limits.slots_G))
+    gpu_s_G = limits.beside_s_G + gpu_seconds(limits.gpu_s_GE, gpu_E)
     slots_G = np.minimum(limits.slots_G, len(gpu_E))
     held_GP = np.full((len(slots_G), slots_G.max()), NONE)
     for gpu, held_P in enumerate(held_GP):

@@ -43,12 +43,23 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
         )
     else:
         found_G = np.full(len(cluster), min(options.slots_per_gpu, profile.experts))
-    if found_G.sum() < profile.experts:
+    check_slots(cluster, profile, found_G)
+    return found_G
+
+
+def check_slots(cluster: Cluster, profile: Profile, slots_G: IntArray) -> None:
+    """Raises InfeasiblePlan if a cluster has fewer slots for a model than it has experts."""
+    if slots_G.sum() < profile.experts:
         raise InfeasiblePlan(
-            f"cluster {cluster.name!r} has {found_G.sum()} expert slots a layer for {profile.model!r}, its {profile.experts} "
+            f"cluster {cluster.name!r} has {slots_G.sum()} expert slots a layer for {profile.model!r}, its {profile.experts} "
             f"experts need {profile.experts}"
         )
-    return found_G
+
+
+def shared_slots_MG(cluster: Cluster, profiles: Sequence[Profile]) -> list[IntArray]:
+    """Returns, of each model, `memory_slots_G` beside all other models' weights outside experts."""
+    others_M = [[*profiles[:model], *profiles[model + 1 :]] for model in range(len(profiles))]
+    return [memory_slots_G(cluster, [profile, *others]) for profile, others in zip(profiles, others_M, strict=True)]
 
 
 def replicas_fit(cluster: Cluster, profiles: Sequence[Profile]) -> bool:

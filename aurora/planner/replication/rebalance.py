@@ -469,18 +469,14 @@ def rebalance_inside(
         count_L = np.array(list(map(len, expert_LX)))
         for count in sorted(set(count_L.tolist()) - {0}):
             layers = np.flatnonzero(count_L == count)
-            numbered = [_numbered(held_LGP[each][gpus], expert_LX[each]) for each in layers]
+            held = [(held_LGP[each][gpus], expert_LX[each]) for each in layers]
+            numbered = [np.where(held_XP == EMPTY, EMPTY, np.searchsorted(expert_X, held_XP)) for held_XP, expert_X in held]
             loads = [_load_X(load_LE[each], held_LGP[each][gpus], part_LGP[each][gpus], expert_LX[each]) for each in layers]
             found = rebalance(np.array(loads), np.array(numbered), mine, None, 0.0, enough, min_replicas, domains).held_LGP
             for each, after_XP in zip(layers, found, strict=True):
                 named_XP = np.where(after_XP == EMPTY, EMPTY, expert_LX[each][after_XP])
                 next_LGP[each, gpus, : after_XP.shape[1]] = named_XP
     return next_LGP
-
-
-def _numbered(held_XP: IntArray, expert_X: IntArray) -> IntArray:
-    """The slots of a server with its experts numbered from zero."""
-    return np.where(held_XP == EMPTY, EMPTY, np.searchsorted(expert_X, held_XP))
 
 
 def _load_X(load_E: FloatArray, held_XP: IntArray, part_XP: FloatArray, expert_X: IntArray) -> FloatArray:

@@ -18,7 +18,7 @@ from aurora.planner.placement.colocation_problem import ColocationProblem
 from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_costs
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.objective import formula, seconds
-from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit
+from aurora.planner.placement.slot_counts import check_slots, even_slots, replicas_fit, shared_slots_MG
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
 from aurora.types import Placement
 from aurora.types.arrays import FloatArray, IntArray
@@ -112,13 +112,8 @@ class Colocated(Scenario):
     def _check_equal_shares(self) -> None:
         """Raises InfeasiblePlan unless an equal share of all models' experts fits on every GPU."""
         cluster, profiles = self.cluster, self.profiles
-        for model, profile in enumerate(profiles):
-            others = [*profiles[:model], *profiles[model + 1 :]]
-            if (slots := int(memory_slots_G(cluster, [profile, *others]).sum())) < profile.experts:
-                raise InfeasiblePlan(
-                    f"cluster {cluster.name!r} has {slots} expert slots a layer for {profile.model!r}, its {profile.experts} "
-                    f"experts need {profile.experts}"
-                )
+        for profile, slots_G in zip(profiles, shared_slots_MG(cluster, profiles), strict=True):
+            check_slots(cluster, profile, slots_G)
         weakest = min(cluster.gpus, key=lambda gpu: gpu.memory_bytes)
         need = sum(p.other_bytes + -(-p.experts // len(cluster)) * p.layers * p.expert_bytes for p in profiles)
         if weakest.memory_bytes < need:

@@ -21,8 +21,17 @@ from aurora.planner.network.schedule_time import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive, expected_costs, layer_costs
 from aurora.planner.placement.objective import seconds
-from aurora.planner.placement.server_search import NONE, Homes, Limits, levelled, server_replicas, server_search, some_tokens
-from aurora.planner.placement.slot_counts import even_slots, memory_slots_G, replicas_fit, slots_G
+from aurora.planner.placement.server_search import (
+    NONE,
+    Homes,
+    Limits,
+    gpu_seconds,
+    levelled,
+    server_replicas,
+    server_search,
+    some_tokens,
+)
+from aurora.planner.placement.slot_counts import even_slots, replicas_fit, shared_slots_MG, slots_G
 from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
 from aurora.planner.scenarios.colocated import Colocated
@@ -41,6 +50,7 @@ PRICED = 8192  # pairs of ranks of all exchanges that each number of chunks is p
 GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
 SERVER_LOAD = 1.05  # of the mean server
 LEVEL = 0.995  # of the fullest GPU's limit that a server takes with replicas, so that its GPUs can be levelled below it
+Tokens = tuple[IntArray, IntArray]  # the experts (U, K) of each, and the server (U,) that it starts on, or NONE
 SPARE = (1.0, 0.5, 0.0)  # parts of a server's spare slots that are tried for replicas of experts from other servers
 
 
@@ -145,9 +155,9 @@ class Servers(Scenario):
             begun, rng = start_M[0].layer(layer), np.random.default_rng((options.seed, layer))
             start_E = begun.split_EG(0).argmax(axis=1)
             limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
-            if make is None:
-                return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), len(cluster))
             tokens = _tokens(costs, forecast, hierarchy)
+            if make is None:
+                return unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
             return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
 
@@ -174,15 +184,17 @@ class Servers(Scenario):
             ) -> Placement:
                 others = [other for other in range(len(profiles)) if other != model]
                 at_M = [layer % each.layers for each in profiles]
-                beside_s_G = sum(
-                    (_gpu_seconds(costs_ML[other][at_M[other]], placements[other].gpu_E(at_M[other])) for other in others),
-                    start=np.zeros(gpus),
-                )
+                beside_s_G = np.zeros(gpus)
+                for other in others:
+                    gpu_s_GE = costs_ML[other][at_M[other]].expert_s_WGE.sum(axis=0)
+                    beside_s_G += gpu_seconds(gpu_s_GE, placements[other].gpu_E(at_M[other]))
                 costs, start_E = costs_ML[model][layer], placements[model].gpu_E(layer)
                 forecast = layer_forecast([profile], layer, summed=True)
                 limits = _limits(costs, start_E, np.bincount(start_E, minlength=gpus), hierarchy, beside_s_G)
                 rng = np.random.default_rng((self.options.seed, model, layer))
-                return unreplicated(_searched(costs, forecast, limits, start_E, hierarchy, rng), gpus)
+                return unreplicated(
+                    _searched(costs, _tokens(costs, forecast, hierarchy), limits, start_E, hierarchy, rng), gpus
+                )
 
             placements[model] = Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))
         return placements
@@ -207,10 +219,9 @@ class Servers(Scenario):
     @cached_property
     def _slots_MG(self) -> list[IntArray]:
         """Of each model, (G,) int64 slots of other placements."""
-        profiles = self.profiles
-        if not self._colocated:
-            return [slots_G(self.cluster, profiles[0], self.options)]
-        return [memory_slots_G(self.cluster, [each, *profiles[:m], *profiles[m + 1 :]]) for m, each in enumerate(profiles)]
+        if self._colocated:
+            return shared_slots_MG(self.cluster, self.profiles)
+        return [slots_G(self.cluster, self.profiles[0], self.options)]
 
     @cached_property
     def _replicas_fit(self) -> bool:
@@ -283,15 +294,10 @@ def _most_levelled(rows_CSGG: Sequence[IntArray], fabric: Fabric) -> float:
 
 
 def _searched(
-    costs: LayerCosts,
-    forecast: Forecast,
-    limits: Limits,
-    start_E: IntArray,
-    hierarchy: Hierarchy,
-    rng: np.random.Generator,
+    costs: LayerCosts, tokens: Tokens, limits: Limits, start_E: IntArray, hierarchy: Hierarchy, rng: np.random.Generator
 ) -> IntArray:
     """(E,) the GPU of each expert after a server search; the start where that is as fast."""
-    found_E = server_search(*_tokens(costs, forecast, hierarchy), limits, start_E, rng)
+    found_E = server_search(*tokens, limits, start_E, rng)
     each_GG = np.eye(len(limits.slots_G))
     start_s, found_s = (exclusive(costs.phase_times(each_GG[gpu_E], hierarchy)) for gpu_E in (start_E, found_E))
     return found_E if found_s < start_s else start_E
@@ -299,7 +305,7 @@ def _searched(
 
 def _replicated(
     expected: LayerCosts,
-    tokens: tuple[IntArray, IntArray],
+    tokens: Tokens,
     limits: Limits,
     begun: Placement,
     hierarchy: Hierarchy,
@@ -323,7 +329,8 @@ def _replicated(
         share_NE = server_replicas(layer, (part * layer.spare_N).astype(np.int64), least)
         if share_NE is not None:
             placement = levelled(layer, share_NE, make, rng)
-            if _served_seconds(expected, placement.split_EG(0), hierarchy).max() <= full_s:
+            served_EG = served_split(expected.own_WGE.sum(axis=0), placement.split_EG(0), hierarchy.server_G)
+            if np.einsum("wge,eg->g", expected.expert_s_WGE, served_EG).max() <= full_s:
                 found.append(placement)
     return found
 
@@ -331,40 +338,23 @@ def _replicated(
 def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:
     """Returns the limits of the search, by the seconds of the start and of an even division over servers."""
     gpu_s_GE = np.ascontiguousarray(costs.expert_s_WGE.sum(axis=0))
-    server_s_NE = _divided(gpu_s_GE, hierarchy)
+    with np.errstate(divide="ignore", over="ignore"):  # an expert is divided over a server's GPUs so that all take equally long
+        speed_GE = 1 / gpu_s_GE
+        server_s_NE = np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
     beside_s_N = np.bincount(hierarchy.server_G, weights=beside_s_G) / np.bincount(hierarchy.server_G)
     return Limits(
         hierarchy.server_G.copy(),  # locked arrays would compile a second version of the search
         slots_G.copy(),
         gpu_s_GE,
         server_s_NE,
-        GPU_LOAD * float((beside_s_G + _gpu_seconds(costs, start_E)).max()),
+        GPU_LOAD * float((beside_s_G + gpu_seconds(gpu_s_GE, start_E)).max()),
         SERVER_LOAD * (spread_split(server_s_NE) + float(beside_s_G.mean())),
         beside_s_G,
         beside_s_N,
     )
 
 
-def _gpu_seconds(costs: LayerCosts, gpu_E: IntArray) -> FloatArray:
-    """(G,) seconds of the experts on each GPU, in all scenarios."""
-    gpu_s_GE = costs.expert_s_WGE.sum(axis=0)
-    return np.asarray(np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)), dtype=np.float64)
-
-
-def _served_seconds(costs: LayerCosts, split_EG: FloatArray, hierarchy: Hierarchy) -> FloatArray:
-    """(G,) seconds of what each GPU serves in hierarchical all-to-alls, in all scenarios."""
-    served_EG = served_split(costs.own_WGE.sum(axis=0), split_EG, hierarchy.server_G)
-    return np.asarray(np.einsum("wge,eg->g", costs.expert_s_WGE, served_EG))
-
-
-def _divided(gpu_s_GE: FloatArray, hierarchy: Hierarchy) -> FloatArray:
-    """(N, E) seconds of each expert on each server, if it is divided over the server's GPUs so that all take equally long."""
-    with np.errstate(divide="ignore", over="ignore"):
-        speed_GE = 1 / gpu_s_GE
-        return np.stack([1 / speed_GE[hierarchy.server_G == server].sum(axis=0) for server in range(hierarchy.servers)])
-
-
-def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> tuple[IntArray, IntArray]:
+def _tokens(costs: LayerCosts, forecast: Forecast, hierarchy: Hierarchy) -> Tokens:
     """(U, K) the experts of tokens and (U,) the server that each starts on, which counts if sources' preferences come again."""
     assert costs.routing is not None, "layer_costs counts deduplicated tokens"
     assert not isinstance(costs.routing, CountedTokens), "counts alone do not tell which experts tokens chose together"
