@@ -191,10 +191,9 @@ def _below_min_replicas(new: Plan, kept: Placement, layer: int) -> bool:
     """Tells if a layer of the present placement has an expert on fewer GPUs or nodes than the new plan's `min_replicas`."""
     if new.options.min_replicas is None:
         return False
-    held_EG = kept.holds_EG(layer)
-    node_G = np.array([gpu.node for gpu in new.cluster.gpus])
-    held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in np.unique(node_G)]).T
-    return any(held_EX.sum(axis=1).min() < min(new.options.min_replicas, held_EX.shape[1]) for held_EX in (held_EG, held_EN))
+    node_G = [gpu.node for gpu in new.cluster.gpus]
+    fewest = zip(kept.fewest_replicas(layer, node_G), (len(node_G), len(set(node_G))), strict=True)
+    return any(least < min(new.options.min_replicas, most) for least, most in fewest)
 
 
 def _moving_layers(
@@ -209,12 +208,7 @@ def _moving_layers(
 
 
 def _next_plan(
-    new: Plan,
-    old: Plan,
-    joint: _JointLayers,
-    kept: Sequence[Placement],
-    final: Sequence[Placement],
-    domains: Sequence[Profile],
+    new: Plan, old: Plan, joint: _JointLayers, kept: Sequence[Placement], final: Sequence[Placement], domains: Sequence[Profile]
 ) -> tuple[Plan, Schedule, IntArray]:
     """The checked plan with the placements `final`, the schedule of the weights that move to it, and their bytes (G, G)."""
     rng = np.random.default_rng(new.options.seed)

@@ -96,12 +96,7 @@ class ChangingTraffic:
 
 
 def changing_traffic(
-    profiles: Sequence[Profile],
-    change: str,
-    windows: int = 120,
-    lasting: int = 10,
-    tokens: int | None = None,
-    seed: int = 0,
+    profiles: Sequence[Profile], change: str, windows: int = 120, lasting: int = 10, tokens: int | None = None, seed: int = 0
 ) -> ChangingTraffic:
     """Draws the loads of windows of traffic that changes between domains.
 

@@ -123,11 +123,7 @@ class PlanOptions:
         micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
     """
 
-    place: str = option(
-        "auto",
-        choices="place survive",
-        names=PLACES,
-    )
+    place: str = option("auto", choices="place survive", names=PLACES)
     assign: str = option("auto", choices="assign", panel=STRATEGY)
     colocate: str = option("auto", choices="colocate", panel=STRATEGY)
     order: str = option("auto", choices="order")

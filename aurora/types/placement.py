@@ -121,6 +121,13 @@ class Placement(Value):
         return cls.evenly(in_use(held_LGP)) if share_LGP is None else cls(in_use(held_LGP), in_use(share_LGP))
 
     @classmethod
+    def divided(cls, slots_G: tuple[tuple[int, ...], ...], split_EG: FloatArray) -> "Placement":
+        """Returns the placement of one layer whose slots take the parts split_EG (E, G); it has no split without replicas."""
+        if sum(map(len, slots_G)) == len(split_EG):
+            return cls((slots_G,))
+        return cls((slots_G,), (tuple(tuple(split_EG[list(held), gpu].tolist()) for gpu, held in enumerate(slots_G)),))
+
+    @classmethod
     def evenly(cls, slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> "Placement":
         """Returns the placement whose slots take even parts of an expert's load; it has no split if no expert has replicas.
 
@@ -148,12 +155,22 @@ class Placement(Value):
 
     def relabelled(self, from_G: IntArray) -> "Placement":
         """Returns the placement in which GPU g holds what GPU from_G[g] holds here; from_G is (G,) int64."""
-        slots, split = (
-            None if table is None else tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
-            for table in (self.slots_LG, self.split_LG)
-        )
-        assert slots is not None
-        return Placement(slots, split)
+
+        def relabelled(table: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
+            return tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)
+
+        return Placement(relabelled(self.slots_LG), self.split_LG and relabelled(self.split_LG))
+
+    def fewest_replicas(self, layer: int, node_G: ArrayLike) -> tuple[int, int]:
+        """Returns on how many GPUs, and on how many nodes, the expert of a layer is that is on the fewest.
+
+        Args:
+            layer: index of the layer.
+            node_G: (G,) the node of each GPU.
+        """
+        held_EG, nodes_G = self.holds_EG(layer), np.asarray(node_G)
+        held_EN = np.stack([held_EG[:, nodes_G == node].any(axis=1) for node in np.unique(nodes_G)], axis=1)
+        return int(held_EG.sum(axis=1).min()), int(held_EN.sum(axis=1).min())
 
     def held_LGP(self, slots: int = 1) -> IntArray:
         """Returns (L, G, P) int64, the expert in each slot, EMPTY for none; P is `slots`, or more if a GPU holds more."""

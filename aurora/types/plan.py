@@ -77,36 +77,28 @@ class ModelPlan(Value):
     hierarchy: Hierarchy | None = None
 
     def __post_init__(self) -> None:
-        layers, experts = len(self.placement.slots_LG), self.placement.experts
+        what, layers, experts = f"plan of {self.model!r}", len(self.placement.slots_LG), self.placement.experts
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
             object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
         for name in ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes"):
             if getattr(self, name) < 0:
-                raise BadInput(f"plan of {self.model!r}: expected {name} of zero or more, found {getattr(self, name)}")
+                raise BadInput(f"{what}: expected {name} of zero or more, found {getattr(self, name)}")
         for name in (self.model, self.fingerprint):
             check_name("plan: model and fingerprint", name)
-        object.__setattr__(self, "load_LE", counts(f"plan of {self.model!r}, load", self.load_LE, 2))
-        object.__setattr__(self, "dense_layers", layer_numbers(f"plan of {self.model!r}, dense_layers", self.dense_layers))
+        object.__setattr__(self, "load_LE", counts(f"{what}, load", self.load_LE, 2))
+        object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         if self.load_LE.shape != (layers, experts):
-            raise BadInput(
-                f"plan of {self.model!r}: expected loads of {layers} layers x {experts} experts, found {self.load_LE.shape}"
-            )
+            raise BadInput(f"{what}: expected loads of {layers} layers x {experts} experts, found {self.load_LE.shape}")
         if not len(self.dispatch_L) == len(self.combine_L) == layers:
-            raise BadInput(
-                f"plan of {self.model!r}: expected two orders for each of {layers} layers, "
-                f"found {len(self.dispatch_L)} and {len(self.combine_L)}"
-            )
+            found = f"{len(self.dispatch_L)} and {len(self.combine_L)}"
+            raise BadInput(f"{what}: expected two orders for each of {layers} layers, found {found}")
         if self.deduplicated and self.hierarchy is None and self.placement.split_LG is not None:
-            raise BadInput(
-                f"plan of {self.model!r}: expected every expert held once where flat all-to-alls send a token once to a GPU, "
-                "found replicas"
-            )
+            once = "every expert held once where flat all-to-alls send a token once to a GPU"
+            raise BadInput(f"{what}: expected {once}, found replicas")
         if self.hierarchy is not None and not self.deduplicated:
-            raise BadInput(f"plan of {self.model!r}: expected deduplicated tokens where all-to-alls are hierarchical")
+            raise BadInput(f"{what}: expected deduplicated tokens where all-to-alls are hierarchical")
         if self.hierarchy is not None and self.hierarchy.ranks != self.placement.gpus:
-            raise BadInput(
-                f"plan of {self.model!r}: expected the servers of {self.placement.gpus} ranks, found {self.hierarchy.ranks}"
-            )
+            raise BadInput(f"{what}: expected the servers of {self.placement.gpus} ranks, found {self.hierarchy.ranks}")
 
     @property
     def identity(self) -> ModelIdentity:
@@ -180,10 +172,8 @@ class Plan(Value):
         set_checked(self, numbers, "plan, ", "survival_LK")
         for model in self.models:
             if model.placement.gpus != len(self.cluster):
-                raise BadInput(
-                    f"plan of {model.model!r}: expected a placement on {len(self.cluster)} GPUs, "
-                    f"found one on {model.placement.gpus}"
-                )
+                found = f"expected a placement on {len(self.cluster)} GPUs, found one on {model.placement.gpus}"
+                raise BadInput(f"plan of {model.model!r}: {found}")
 
     def __repr__(self) -> str:
         models = ", ".join(f"{m.model!r} ({len(m.dispatch_L)} layers x {m.placement.experts} experts)" for m in self.models)

@@ -49,7 +49,7 @@ def test_steps_of_plans_with_micro_batches_are_cut():
 @pytest.mark.parametrize("tokens", [(1, 1), (7, 7), (64, 1), (5, 50), (33, 31), (17, 2)])
 def test_where_all_costs_are_in_proportion_to_tokens_interpolation_is_exact(tokens, monkeypatch):
     """A token of the busier rank takes 1 s at the gate, half a second each way, 3 s at its expert and 1 s to be aggregated."""
-    monkeypatch.setattr("aurora.simulator.step_prices.DRAWN_LAYERS", 1)  # no draw differs from another
+    monkeypatch.setattr("aurora.simulator.requests.DRAWN_LAYERS", 1)  # no draw differs from another
     profile, tokens_G = one_expert_each(), np.array(tokens)
     prices = StepPrices(make_plan(cluster(2.0, 2.0), [profile], CONTIGUOUS), profile, 64)
     assert prices.simulated(tokens_G[None], (0,)) == pytest.approx(6 * max(tokens))
@@ -96,7 +96,7 @@ def test_the_same_seed_gives_the_same_seconds_in_any_sequence(mixed):
 
 def test_layers_that_stand_for_all_are_near_all(mixed, monkeypatch):
     whole = StepPrices(*mixed, most_tokens=64)(np.array([32, 32, 32, 32]))
-    monkeypatch.setattr("aurora.simulator.step_prices.TRANSFERS", 2 * 2 * 12)  # two of the four layers
+    monkeypatch.setattr("aurora.simulator.requests.TRANSFERS", 2 * 2 * 12)  # two of the four layers
     assert StepPrices(*mixed, most_tokens=64)(np.array([32, 32, 32, 32])) == pytest.approx(whole, rel=0.25)
 
 

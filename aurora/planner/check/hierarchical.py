@@ -94,8 +94,9 @@ def check_serving(
             f"hierarchical all-to-all: expected one server, its own if it can, to compute expert {expert} for the tokens of "
             f"server {server}, found servers {np.flatnonzero(found_NEN[server, expert]).tolist()}"
         )
-    count_P, pair_P = _counted(source_X * experts + expert_X)
-    count_Q, triple_Q = _counted((source_X * experts + expert_X) * ranks + rank_X)
+    pair_X = source_X * experts + expert_X
+    pair_P, count_P = np.unique(pair_X, return_counts=True)
+    triple_Q, count_Q = np.unique(pair_X * ranks + rank_X, return_counts=True)
     (source_Q, expert_Q), rank_Q = np.divmod(triple_Q // ranks, experts), triple_Q % ranks
     part_Q = split_EG[expert_Q, rank_Q] / shares_NE[server_G[rank_Q], expert_Q]
     all_Q = count_P[np.searchsorted(pair_P, triple_Q // ranks)]
@@ -105,12 +106,6 @@ def check_serving(
             f"hierarchical all-to-all: rank {rank_Q[row]} computes {count_Q[row]} of {all_Q[row]} choices of expert "
             f"{expert_Q[row]} by tokens of rank {source_Q[row]}, its share is {part_Q[row]:.3g}"
         )
-
-
-def _counted(values_X: IntArray) -> tuple[IntArray, IntArray]:
-    """Counts of the values, and the values, ascending."""
-    values, count = np.unique(values_X, return_counts=True)
-    return count, values
 
 
 def _check_carriers(carrier_GNC: IntArray, visits_GN: IntArray, hierarchy: Hierarchy) -> None:

@@ -105,9 +105,9 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     if not np.array_equal(carried, bytes_GG):
         i, j = np.argwhere(carried != bytes_GG)[0]
         raise BrokenPlan(f"{what}: {i} -> {j} carries {carried[i, j]} bytes, expected {bytes_GG[i, j]}")
-    if not _forward(start, end):
-        raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
     if (row := _wrong_row(schedule.bytes_X, start, end, schedule.rate_Bps_X)) >= 0:
+        if not 0 <= start[row] <= end[row]:
+            raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
         moved = schedule.rate_Bps_X[row] * (end[row] - start[row])
         raise BrokenPlan(f"{what}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved:.0f}")
     for verb, port_X, most_Bps_G in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
@@ -230,15 +230,6 @@ def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
 
 
 @njit(cache=True)
-def _forward(start_s_X, end_s_X):
-    """Returns whether no row starts before zero or ends before it starts."""
-    backward = False
-    for row in range(len(start_s_X)):
-        backward |= start_s_X[row] < 0 or end_s_X[row] < start_s_X[row]
-    return not backward
-
-
-@njit(cache=True)
 def _carried(src_X, dst_X, bytes_X, ranks):
     """(G, G) bytes that the rows carry from each rank to each other."""
     carried_GG = np.zeros((ranks, ranks), np.int64)
@@ -249,10 +240,14 @@ def _carried(src_X, dst_X, bytes_X, ranks):
 
 @njit(cache=True)
 def _wrong_row(bytes_X, start_s_X, end_s_X, rate_Bps_X):
-    """The first row whose rate does not move its bytes, to within one byte and what floats resolve; -1 if there is none."""
+    """The first row that ends before it starts, starts before zero, or whose rate does not move its bytes; -1: there is none.
+
+    Bytes are compared to within one byte and what floats resolve.
+    """
     for row in range(len(bytes_X)):
         unsure = 1 + SLACK * bytes_X[row] + rate_Bps_X[row] * 4 * EPS * end_s_X[row]
-        if abs(rate_Bps_X[row] * (end_s_X[row] - start_s_X[row]) - bytes_X[row]) > unsure:
+        moved = rate_Bps_X[row] * (end_s_X[row] - start_s_X[row])
+        if not 0 <= start_s_X[row] <= end_s_X[row] or abs(moved - bytes_X[row]) > unsure:
             return row
     return -1
 
@@ -269,20 +264,17 @@ def check_plan(plan: Plan) -> None:
     """
     gpus = len(plan.cluster)
     for model in plan.models:
+        what = f"plan of {model.model!r}"
         if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
-            raise BrokenPlan(
-                f"plan of {model.model!r}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}"
-            )
+            raise BrokenPlan(f"{what}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}")
         _check_servers(plan, model)
         for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
             for order in orders:
                 check_order(order, gpus)
             bound_s = float(model.bound_s_L[layer])
             if not 0 <= bound_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
-                raise BrokenPlan(
-                    f"plan of {model.model!r}, layer {layer}: dispatch of {model.dispatch_s_L[layer]:.6g} s is below "
-                    f"the fluid bound or cut of {bound_s:.6g} s"
-                )
+                found = f"dispatch of {model.dispatch_s_L[layer]:.6g} s is below the fluid bound or cut of {bound_s:.6g} s"
+                raise BrokenPlan(f"{what}, layer {layer}: {found}")
     _check_memory(plan)
     for bound_s in (plan.bound_s, plan.assignment_bound_s or 0.0):
         if not 0 <= bound_s * (1 - 1e-6) <= plan.objective_s < np.inf:
@@ -318,8 +310,8 @@ def _check_memory(plan: Plan) -> None:
 def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) -> None:
     """Raises BrokenPlan if an expert is on fewer GPUs or nodes than min_replicas, or min_replicas - 1 failures may lose one."""
     placement = plan.models[0].placement
-    node_G = np.unique([gpu.node for gpu in plan.cluster.gpus], return_inverse=True)[1]
-    nodes = int(node_G.max()) + 1
+    node_G = [gpu.node for gpu in plan.cluster.gpus]
+    nodes = len(set(node_G))
     if survival_LK.shape != (len(placement.slots_LG), nodes - 1) or ((survival_LK < 0) | (survival_LK > 1)).any():
         raise BrokenPlan(f"plan: expected probabilities of surviving 1 to {nodes - 1} failures, found {survival_LK.tolist()}")
     if (survival_LK[:, : min_replicas - 1] < 1).any():
@@ -327,9 +319,7 @@ def _check_min_replicas(plan: Plan, min_replicas: int, survival_LK: FloatArray) 
             f"plan: expected {min_replicas - 1} failures survived for certain, found {survival_LK[:, : min_replicas - 1].min()}"
         )
     for layer in range(len(placement.slots_LG)):
-        held_EG = placement.holds_EG(layer)
-        held_EN = np.array([held_EG[:, node_G == node].any(axis=1) for node in range(nodes)]).T
-        for held_EX, what in ((held_EG, "GPUs"), (held_EN, "nodes")):
-            least = int(held_EX.sum(axis=1).min())
-            if least < min(min_replicas, held_EX.shape[1]):
+        fewest = zip(placement.fewest_replicas(layer, node_G), (len(node_G), nodes), ("GPUs", "nodes"), strict=True)
+        for least, most, what in fewest:
+            if least < min(min_replicas, most):
                 raise BrokenPlan(f"plan, layer {layer}: an expert is on {least} {what}, expected {min_replicas} or all")

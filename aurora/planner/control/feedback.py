@@ -162,14 +162,7 @@ class GainRecord:
         self._changes: list[_Change] = []
         self._expected = self._saved = 0.0  # times a window's time
 
-    def expect(
-        self,
-        layers: IntArray,
-        old: SlotsInForce,
-        new: SlotsInForce,
-        saved: float,
-        windows: float,
-    ) -> None:
+    def expect(self, layers: IntArray, old: SlotsInForce, new: SlotsInForce, saved: float, windows: float) -> None:
         """Says that a change is in force.
 
         Args:

@@ -241,7 +241,4 @@ def _layer(placement: Placement, alive: Sequence[int], load_E: FloatArray, held_
         slots_R[rank].append(expert)
         split_ER[expert, rank] = 1.0
         load_R[rank] += load_E[expert]
-    held = tuple(tuple(sorted(slots)) for slots in slots_R)
-    if sum(map(len, held)) == placement.experts:
-        return Placement((held,))
-    return Placement((held,), (tuple(tuple(split_ER[list(slots), rank].tolist()) for rank, slots in enumerate(held)),))
+    return Placement.divided(tuple(tuple(sorted(slots)) for slots in slots_R), split_ER)

@@ -268,14 +268,18 @@ def _dive(arrays, choices, branch, best_s, group_MG, nodes):
     """Tries up to `nodes` choices and returns the best seconds below best_s, else best_s; writes the best into group_MG."""
     gpus = group_MG.shape[1]
     while branch.depth[0] >= 0 and nodes > 0:
-        _take_back(choices, branch)
+        depth = branch.depth[0]
+        if branch.next_G[depth] > choices.start_G[choices.gpu_G[depth]]:
+            _mark(choices, branch, branch.next_G[depth] - 1, False)  # the groups of the last choice at this depth
         found, tried = _next_choice(arrays, choices, branch, best_s)
         nodes -= tried
         if not found:
             branch.depth[0] -= 1
             continue
-        depth = branch.depth[0]
-        _choose(choices, branch)
+        at = branch.next_G[depth]
+        _mark(choices, branch, at, True)
+        branch.bound_s_G[depth + 1] = branch.bound_s_G[depth] + choices.spare_s_C[at]
+        branch.next_G[depth] = at + 1
         if depth + 1 < gpus:
             branch.depth[0] += 1
             branch.next_G[depth + 1] = choices.start_G[choices.gpu_G[depth + 1]]
@@ -287,27 +291,10 @@ def _dive(arrays, choices, branch, best_s, group_MG, nodes):
 
 
 @njit(cache=True)
-def _take_back(choices, branch):
-    """Frees the groups of the last choice at this depth, if there was one."""
-    at = branch.next_G[branch.depth[0]]
-    if at > choices.start_G[choices.gpu_G[branch.depth[0]]]:
-        _mark(choices, branch, at - 1, False)
-
-
-@njit(cache=True)
 def _mark(choices, branch, at, used):
     """Marks the groups of a choice as used or free."""
     for m in range(len(branch.used_MJ)):
         branch.used_MJ[m, choices.group_CM[at, m]] = used
-
-
-@njit(cache=True)
-def _any_used(choices, branch, at):
-    """Returns whether a group of a choice is placed already."""
-    found = False
-    for m in range(len(branch.used_MJ)):
-        found |= branch.used_MJ[m, choices.group_CM[at, m]]
-    return found
 
 
 @njit(cache=True)
@@ -322,7 +309,10 @@ def _next_choice(arrays, choices, branch, best_s):
     for at in range(branch.next_G[depth], choices.start_G[g + 1]):
         if branch.bound_s_G[depth] + choices.spare_s_C[at] >= best_s:
             break
-        if _any_used(choices, branch, at):
+        used = False
+        for m in range(len(branch.used_MJ)):
+            used |= branch.used_MJ[m, choices.group_CM[at, m]]
+        if used:
             continue
         tried += 1
         gpu_terms(arrays, g, choices.group_CM[at], most_s_X)
@@ -332,13 +322,3 @@ def _next_choice(arrays, choices, branch, best_s):
             branch.next_G[depth] = at
             return True, tried
     return False, tried
-
-
-@njit(cache=True)
-def _choose(choices, branch):
-    """Puts the next choice at this depth on its GPU."""
-    depth = branch.depth[0]
-    at = branch.next_G[depth]
-    _mark(choices, branch, at, True)
-    branch.bound_s_G[depth + 1] = branch.bound_s_G[depth] + choices.spare_s_C[at]
-    branch.next_G[depth] = at + 1

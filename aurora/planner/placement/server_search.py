@@ -479,10 +479,7 @@ def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.
         for gpu, held, share in zip(gpu_X, held_GP, share_GP, strict=True):
             own_X = expert_X[held[held >= 0]]
             split_EG[own_X, gpu] = share[held >= 0] * own_E[own_X]
-    slots = tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T)
-    if sum(map(len, slots)) == experts:
-        return Placement((slots,))
-    return Placement((slots,), (tuple(tuple(split_EG[list(held), gpu].tolist()) for gpu, held in enumerate(slots)),))
+    return Placement.divided(tuple(tuple(np.flatnonzero(split_G).tolist()) for split_G in split_EG.T), split_EG)
 
 
 @njit(cache=True, nogil=True)

@@ -48,12 +48,17 @@ class PhaseSums(NamedTuple):
             costs: one layer in W scenarios.
             slots_G: (G,) int64, how many experts each GPU can hold.
         """
-        part_s_GEXW, base_s_GXW = _sums(
-            np.ascontiguousarray(costs.own_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.expert_s_WGE, dtype=np.float64),
-            np.ascontiguousarray(costs.gate_s_WG, dtype=np.float64),
-            np.ascontiguousarray(costs.port_s_XG),
-        )
+        own_GEW = np.ascontiguousarray(np.moveaxis(costs.own_WGE, 0, 2), dtype=np.float64)
+        arriving_GEW, sent_GW = own_GEW.sum(axis=0) - own_GEW, own_GEW.cumsum(axis=1)[:, -1]
+        sent_s, received_s, back_s, home_s = costs.port_s_XG[:, :, None, None]
+        gpus, experts, scenarios = own_GEW.shape
+        part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.zeros((gpus, PARTS, scenarios))
+        part_s_GEXW[:, :, 0], part_s_GEXW[:, :, 1] = -own_GEW * sent_s, arriving_GEW * received_s
+        part_s_GEXW[:, :, 2], part_s_GEXW[:, :, 3] = arriving_GEW * back_s, -own_GEW * home_s
+        part_s_GEXW[:, :, 2:] += np.moveaxis(costs.expert_s_WGE, 0, 2)[:, :, None]
+        base_s_GXW[:, :2] = costs.gate_s_WG.T[:, None]
+        base_s_GXW[:, 0] += sent_GW * sent_s[:, 0]
+        base_s_GXW[:, 3] = sent_GW * home_s[:, 0]
         return cls(
             part_s_GEXW,
             base_s_GXW,
@@ -61,35 +66,6 @@ class PhaseSums(NamedTuple):
             np.minimum(slots_G, costs.own_WGE.shape[2]).astype(np.int64),
             costs.worst,
         )
-
-
-@njit(cache=True, nogil=True)
-def _sums(own_WGE, expert_s_WGE, gate_s_WG, port_s_XG):
-    """part_s_GEXW and base_s_GXW of PhaseSums."""
-    scenarios, gpus, experts = own_WGE.shape
-    part_s_GEXW, base_s_GXW = np.empty((gpus, experts, PARTS, scenarios)), np.empty((gpus, PARTS, scenarios))
-    load_WE = np.zeros((scenarios, experts))
-    for w in range(scenarios):
-        for g in range(gpus):
-            for e in range(experts):
-                load_WE[w, e] += own_WGE[w, g, e]
-    for g in range(gpus):
-        sent_s, received_s, back_s, home_s = port_s_XG[0, g], port_s_XG[1, g], port_s_XG[2, g], port_s_XG[3, g]
-        for w in range(scenarios):
-            own = 0.0
-            for e in range(experts):
-                local = own_WGE[w, g, e]
-                arriving, work_s = load_WE[w, e] - local, expert_s_WGE[w, g, e]
-                own += local
-                part_s_GEXW[g, e, 0, w] = -local * sent_s
-                part_s_GEXW[g, e, 1, w] = arriving * received_s
-                part_s_GEXW[g, e, 2, w] = work_s + arriving * back_s
-                part_s_GEXW[g, e, 3, w] = work_s - local * home_s
-            base_s_GXW[g, 0, w] = gate_s_WG[w, g] + own * sent_s
-            base_s_GXW[g, 1, w] = gate_s_WG[w, g]
-            base_s_GXW[g, 2, w] = 0.0
-            base_s_GXW[g, 3, w] = own * home_s
-    return part_s_GEXW, base_s_GXW
 
 
 @njit(cache=True, nogil=True)

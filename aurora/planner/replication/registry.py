@@ -144,11 +144,7 @@ REPLICAS: dict[str, Strategy] = {
 
 
 def place(
-    loads: ArrayLike,
-    slots: GpuSlots,
-    method: str = "equal-split",
-    replicas: Sequence[int] | None = None,
-    seed: int = 0,
+    loads: ArrayLike, slots: GpuSlots, method: str = "equal-split", replicas: Sequence[int] | None = None, seed: int = 0
 ) -> ReplicaPlacement:
     """Places experts and their replicas by load alone, as EPLB does.
 

@@ -256,15 +256,6 @@ def pack_with_best_counts(load_E, slots_G, cost_G, sizes_X, draws_X3, enough, co
         enough: a largest time at which the search stops.
         count_E, held_GP: filled with the best counts and their packing.
     """
-    best = _pack_by_rules(load_E, slots_G, cost_G, sizes_X, enough, count_E, held_GP)
-    if best > enough:
-        best = _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP)
-    return best
-
-
-@njit(cache=True)
-def _pack_by_rules(load_E, slots_G, cost_G, sizes_X, enough, count_E, held_GP):
-    """Pack with the counts for each replica size, and with those by load; keep the best. Returns its largest time."""
     most, slots = slots_G.shape[0], slots_G.sum()
     try_GP = np.empty_like(held_GP)
     best = np.inf
@@ -283,8 +274,8 @@ def _pack_by_rules(load_E, slots_G, cost_G, sizes_X, enough, count_E, held_GP):
             count_E[:] = try_E
             held_GP[:] = try_GP
         if best <= enough:
-            break
-    return best
+            return best
+    return _walk_over_counts(load_E, slots_G, cost_G, draws_X3, enough, best, count_E, held_GP)
 
 
 @njit(cache=True)

@@ -165,10 +165,7 @@ def variation_by_chance(
     Returns:
         (B, L) float64, the `variation` of each draw.
     """
-    both_LE = load_LE + other_LE
-    experts = both_LE.shape[1]
-    sum_L1 = both_LE.sum(axis=1, keepdims=True)
-    share_LE = np.where(sum_L1 > 0, both_LE / np.maximum(sum_L1, 1), 1 / experts)
+    share_LE = _shares(load_LE + other_LE)
     size = replicates, len(share_LE)
     drawn_BLE, other_BLE = (rng.multinomial(each.sum(axis=1).astype(np.int64), share_LE, size) for each in (load_LE, other_LE))
     return variation(drawn_BLE, other_BLE)
