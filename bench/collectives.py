@@ -17,7 +17,7 @@ from scipy.optimize import linprog
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.measured_links import LinkFit
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import DEFAULT_BPS
 from aurora.planner.alltoall.split_transfers import MOST_RANKS, CutShop, best_whole, search_tries
 from aurora.planner.network.bounds import fluid_bound, longest_port, one_to_one_bound, pair_seconds
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Hierarchy, Network, Order
 
 ROOT = Path(__file__).parents[1]

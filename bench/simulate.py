@@ -14,7 +14,7 @@ import numpy as np
 from machine import machine
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import fluid_pieces, timed
+from aurora.planner.network.switch import fluid_pieces, timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.trace_times import summarise

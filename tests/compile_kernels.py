@@ -15,7 +15,7 @@ import numpy as np
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.control.move_rounds import move_sequence
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up

@@ -7,7 +7,7 @@ import numpy as np
 
 from aurora.errors import BadInput, BrokenPlan
 from aurora.planner.check.fit import check_traffic
-from aurora.planner.network.schedule_time import timed_steps
+from aurora.planner.network.switch import timed_steps
 from aurora.planner.placement.grouping import balanced
 from aurora.planner.placement.slot_counts import even_slots
 from aurora.planner.plan import layer_seconds, make_plan, objective_between

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
-from aurora.planner.replication.survival_probability import BoolArray, all_held
-from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.planner.replication.survival_probability import all_held
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
 
 TOLERANCE = 1e-6  # largest error of a decoded sum, relative to the largest batch
 

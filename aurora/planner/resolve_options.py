@@ -115,7 +115,7 @@ def resolve(
         BadInput: if a name is unknown, or options contradict each other or the number of models.
         InfeasiblePlan: if the cluster has fewer nodes, or GPUs of its one node, than `min_replicas`.
     """
-    colocated, equal, gpus = len(profiles) > 1, cluster.equal, len(cluster)
+    colocated, equal, gpus = len(profiles) > 1, cluster.equal, len(cluster.gpus)
     _check_scenario(options, len(profiles))
     _check_min_replicas(options, cluster)
     if options.coactivation and (reason := coactivation_reason(options, profiles, domains)):
@@ -196,7 +196,7 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
         return DEFAULT
     if options.coactivation:
         return SWAP_SEARCH
-    if options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster) > profile.experts:
+    if options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster.gpus) > profile.experts:
         return "equal-split"
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
@@ -254,7 +254,7 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
 def _check_min_replicas(options: PlanOptions, cluster: Cluster) -> None:
     """Raises InfeasiblePlan for more replicas than nodes; on a single node, than GPUs."""
     nodes = len({gpu.node for gpu in cluster.gpus})
-    apart, what = (nodes, "nodes") if nodes > 1 else (len(cluster), "GPUs of one node")
+    apart, what = (nodes, "nodes") if nodes > 1 else (len(cluster.gpus), "GPUs of one node")
     if options.min_replicas is not None and options.min_replicas > apart:
         raise InfeasiblePlan(
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different nodes, cluster {cluster.name!r} "

@@ -21,6 +21,7 @@ from aurora.planner.scenarios.scenario import seconds_between
 from aurora.planner.workload.step_traffic import cut_traffic
 from aurora.simulator.interpreter import simulate, simulate_plan
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
+from aurora.types.arrays import evenly_spaced
 from aurora.types.options import MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
@@ -135,7 +136,7 @@ def with_micro_batches(plan: Plan, profiles: Sequence[Profile], parts: int = 0, 
     cuts = [plan.with_micro_batches(number) for number in MICRO_BATCH_COUNTS[1:]]
     plans_N = [[one], *(_by_time_slice(cut) if cut.options.time_slice == "auto" else [cut] for cut in cuts)]
     timed_N = [
-        min(((_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
+        min(((simulated_seconds(each, profiles, 2 * MICRO_BATCH_COUNTS[-1]), each) for each in plans), key=itemgetter(0))
         for plans in plans_N
     ]
     layer_s = timed_N[0][0] / _layers(plan.cluster, profiles[0], 2 * MICRO_BATCH_COUNTS[-1])
@@ -206,7 +207,7 @@ def _choosable(cluster: Cluster) -> bool:
     return len(set(server_G)) not in (len(server_G), 1)
 
 
-def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
+def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None = None) -> float:
     """Returns the simulated seconds of the profiles' first windows, as many as TRANSFERS allow.
 
     If TRANSFERS do not allow one window, some layers of it are simulated, evenly spaced.
@@ -214,16 +215,13 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile]) -> float:
     Args:
         plan: the plan.
         profiles: one profile per model.
+        parts: plans of up to so many micro-batches are simulated on the same windows or layers; None: as many as it has.
     """
-    return _seconds(plan, profiles, max(1, plan.options.micro_batches))
-
-
-def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
-    """As `simulated_seconds`; of plans with up to `parts` micro-batches the same windows or layers are simulated."""
+    parts = max(1, plan.options.micro_batches) if parts is None else parts
     if first := _first_windows(plan.cluster, profiles, parts):
         return simulate_plan(plan, first).seconds
     layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
-    some_M = [np.unique(np.linspace(0, each.layers - 1, min(layers, each.layers)).astype(np.int64)) for each in profiles]
+    some_M = [evenly_spaced(each.layers, layers) for each in profiles]
     first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
     served, cut = cut_traffic(plan, first)
     program = compile_plan(served)
@@ -232,7 +230,7 @@ def _seconds(plan: Plan, profiles: Sequence[Profile], parts: int) -> float:
 
 
 def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:
-    """Returns the number of layers that `_seconds` simulates of one model, in all windows."""
+    """Returns the number of layers that `simulated_seconds` simulates of one model, in all windows."""
     if first := _first_windows(cluster, [profile], parts):
         return first[0].windows * profile.layers
     return min(max(1, TRANSFERS // (2 * _pairs(cluster) * parts)), profile.layers)
@@ -287,7 +285,7 @@ def with_preemption(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
 def _interactive_layer_s(plan: Plan, model: int, profile: Profile) -> float:
     """Simulated seconds of one of a model's layers alone, with a window that few are smaller than: one of decoding."""
-    some = np.unique(np.linspace(0, profile.layers - 1, min(LAYERS, profile.layers)).astype(np.int64))
+    some = evenly_spaced(profile.layers, LAYERS)
     tokens_T = profile.tokens_TLSE.sum(axis=(1, 2, 3))
     served_T = np.flatnonzero(tokens_T)
     if plan.models[model].deduplicated or len(served_T) == 0:

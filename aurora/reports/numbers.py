@@ -14,7 +14,6 @@ from aurora.planner.network.routes import nics_of
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
 from aurora.planner.scenarios.exclusive import Exclusive
-from aurora.planner.scenarios.scenario import unreplicated
 from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import contiguous_split, exchange_bytes, exchange_rows
 from aurora.reports.formatting import size
@@ -57,7 +56,7 @@ class Traffic:
 def contiguous(profile: Profile) -> Placement:
     """Returns the placement of experts in the order of their numbers, as engines place them without a plan."""
     gpu_E = contiguous_split(profile.experts, profile.sources).argmax(axis=1)
-    return Placement.stack([unreplicated(gpu_E, profile.sources)] * profile.layers)
+    return Placement.stack([Placement.unreplicated(gpu_E, profile.sources)] * profile.layers)
 
 
 def traffic(cluster: Cluster, model: ModelPlan, profile: Profile) -> Traffic:

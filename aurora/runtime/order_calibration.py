@@ -317,7 +317,7 @@ def measured_network(transport: Transport, cluster: Cluster, device: str) -> Clu
 def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray, device: str) -> tuple[float, float]:
     """The start-up seconds of an exchange between some pairs of ranks, and the share of the cluster's rates that it reaches."""
     from aurora.planner.alltoall.registry import ORDER
-    from aurora.planner.network.schedule_time import timed  # which compiles: seconds that other runs shall not pay
+    from aurora.planner.network.switch import timed  # which compiles: seconds that other runs shall not pay
 
     network, network_s, took_s = cluster.network.without_startup, [], []
     for size in MESSAGE_SIZES:

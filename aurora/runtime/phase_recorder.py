@@ -204,7 +204,7 @@ class PhaseRecorder:
         where = (self._rank, self._model, self.step, layer, phase)
 
         def observe(peer: int, sent: bool, size: int, start_s: float, end_s: float) -> None:
-            self._recorder.transfer(*where, peer, sent, size, start_s - self._began_s, end_s - self._began_s)
+            self._recorder.add(*where, start_s - self._began_s, end_s - self._began_s, (peer, sent, size))
 
         return observe
 

@@ -11,7 +11,7 @@ from aurora.io.journals import JournalFile
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.recovery import program_among, program_in_force, restored
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.runtime.elastic_rank import BeganServing, Decided, EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
 from aurora.runtime.result import MembershipChange, journalled_answers

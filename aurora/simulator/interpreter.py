@@ -341,11 +341,13 @@ class _Run:
         return wait
 
     def _join(self, rank: int, op: Exchange, key: Key, number: int) -> Wait:
-        """Waits until the rank has sent and received all its bytes of this step of the all-to-all."""
+        """Waits until the rank has sent and received all its bytes of this step; bytes are counted for all steps at once."""
 
         def wait(resume: Resume) -> None:
             if (key, number) not in self._steps:
-                self._open(op, key, number)
+                order, bytes_SGG = self._sizes_of(op, key)
+                opened = _Step(key, number, self._switch.open(order, bytes_SGG[number], self.staged))
+                self._steps[key, number] = self._by_number[opened.at_switch] = opened
             step = self._steps[key, number]
             step.waiting[rank] = resume
             if self._switch.join(step.at_switch, rank):
@@ -353,17 +355,16 @@ class _Run:
 
         return wait
 
-    def _open(self, op: Exchange, key: Key, number: int) -> None:
-        """Begins a step of an all-to-all. Its bytes are counted for all steps at once."""
-        order, bytes_SGG = self._sizes_of(op, key)
-        step = _Step(key, number, self._switch.open(order, bytes_SGG[number], self.staged))
-        self._steps[key, number] = self._by_number[step.at_switch] = step
-
     def _sizes_of(self, op: Exchange, key: Key) -> tuple[Order, IntArray]:
         """The order of an all-to-all, and the bytes of each of its steps; those of a flat one that is cut, of each piece."""
         if key not in self._sizes:
             bytes_SGG = self._bytes_SGG(op, *key[:3])
-            order = self._order(op, bytes_SGG)
+            if self.ordered is None:
+                order = op.order
+            elif op.hierarchy is not None and op.phase == "combine":  # a dispatch backwards
+                order = self.ordered(bytes_SGG[::-1].transpose(0, 2, 1), op.hierarchy).reversed
+            else:
+                order = self.ordered(bytes_SGG, op.hierarchy)
             if self._cut_M[key[0]] and len(bytes_SGG) == 1:
                 pieces = slices_of(bytes_SGG[0], self.cluster.network, self.program.policies_M[key[0]].slice_s)
                 ends_KGG = bytes_SGG * np.arange(pieces + 1)[:, None, None] // pieces
@@ -371,20 +372,13 @@ class _Run:
             self._sizes[key] = order, bytes_SGG
         return self._sizes[key]
 
-    def _order(self, op: Exchange, bytes_SGG: IntArray) -> Order:
-        """The order of an all-to-all with these bytes; a hierarchical combine is a dispatch backwards."""
-        if self.ordered is None:
-            return op.order
-        if op.hierarchy is not None and op.phase == "combine":
-            return self.ordered(bytes_SGG[::-1].transpose(0, 2, 1), op.hierarchy).reversed
-        return self.ordered(bytes_SGG, op.hierarchy)
-
     def _finish_step(self, step: _Step, rank: int) -> None:
         """Resumes a rank whose transfers are done; records the step once all ranks' are."""
         step.finished += 1
         if step.finished == self.program.ranks:
             carried = self._switch.close(step.at_switch)
-            self.record.transfers(*step.key, carried.src_X, carried.dst_X, carried.bytes_X, carried.start_s_X, carried.end_s_X)
+            pairs_2X, span_s_2X = np.stack([carried.src_X, carried.dst_X]), np.stack([carried.start_s_X, carried.end_s_X])
+            self.record.transfers(*step.key, pairs_2X, carried.bytes_X, span_s_2X)
             del self._steps[step.key, step.number], self._by_number[step.at_switch]
             if step.number == len(self._sizes[step.key][1]) - 1:
                 del self._sizes[step.key]

@@ -18,7 +18,7 @@ from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.workload.step_traffic import cut_traffic, step_profile
 from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 from aurora.types.options import GATHERED
 from aurora.types.requests import MOST_REQUESTS
 
@@ -314,7 +314,7 @@ class StepPrices:
             layers: how many layers are simulated, evenly spaced, and stand for all; None: all.
         """
         rng, all_layers = np.random.default_rng([self._seed, *seed]), self._profile.layers
-        some = np.unique(np.linspace(0, all_layers - 1, min(layers or all_layers, all_layers)).astype(np.int64))
+        some = evenly_spaced(all_layers, layers or all_layers)
         profile = self._profile if len(some) == all_layers else self._profile.at_layers(some)
         draws = -(-DRAWN_LAYERS // all_layers)
         total_s = 0.0

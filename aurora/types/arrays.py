@@ -54,6 +54,23 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
     return locked(np.array(array, dtype=np.float64))
 
 
+def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Returns two columns of numbers above zero as `numbers` does, after checking that they are of one length, not empty.
+
+    Args:
+        what: how errors name both.
+        names: how they name each.
+        one_X, other_X: (X,) the columns.
+    """
+    one, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
+    if one.shape != other.shape or not len(one):
+        raise BadInput(f"{what}: expected as many {names[1]} as {names[0]}, one at least, found {len(other)} and {len(one)}")
+    for name, column in zip(names, (one, other), strict=True):
+        if column.min() <= 0:
+            raise BadInput(f"{what}: {name} must be above zero, found {column.min()}")
+    return one, other
+
+
 def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[Any]], what: str, *names: str) -> None:
     """Replaces array fields of a frozen value by checked, locked copies; fields that are None stay.
 
@@ -121,6 +138,11 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
     off_diagonal = matrix.copy()
     np.fill_diagonal(off_diagonal, 0)
     return locked(off_diagonal)
+
+
+def evenly_spaced(count: int, most: int) -> IntArray:
+    """Returns up to `most` of the numbers from 0 to count - 1, evenly spaced, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def gap(value: float, bound: float) -> float:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, Value, locked, numbers, set_checked
+from aurora.types.arrays import FloatArray, Value, above_zero, locked, numbers, set_checked
 
 Vertex = int | str  # a GPU by its rank, a switch by its name
 
@@ -190,16 +190,11 @@ class TransferCurve(Value):
         if type(self.partners) is not int or not 1 <= self.partners <= MOST_PARTNERS:
             raise BadInput(f"link curve: partners must be a whole number from 1 to {MOST_PARTNERS}, found {self.partners!r}")
         what = f"link curve of {self.partners} partners"
-        for name in ("bytes_X", "seconds_X"):
-            object.__setattr__(self, name, numbers(f"{what}: {name[:-2]}", getattr(self, name)))
-        if not len(self.bytes_X) or len(self.bytes_X) != len(self.seconds_X):
-            raise BadInput(
-                f"{what}: expected as many seconds as bytes, one at least, found {len(self.seconds_X)} and {len(self.bytes_X)}"
-            )
-        if self.bytes_X[0] <= 0 or (np.diff(self.bytes_X) <= 0).any():
-            raise BadInput(f"{what}: expected bytes above zero that rise")
-        if self.seconds_X[0] <= 0 or (np.diff(self.seconds_X) < 0).any():
-            raise BadInput(f"{what}: expected seconds above zero that never fall")
+        columns = above_zero(what, ("bytes", "seconds"), self.bytes_X, self.seconds_X)
+        for name, column in zip(("bytes_X", "seconds_X"), columns, strict=True):
+            object.__setattr__(self, name, column)
+        if (np.diff(self.bytes_X) <= 0).any() or (np.diff(self.seconds_X) < 0).any():
+            raise BadInput(f"{what}: expected bytes that rise, and seconds that never fall")
 
     def at_rate(self, times: float) -> "TransferCurve":
         """Returns the curve of ports that are so many times as fast: their start-up stays, and bytes take less time."""

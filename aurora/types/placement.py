@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, as_array, counts, gap, locked, numbers, set_checked
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, Value, as_array, counts, gap, locked, numbers, set_checked
 
 EMPTY = -1  # in place of an expert, a GPU or a slot: none
 EMPTY_INT64: Any = np.int64(EMPTY)  # for compiled code: numba compiles a function anew for each constant that it is given
@@ -86,12 +87,12 @@ class Placement(Value):
         expert_P = np.fromiter(chain.from_iterable(held_G), np.int64)
         return expert_P, np.repeat(np.arange(len(held_G)), [len(held) for held in held_G])
 
-    @property
+    @cached_property
     def experts(self) -> int:
         """Number of experts of a layer, E."""
         return 1 + max(chain.from_iterable(self.slots_LG[0]), default=-1)
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Number of GPUs, G."""
         return len(self.slots_LG[0])
@@ -119,6 +120,11 @@ class Placement(Value):
             )
 
         return cls.evenly(in_use(held_LGP)) if share_LGP is None else cls(in_use(held_LGP), in_use(share_LGP))
+
+    @classmethod
+    def unreplicated(cls, gpu_E: IntArray, gpus: int) -> "Placement":
+        """Returns the placement of one layer whose expert e is on GPU gpu_E[e] alone."""
+        return cls((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))
 
     @classmethod
     def divided(cls, slots_G: tuple[tuple[int, ...], ...], split_EG: FloatArray) -> "Placement":
@@ -184,7 +190,7 @@ class Placement(Value):
         expert_P, gpu_P = self._replicas(layer)
         return gpu_P[np.argsort(expert_P)]
 
-    def holds_EG(self, layer: int) -> NDArray[np.bool_]:
+    def holds_EG(self, layer: int) -> BoolArray:
         """Returns (E, G) bool, which GPUs hold each expert of `layer`."""
         holds_EG = np.zeros((self.experts, self.gpus), dtype=bool)
         holds_EG[self._replicas(layer)] = True

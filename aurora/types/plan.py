@@ -171,14 +171,14 @@ class Plan(Value):
             raise BadInput("plan: expected min_replicas and survival together or neither")
         set_checked(self, numbers, "plan, ", "survival_LK")
         for model in self.models:
-            if model.placement.gpus != len(self.cluster):
-                found = f"expected a placement on {len(self.cluster)} GPUs, found one on {model.placement.gpus}"
+            if model.placement.gpus != len(self.cluster.gpus):
+                found = f"expected a placement on {len(self.cluster.gpus)} GPUs, found one on {model.placement.gpus}"
                 raise BadInput(f"plan of {model.model!r}: {found}")
 
     def __repr__(self) -> str:
         models = ", ".join(f"{m.model!r} ({len(m.dispatch_L)} layers x {m.placement.experts} experts)" for m in self.models)
         return (
-            f"Plan({self.scenario}: {models} on {self.cluster.name!r} ({len(self.cluster)}), {self.objective} objective "
+            f"Plan({self.scenario}: {models} on {self.cluster.name!r} ({len(self.cluster.gpus)}), {self.objective} objective "
             f"{self.objective_s:.4g} s, gap {self.gap:.1%})"
         )
 

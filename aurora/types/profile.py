@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self, overload
 
 import numpy as np
@@ -268,7 +269,7 @@ class Profile(Value):
                 f"tokens_TLSE, found {found[t, l, s, e]} in experts_ULK"
             )
 
-    @property
+    @cached_property
     def windows(self) -> int:
         """Number of windows, T."""
         return int(self.tokens_TLSE.shape[0])
@@ -292,17 +293,17 @@ class Profile(Value):
         routing = None if self.routing is None else replace(self.routing, experts_ULK=self.routing.experts_ULK[:, some])
         return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Number of MoE layers of the model, L."""
         return int(self.tokens_TLSE.shape[1])
 
-    @property
+    @cached_property
     def sources(self) -> int:
         """Number of source ranks that tokens come from, S."""
         return int(self.tokens_TLSE.shape[2])
 
-    @property
+    @cached_property
     def experts(self) -> int:
         """Number of experts of a layer, E."""
         return int(self.tokens_TLSE.shape[3])
@@ -340,7 +341,7 @@ class Profile(Value):
             return self.dispatch_bytes
         return sum(-(-part // ALIGNED_BYTES) for part in (self.dispatch_bytes, *(4 * self.top_k,) * 2)) * ALIGNED_BYTES
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The sha256 of everything that planning reads; a plan keeps it to recognise its profile."""
         sha = hashlib.sha256(self.tokens_TLSE.tobytes())

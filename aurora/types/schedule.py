@@ -103,7 +103,7 @@ class Order(Value):
         """Number of tiers, one if rows name none."""
         return 1 if self.tier_X is None else 1 + int(self.tier_X.max(initial=0))
 
-    @property
+    @cached_property
     def one_to_one(self) -> bool:
         """True if each rank sends to one rank and receives from one at a time, in each tier."""
         return self.sends_open == self.recvs_open == 1 and self.sub_channels is None

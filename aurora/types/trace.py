@@ -89,6 +89,10 @@ class Trace(Value):
         return float(self.end_s_X.max() - self.start_s_X.min()) if len(self) else 0.0
 
 
+TransferEnd = tuple[int, bool, int]  # the rank at the other end, whether this one has sent, and bytes
+LOCAL: TransferEnd = (-1, False, 0)  # of a phase without a transfer
+
+
 class TraceRecorder:
     """Collects events and makes a Trace of them, for simulator and runtime alike.
 
@@ -108,46 +112,27 @@ class TraceRecorder:
         """Begins an epoch, to which later events belong; ranks_R[r] is the rank in the trace of its rank r."""
         self._epoch, self._ranks_R = epoch, ranks_R
 
-    def add(self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float) -> None:
-        """Records a compute phase or barrier of a rank, numbered as in the epoch; seconds are since the start of the run."""
-        here = self._ranks_R[rank]
-        self.rows.append((start_s, end_s, here, self._epoch, model, step, layer, TRACE_PHASES.index(phase), -1, False, 0))
-
-    def transfer(
-        self,
-        rank: int,
-        model: int,
-        step: int,
-        layer: int,
-        phase: str,
-        peer: int,
-        sent: bool,
-        size: int,
-        start_s: float,
-        end_s: float,
+    def add(
+        self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float, end: TransferEnd = LOCAL
     ) -> None:
-        """Records the end of a transfer at `rank`, as in `add`; `peer` is at the other end, and `size` is in bytes."""
-        here, there = self._ranks_R[rank], self._ranks_R[peer]
+        """Records a phase of a rank, or the `end` of a transfer there, numbered as in the epoch.
+
+        Seconds are since the start of the run.
+        """
+        here, there = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
         which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
-        self.rows.append((start_s, end_s, here, *which, there, sent, size))
+        self.rows.append((start_s, end_s, here, *which, there, *end[1:]))
 
     def transfers(
-        self,
-        model: int,
-        step: int,
-        layer: int,
-        phase: str,
-        src_X: IntArray,
-        dst_X: IntArray,
-        bytes_X: IntArray,
-        start_s_X: FloatArray,
-        end_s_X: FloatArray,
+        self, model: int, step: int, layer: int, phase: str, pairs_2X: IntArray, bytes_X: IntArray, span_s_2X: FloatArray
     ) -> None:
-        """Records both ends of all transfers of an all-to-all, as in `add`, but by the ranks of the trace."""
-        same = [np.full(len(src_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
-        for rank_X, peer_X, sent in ((src_X, dst_X, True), (dst_X, src_X, False)):
-            sent_X = np.full(len(src_X), sent)
-            self._blocks.append((start_s_X, end_s_X, rank_X, *same, peer_X, sent_X, bytes_X))
+        """Records both ends of all transfers of an all-to-all, as in `add`, but by the ranks of the trace.
+
+        pairs_2X are their sources and destinations, span_s_2X their starts and ends.
+        """
+        same = [np.full(len(bytes_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
+        for (rank_X, peer_X), sent in ((pairs_2X, True), (pairs_2X[::-1], False)):
+            self._blocks.append((*span_s_2X, rank_X, *same, peer_X, np.full(len(bytes_X), sent), bytes_X))
 
     def trace(self) -> Trace:
         """Returns the Trace of all events recorded so far."""

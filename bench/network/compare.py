@@ -22,7 +22,7 @@ from run import Setting
 from traffic import MATRICES, traffic
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network
 

@@ -21,7 +21,7 @@ from net import PAYLOAD, network
 from protocol import DEEP, Results, options
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.network.switch import steps_seconds
 from aurora.profiler.link_timing import RankDevice, cluster_of
 from aurora.runtime.distributed.launcher import launch
 from aurora.types import Network

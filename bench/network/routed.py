@@ -17,7 +17,7 @@ from aurora.moe.permutation import MessageFormat
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed_steps
+from aurora.planner.network.switch import timed_steps
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.order_calibration import measured_network
 from aurora.runtime.transports.gloo import GlooTransport

@@ -6,7 +6,7 @@ import numpy as np
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 
 Maker = Callable[[int, np.random.Generator], np.ndarray]

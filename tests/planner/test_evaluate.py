@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
 from aurora.planner.replication.registry import REPLICAS

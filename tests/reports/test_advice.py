@@ -115,8 +115,8 @@ def test_a_second_model_is_advised_where_ports_and_gpus_have_time_left(sent_s, s
     recorder = TraceRecorder("predicted", ("one",), 2)
     for rank in (0, 1):
         recorder.add(rank, 0, 0, 0, "expert", 0.0, min(4.0, 10 - sent_s))
-        recorder.transfer(rank, 0, 0, 0, "combine", 1 - rank, True, 6, 10 - sent_s, 10.0)
-        recorder.transfer(rank, 0, 0, 0, "combine", 1 - rank, False, 6, 10 - sent_s, 10.0)
+        recorder.add(rank, 0, 0, 0, "combine", 10 - sent_s, 10.0, (1 - rank, True, 6))
+        recorder.add(rank, 0, 0, 0, "combine", 10 - sent_s, 10.0, (1 - rank, False, 6))
     plan = make_plan(cluster(1e6, 1e6), [profile(sources=2)])
     assert told(ReportInputs(plan, (("p", recorder.trace()),)), says)
 
@@ -127,8 +127,8 @@ def test_waiting_is_not_taken_for_the_network():
     recorder.add(0, 0, 0, 0, "expert", 0.0, 10.0)
     for rank in (1, 2, 3):
         for peer, end_s in ((0, 10.1), (rank % 3 + 1, 0.2)):
-            recorder.transfer(rank, 0, 0, 0, "combine", peer, False, 6, end_s - 0.1, end_s)
-            recorder.transfer(peer, 0, 0, 0, "combine", rank, True, 6, end_s - 0.1, end_s)
+            recorder.add(rank, 0, 0, 0, "combine", end_s - 0.1, end_s, (peer, False, 6))
+            recorder.add(peer, 0, 0, 0, "combine", end_s - 0.1, end_s, (rank, True, 6))
     plan = make_plan(cluster(*[1e6] * 4), [profile()])
     sentences = advice(ReportNumbers(ReportInputs(plan, (("p", recorder.trace()),))))
     assert not [s for s in sentences if "Faster ports" in s]

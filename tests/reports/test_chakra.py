@@ -143,7 +143,7 @@ def test_a_transfer_without_its_other_end_is_left_out(alone):
     recorder = TraceRecorder("measured", ("one",), 4)
     recorder.add(0, 0, 0, 0, "gate", 0.0, 1.0)
     for peer, sent, rank in ((1, True, 0), (0, False, 1), (2, True, 0)):
-        recorder.transfer(rank, 0, 0, 0, "dispatch", peer, sent, 8, 1.0, 2.0)
+        recorder.add(rank, 0, 0, 0, "dispatch", 1.0, 2.0, (peer, sent, 8))
     names = [node.name for node in by_rank(ReportInputs(alone.plan, (("m.npz", recorder.trace()),)), "measured")[0]]
     assert names == [f"{alone.models[0]} step 0 layer 0 {what}" for what in ("gate", "dispatch to 1")]
 

@@ -134,11 +134,11 @@ def test_every_transfer_flows_from_its_send_to_its_receipt(together):
 
 def test_what_is_sent_and_never_received_has_no_flow(alone):
     recorder = TraceRecorder("measured", ("one",), 4)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 1.0, 2.0)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 1.5, 2.5)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 2, True, 6, 2.0, 3.0)
-    recorder.transfer(3, 0, 0, 0, "dispatch", 0, True, 6, 8.0, 9.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 3, False, 6, 6.0, 7.0)
+    recorder.add(0, 0, 0, 0, "dispatch", 1.0, 2.0, (1, True, 6))
+    recorder.add(1, 0, 0, 0, "dispatch", 1.5, 2.5, (0, False, 6))
+    recorder.add(0, 0, 0, 0, "dispatch", 2.0, 3.0, (2, True, 6))
+    recorder.add(3, 0, 0, 0, "dispatch", 8.0, 9.0, (0, True, 6))
+    recorder.add(0, 0, 0, 0, "dispatch", 6.0, 7.0, (3, False, 6))
     found = events(ReportInputs(alone.plan, (("x", recorder.trace()),)))
     assert [(e["ph"], e["ts"]) for e in found if e["ph"] in "sf"] == [("s", 0.0), ("f", 0.5e6)]
     levels = [(e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C" and e["pid"] == 1]

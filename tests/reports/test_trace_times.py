@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.reports.formatting import DASH, as_text
@@ -46,9 +46,9 @@ def test_times_bounds_and_utilisation_by_hand():
     """
     recorder = TraceRecorder("measured", ("m",), 2)
     recorder.add(0, 0, 0, 0, "gate", 0.0, 2.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 2.0, 8.0)
+    recorder.add(0, 0, 0, 0, "dispatch", 2.0, 8.0, (1, True, 6))
     recorder.add(1, 0, 0, 0, "gate", 0.0, 1.0)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 1.0, 8.0)
+    recorder.add(1, 0, 0, 0, "dispatch", 1.0, 8.0, (0, False, 6))
     recorder.add(1, 0, 0, 0, "expert", 8.0, 10.0)
     recorder.add(1, 0, 0, 0, "head", 11.0, 13.0)
     found = summarise(recorder.trace(), cluster(2.0, 2.0))
@@ -66,7 +66,7 @@ def test_moves_are_a_phase_of_their_own_and_no_layers_time():
     recorder = TraceRecorder("measured", ("m",), 2)
     for rank in (0, 1):
         recorder.add(rank, 0, 0, 0, "gate", 0.0, 2.0)
-        recorder.transfer(rank, 0, 0, 0, "moves", 1 - rank, rank == 0, 6, 2.0, 5.0)
+        recorder.add(rank, 0, 0, 0, "moves", 2.0, 5.0, (1 - rank, rank == 0, 6))
         recorder.add(rank, 0, 0, 0, "moves", 5.0, 6.0)
     found = summarise(recorder.trace(), cluster(2.0, 2.0))
     assert (found.phases["gate"], found.phases["moves"], found.phases["waiting"]) == (2.0, 4.0, 0.0)
@@ -79,8 +79,8 @@ def test_a_rank_that_waits_within_an_exchange_is_not_on_the_network():
     recorder = TraceRecorder("predicted", ("m",), 3)
     recorder.add(2, 0, 0, 0, "expert", 0.0, 5.0)
     for peer, start_s, end_s in ((1, 1.0, 2.0), (2, 5.0, 6.0)):
-        recorder.transfer(0, 0, 0, 0, "combine", peer, False, 2, start_s, end_s)
-        recorder.transfer(peer, 0, 0, 0, "combine", 0, True, 2, start_s, end_s)
+        recorder.add(0, 0, 0, 0, "combine", start_s, end_s, (peer, False, 2))
+        recorder.add(peer, 0, 0, 0, "combine", start_s, end_s, (0, True, 2))
     found = summarise(recorder.trace(), cluster(2.0, 2.0, 2.0))
     assert (found.phases["combine"], found.phases["waiting"]) == pytest.approx((4 / 3, 1.0))
     assert found.exchange_gap == 0
@@ -89,10 +89,10 @@ def test_a_rank_that_waits_within_an_exchange_is_not_on_the_network():
 def test_bars_are_pieces_that_count_what_is_sent():
     recorder = TraceRecorder("measured", ("m",), 2)
     recorder.add(0, 0, 0, 0, "gate", 4.0, 5.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 6, 7.0, 9.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, False, 4, 6.0, 8.0)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 6, 7.0, 9.0)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, True, 4, 6.0, 8.0)
+    recorder.add(0, 0, 0, 0, "dispatch", 7.0, 9.0, (1, True, 6))
+    recorder.add(0, 0, 0, 0, "dispatch", 6.0, 8.0, (1, False, 4))
+    recorder.add(1, 0, 0, 0, "dispatch", 7.0, 9.0, (0, False, 6))
+    recorder.add(1, 0, 0, 0, "dispatch", 6.0, 8.0, (0, True, 4))
     trace = recorder.trace()
     found = bars(trace)
     columns = found.rank_X, found.phase_X, found.bytes_X, found.start_s_X, found.end_s_X
@@ -159,8 +159,8 @@ def test_what_goes_between_servers_is_bounded_by_nics(shared, bound_s):
     """GPUs 0 and 1 of a server send 6 and 4 bytes to the other one by NICs of 1 B/s, and GPU 0 sends 8 to GPU 1 at 10 B/s."""
     recorder = TraceRecorder("measured", ("m",), 4)
     for source, to, size in ((0, 2, 6), (1, 3, 4), (0, 1, 8)):
-        recorder.transfer(source, 0, 0, 0, "dispatch", to, True, size, 0.0, 12.0)
-        recorder.transfer(to, 0, 0, 0, "dispatch", source, False, size, 0.0, 12.0)
+        recorder.add(source, 0, 0, 0, "dispatch", 0.0, 12.0, (to, True, size))
+        recorder.add(to, 0, 0, 0, "dispatch", 0.0, 12.0, (source, False, size))
     machines = cluster(*[10.0] * 4)
     fabric = servers([0, 0, 1, 1], machines.out_Bps_G, machines.in_Bps_G, 1.0, shared_nic=shared)
     assert summarise(recorder.trace(), replace(machines, fabric=fabric)).layers[0].bound_s == pytest.approx(bound_s)
@@ -251,8 +251,8 @@ def trace(kind, gate_s, send, receive, counts_s=0.5, ranks=2):
     recorder.add(0, 0, 0, 0, "gate", 0.0, gate_s)
     recorder.add(1, 0, 0, 0, "gate", 0.0, gate_s / 2)
     recorder.add(0, 0, 0, 0, "counts", gate_s, gate_s + counts_s)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 8, *send)
-    recorder.transfer(1, 0, 0, 0, "dispatch", 0, False, 8, *receive)
+    recorder.add(0, 0, 0, 0, "dispatch", *send, (1, True, 8))
+    recorder.add(1, 0, 0, 0, "dispatch", *receive, (0, False, 8))
     return recorder.trace()
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.network.switch import steps_seconds
 from aurora.runtime.order_calibration import measured_network, startups_and_share
 from aurora.types import Cluster, Gpu, servers
 

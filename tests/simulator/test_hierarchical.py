@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed, timed_steps
+from aurora.planner.network.switch import timed, timed_steps
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.simulator.interpreter import simulate_plan

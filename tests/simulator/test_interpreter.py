@@ -11,7 +11,7 @@ import aurora
 from aurora.errors import BadInput
 from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.placement.cost_model import exclusive, group_costs
 from aurora.planner.placement.objective import causal, paper

@@ -183,7 +183,7 @@ def test_reversing_an_order_twice_gives_it_back():
 def test_a_recorder_sorts_by_start():
     recorder = TraceRecorder("measured", ("m",), 2)
     recorder.add(1, 0, 0, 0, "gate", 2.0, 3.0)
-    recorder.transfer(0, 0, 0, 0, "dispatch", 1, True, 10, 0.5, 1.0)
+    recorder.add(0, 0, 0, 0, "dispatch", 0.5, 1.0, (1, True, 10))
     trace = recorder.trace()
     assert trace.start_s_X.tolist() == [0.5, 2.0]
     assert trace.seconds == 2.5

@@ -84,7 +84,7 @@ def matchings(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator)
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
     """
-    from aurora.planner.network.schedule_time import timed  # loads the switch, which no other order needs
+    from aurora.planner.network.switch import timed  # loads the switch, which no other order needs
 
     seconds_GG = pair_seconds(bytes_GG, network)
     orders = [Order("matchings", with_silent_pairs(_heaviest_rounds(seconds_GG, power), bytes_GG)) for power in POWERS]

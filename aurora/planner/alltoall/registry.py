@@ -1,7 +1,7 @@
 """ORDER: how one all-to-all is ordered, by name. A new order is one function like OrderStrategy and one line here.
 
 The orders that need no search are here: paced transfers, and those that papers compare with.
-`schedule_time.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
+`switch.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
 """
 
 from bisect import insort

@@ -13,7 +13,7 @@ from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.check.hierarchical import check_steps
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.routes import route
-from aurora.planner.network.schedule_time import steps_seconds, timed, timed_steps
+from aurora.planner.network.switch import steps_seconds, timed, timed_steps
 from aurora.types import Cluster, Hierarchy, Network, Order, PlanOptions, Schedule
 from aurora.types.arrays import IntArray, square_bytes
 

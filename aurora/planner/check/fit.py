@@ -16,10 +16,10 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
     Raises:
         BadInput: if it has not.
     """
-    if profile.sources != len(cluster):
+    if profile.sources != len(cluster.gpus):
         raise BadInput(
             f"profile of {profile.model!r}: its prompts come from {profile.sources} source ranks, but cluster "
-            f"{cluster.name!r} has {len(cluster)} GPUs; profile with `sources` {len(cluster)}"
+            f"{cluster.name!r} has {len(cluster.gpus)} GPUs; profile with `sources` {len(cluster.gpus)}"
         )
     if not profile.tokens_TLSE.any():
         raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")

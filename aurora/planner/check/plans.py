@@ -262,16 +262,15 @@ def check_plan(plan: Plan) -> None:
     Raises:
         BrokenPlan: if any of this fails.
     """
-    gpus = len(plan.cluster)
+    gpus = len(plan.cluster.gpus)
     for model in plan.models:
         what = f"plan of {model.model!r}"
         if len(model.cut_L) != (0 if plan.cluster.fabric is None else len(model.dispatch_L)):
             raise BrokenPlan(f"{what}: expected a cut for each layer on a fabric only, found {len(model.cut_L)}")
         _check_servers(plan, model)
-        for layer, orders in enumerate(zip(model.dispatch_L, model.combine_L, strict=True)):
-            for order in orders:
+        for layer, bound_s in enumerate(model.bound_s_L.tolist()):
+            for order in (model.dispatch_L[layer], model.combine_L[layer]):
                 check_order(order, gpus)
-            bound_s = float(model.bound_s_L[layer])
             if not 0 <= bound_s * (1 - 1e-6) <= model.dispatch_s_L[layer] < np.inf:
                 found = f"dispatch of {model.dispatch_s_L[layer]:.6g} s is below the fluid bound or cut of {bound_s:.6g} s"
                 raise BrokenPlan(f"{what}, layer {layer}: {found}")

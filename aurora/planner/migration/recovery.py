@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
@@ -13,7 +12,7 @@ from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import best_divided
 from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.placement import HeldML
 
 Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
@@ -44,7 +43,7 @@ class Recovery:
 
 def recover(
     old_LN: Sequence[LayerSlots],
-    alive_N: NDArray[np.bool_],
+    alive_N: BoolArray,
     load_LE: FloatArray | IntArray,
     failure_domains: FailureDomains,
     cluster: Cluster,
@@ -101,7 +100,7 @@ def recover(
     return Recovery(Placement.stack(layers), kept_min_replicas, tuple(lost_L), bytes_NN, schedule, moved, checkpoint_bytes_N)
 
 
-def order_among(order: Order, alive_N: NDArray[np.bool_]) -> Order:
+def order_among(order: Order, alive_N: BoolArray) -> Order:
     """Returns the order of the alive ranks alone, renumbered; transfers keep their sequence, sub-channels and tiers."""
     number_N = np.cumsum(alive_N) - 1
     kept_X = alive_N[order.pairs_X2].all(axis=1)
@@ -210,7 +209,7 @@ def restored(
     return replace(program, ranks=len(alive), placements_M=(found.placement,), ops_ML=(ops,))
 
 
-def _among(op: Op, alive_G: NDArray[np.bool_]) -> Op:
+def _among(op: Op, alive_G: BoolArray) -> Op:
     """An operation with the order and the servers of the surviving ranks alone."""
     if not isinstance(op, Exchange):
         return op

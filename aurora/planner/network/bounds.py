@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from aurora.planner.network.routes import route
 from aurora.types import Cut, Fabric, Network
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.network import named
 
 ROUNDING = 1e-12  # relative error of a sum of floats that cancel
@@ -146,13 +145,12 @@ def spread_beside(fixed_G: FloatArray, cost_GE: FloatArray, replicas: bool) -> f
 SLACK = 1e-9  # relative, where a float sum must not count as progress
 EXACT = 2**40  # units of a byte: push-relabel needs integer flows
 MOST_BLOCKS = 40  # beyond this, growing sets costs more time than it improves the bound
-BoolArray = NDArray[np.bool_]  # sets of vertices, (V,) or (C, V) for C candidates; sets of arcs, (A,) or (C, A)
 CutResult = tuple[float, int, BoolArray]  # seconds, the bytes that must cross, the arcs (A,) that they must cross
 
 
 @dataclass(frozen=True, eq=False)
 class FlowNetwork:
-    """Ports and links of a fabric as arcs (A,) between vertices (V,).
+    """Ports and links of a fabric as arcs (A,) between vertices (V,). Sets of them are BoolArrays, (C, V) for C candidates.
 
     Vertices, in sequence: where each GPU's traffic starts (G), where it ends (G), the GPUs' sending sides (G), their receiving
     sides (G), and the switches. A GPU has separate sides because it does not forward. A cut is a set of vertices; traffic that

@@ -8,7 +8,7 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, counts, locked, numbers
+from aurora.types.arrays import FloatArray, IntArray, above_zero, counts, locked, numbers
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,9 @@ def fit_link(bytes_X: ArrayLike, seconds_X: ArrayLike) -> LinkFit:
     Raises:
         BadInput: if lengths differ or are zero, sizes do not rise from above zero, or a time is not above zero.
     """
-    sent_X, took_X = counts("fit_link: bytes_X", bytes_X, 1), numbers("fit_link: seconds_X", seconds_X)
-    if sent_X.shape != took_X.shape or not len(sent_X):
-        raise BadInput(f"fit_link: expected as many seconds as messages, one at least, found {len(took_X)} and {len(sent_X)}")
-    if (np.diff(sent_X, prepend=0) <= 0).any():
-        raise BadInput("fit_link: bytes_X: expected sizes above zero that rise")
-    if took_X.min() <= 0:
-        raise BadInput(f"fit_link: seconds_X: expected times above zero, found {took_X.min()}")
+    sent_X, took_X = above_zero("fit_link", ("bytes", "seconds"), counts("fit_link: bytes", bytes_X, 1), seconds_X)
+    if (np.diff(sent_X) <= 0).any():
+        raise BadInput("fit_link: expected bytes that rise")
     rate_Bps = float(sent_X[-1] / took_X[-1])
     if len(sent_X) > 1 and took_X[-1] > took_X[-2]:
         rate_Bps = float((sent_X[-1] - sent_X[-2]) / (took_X[-1] - took_X[-2]))

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.interpolate import PchipInterpolator
 
-from aurora.errors import BadInput
 from aurora.types import Network, Order, TransferCurve
-from aurora.types.arrays import FloatArray, IntArray, numbers
+from aurora.types.arrays import FloatArray, IntArray, above_zero
 
 COUNT_BYTES = 8  # that a rank tells every other of each
 
@@ -28,11 +27,7 @@ def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) 
     Raises:
         BadInput: if the arrays are not numbers above zero, empty, or of different lengths.
     """
-    sent_X, took_X = numbers("link curve: bytes", bytes_X), numbers("link curve: seconds", seconds_X)
-    if sent_X.shape != took_X.shape or not len(sent_X):
-        raise BadInput(f"link curve: expected as many seconds as bytes, one at least, found {len(took_X)} and {len(sent_X)}")
-    if min(sent_X.min(), took_X.min()) <= 0:
-        raise BadInput("link curve: expected bytes and seconds above zero")
+    sent_X, took_X = above_zero("link curve", ("bytes", "seconds"), bytes_X, seconds_X)
     size_X, of_X = np.unique(sent_X, return_inverse=True)
     mean_X = np.exp(np.bincount(of_X, np.log(took_X)) / np.bincount(of_X))
     return TransferCurve(partners, size_X, np.minimum.accumulate(mean_X[::-1])[::-1])

@@ -16,7 +16,7 @@ from aurora.planner.replication.registry import ReplicaStrategy
 from aurora.planner.replication.slot_packing import swap_descent
 from aurora.planner.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
 STEPS_PER_EXPERT = 1500  # of a run, for each expert
@@ -404,7 +404,7 @@ def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArra
     return _within_limit(layer, serving_NE, least_NE)
 
 
-def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: NDArray[np.bool_]) -> FloatArray:
+def _within_limit(layer: Homes, serving_NE: IntArray, kept_NE: BoolArray) -> FloatArray:
     """Shares (N, E) by which no server is above its limit, if that can be reached; kept_NE are held in any case.
 
     Args:

@@ -42,7 +42,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
             f"experts of {profile.model!r} in every layer"
         )
     else:
-        found_G = np.full(len(cluster), min(options.slots_per_gpu, profile.experts))
+        found_G = np.full(len(cluster.gpus), min(options.slots_per_gpu, profile.experts))
     check_slots(cluster, profile, found_G)
     return found_G
 
@@ -93,7 +93,7 @@ def failure_domains(cluster: Cluster, slots_G: IntArray) -> FailureDomains:
     """
     node_G = np.unique([gpu.node for gpu in cluster.gpus], return_inverse=True)[1]
     rate_G = [gpu.failure_rate for gpu in cluster.gpus if gpu.failure_rate is not None]
-    known = len(rate_G) == len(cluster)
+    known = len(rate_G) == len(cluster.gpus)
     odds_D = np.bincount(node_G, weights=rate_G) if known else np.ones(int(node_G.max()) + 1)
     return FailureDomains(slots_G, node_G, odds_D.astype(np.float64))
 

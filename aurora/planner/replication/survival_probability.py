@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.types import FailureDomains, SurvivalProbability
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray
 
-BoolArray = NDArray[np.bool_]
 Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures; whole numbers if all odds are
 
 

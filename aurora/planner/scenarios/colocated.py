@@ -19,7 +19,7 @@ from aurora.planner.placement.cost_model import GroupCosts, LayerCosts, layer_co
 from aurora.planner.placement.grouping import grouped
 from aurora.planner.placement.objective import formula, seconds
 from aurora.planner.placement.slot_counts import check_slots, even_slots, replicas_fit, shared_slots_MG
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.types import Placement
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -90,7 +90,7 @@ class Colocated(Scenario):
             bound_s += least_s
             assignment_bound_s += max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
         placements = tuple(
-            Placement.stack([unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
+            Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
             for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
         )
         return PlacedModels(placements, objective_s, bound_s, assignment_bound_s)

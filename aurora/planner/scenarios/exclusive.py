@@ -42,10 +42,10 @@ from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.failure_resilient import SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import REPLICAS, best_divided, place_unbounded
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
 DRAWS = 48  # unseen scenarios that placements of a layer are compared on
@@ -79,7 +79,7 @@ class ExclusiveProblem:
     slots_G: IntArray
     domains: FailureDomains
 
-    @property
+    @cached_property
     def load_E(self) -> IntArray:
         """(E,) int64 tokens of each expert in all scenarios, as recorded."""
         return np.asarray(self.recorded.load_WE.sum(axis=0), dtype=np.int64)
@@ -172,7 +172,7 @@ class Exclusive(Scenario):
         profile, options = self.profiles[0], self.options
         capacity_G, memory_G = slots_G(self.cluster, profile, options), self._memory_slots_G
         nodes = failure_domains(self.cluster, capacity_G)
-        offered = set(np.linspace(0, profile.layers - 1, OFFERED_LAYERS, dtype=np.int64).tolist())
+        offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
         def placed(layer: int) -> PlacedLayer:
             rng = np.random.default_rng((options.seed, layer))
@@ -254,7 +254,7 @@ class Exclusive(Scenario):
             objective_s += value_s
             bound_s += min(least_s, self.bound([rows]), value_s)  # replicas cost deduplication, so that rows bound them
             assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
-            placements.append(unreplicated(gpu_E, len(self.cluster)))
+            placements.append(Placement.unreplicated(gpu_E, len(self.cluster)))
         return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
 
 
@@ -279,7 +279,7 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     if problem.any_group_fits:
         held_G = ASSIGN[assign](problem.whole.nics_as_ports.grouped(gpu_E), rng)
         gpu_E = np.argsort(held_G)[gpu_E]
-    start = unreplicated(gpu_E, len(problem.slots_G))
+    start = Placement.unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
         return start
     starts = [start, *_relaxed(problem)]
@@ -290,7 +290,7 @@ def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
     """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
     gpus = len(problem.slots_G)
     alike = blocks(problem.expected, gpus).max() == 0
-    return [] if alike else [unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
+    return [] if alike else [Placement.unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:

@@ -131,11 +131,6 @@ class Scenario(ABC):
         return np.array([self.price(self.costs(layer), self.splits(placements_M, layer)) for layer in range(self.layers)])
 
 
-def unreplicated(gpu_E: IntArray, gpus: int) -> Placement:
-    """Returns the Placement of one layer whose expert e is on GPU gpu_E[e] alone."""
-    return Placement((tuple(tuple(np.flatnonzero(gpu_E == gpu).tolist()) for gpu in range(gpus)),))
-
-
 def seconds_between(
     plan: Plan, profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
 ) -> tuple[float, float] | None:

@@ -17,7 +17,7 @@ from aurora.planner.alltoall.hierarchical import level_from
 from aurora.planner.alltoall.schedule import hierarchical_order_s
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.bounds import spread_split
-from aurora.planner.network.schedule_time import steps_seconds
+from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive, expected_costs, layer_costs
 from aurora.planner.placement.objective import seconds
@@ -36,12 +36,12 @@ from aurora.planner.replication.failure_resilient import DEFAULT
 from aurora.planner.replication.registry import REPLICAS, ReplicaStrategy
 from aurora.planner.scenarios.colocated import Colocated
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
-from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario, unreplicated
+from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.planner.workload.serving_gpus import from_servers, served_split
 from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, exchange_rows
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
 LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
@@ -157,7 +157,7 @@ class Servers(Scenario):
             limits = _limits(expected, start_E, capacity_G, hierarchy, np.zeros(len(cluster)))
             tokens = _tokens(costs, forecast, hierarchy)
             if make is None:
-                return unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
+                return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
             return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
 
@@ -192,7 +192,7 @@ class Servers(Scenario):
                 forecast = layer_forecast([profile], layer, summed=True)
                 limits = _limits(costs, start_E, np.bincount(start_E, minlength=gpus), hierarchy, beside_s_G)
                 rng = np.random.default_rng((self.options.seed, model, layer))
-                return unreplicated(
+                return Placement.unreplicated(
                     _searched(costs, _tokens(costs, forecast, hierarchy), limits, start_E, hierarchy, rng), gpus
                 )
 
@@ -252,7 +252,7 @@ def fastest_hierarchy(
     """
     assert cluster.fabric is not None, "resolve_options refuses others"
     cases = profile.windows * profile.layers
-    some = np.unique(np.linspace(0, cases - 1, min(cases, max(1, PRICED // len(cluster) ** 2))).astype(int)).tolist()
+    some = evenly_spaced(cases, max(1, PRICED // len(cluster) ** 2)).tolist()
 
     def rows_SGG(case: int, hierarchy: Hierarchy) -> IntArray:
         window, layer = divmod(case, profile.layers)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
-from aurora.errors import BadInput
 from aurora.types import Curve
-from aurora.types.arrays import FloatArray, IntArray, numbers
+from aurora.types.arrays import FloatArray, IntArray, above_zero
 
 TOLERANCE = 0.01  # largest relative distance of the curve from the monotone fit
 
@@ -44,12 +43,7 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
         Pool adjacent violators (Ayer et al., Ann. Math. Stat. 26, 1955); fewest pieces as a shortest path (Imai and Iri,
         Computational Morphology, 1988).
     """
-    at_X, took_X = numbers("fit_curve: tokens", tokens_X), numbers("fit_curve: seconds", seconds_X)
-    if at_X.shape != took_X.shape or not len(at_X):
-        raise BadInput(f"fit_curve: expected as many seconds as token counts, found {len(took_X)} and {len(at_X)}")
-    for what, least in (("tokens", at_X.min()), ("seconds", took_X.min())):
-        if least <= 0:
-            raise BadInput(f"fit_curve: {what} must be above zero, found {least}")
+    at_X, took_X = above_zero("fit_curve", ("tokens", "seconds"), tokens_X, seconds_X)
     points_X, of_X = np.unique(at_X, return_inverse=True)
     median_X = np.array([np.median(took_X[of_X == point]) for point in range(len(points_X))])
     rising_X = np.maximum.accumulate(np.exp(isotonic_regression(np.log(median_X)).x))  # exp may round a tie apart

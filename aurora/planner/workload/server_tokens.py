@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 
 FITTED, CLOSE = 20, 1e-5  # rounds at most in which the weights of experts are fitted to their counts; the error that is enough
 ALMOST = 1 - 1e-9  # of all tokens: an expert that all of them choose counts as chosen by so many
@@ -80,7 +80,7 @@ def _least(tokens_SE: IntArray, top_k: int) -> IntArray:
 def _group_sets(groups: int, token_groups: int) -> IntArray:
     """(Q, I) int64, the sets of groups that a token may choose; some of them if they are many."""
     sets = np.array(list(combinations(range(groups), min(groups, token_groups))))
-    return sets[np.unique(np.linspace(0, len(sets) - 1, min(len(sets), MOST_SETS)).astype(np.int64))]
+    return sets[evenly_spaced(len(sets), MOST_SETS)]
 
 
 @njit(cache=True, nogil=True)

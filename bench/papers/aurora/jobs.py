@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.placement.cost_model import OWN, GroupCosts, PhaseTimes, exclusive, group_costs, group_tokens
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import causal, paper

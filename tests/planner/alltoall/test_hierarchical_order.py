@@ -10,7 +10,7 @@ from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Hierarchy, Network
 from aurora.types.network import servers
 

@@ -9,7 +9,7 @@ from aurora.planner.alltoall.matched_rounds import MOST_SPREAD, matched_rounds
 from aurora.planner.alltoall.open_shop import search
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_schedule
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from aurora.planner.alltoall.open_shop import NO_CUTS, DenseSchedule, dense, ring, search
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import one_to_one_bound, pair_seconds
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types.arrays import locked
 from tests.strategies import traffics_on_ports
 from tests.without_compiler import printed

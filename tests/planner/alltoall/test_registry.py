@@ -13,7 +13,7 @@ from aurora.planner.alltoall.decomposition import slots
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network, Order
 from tests.strategies import traffics_on_ports
 

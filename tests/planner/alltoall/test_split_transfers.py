@@ -13,7 +13,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.split_transfers import MOST_CUTS, WORTH, CutShop, best_split, best_whole, shortest_whole
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.bounds import one_to_one_bound, pair_seconds
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 from tests.strategies import traffics_on_ports
 from tests.without_compiler import printed

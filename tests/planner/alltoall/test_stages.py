@@ -6,7 +6,7 @@ from hypothesis import given
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import one_to_one_bound
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 from tests.strategies import traffics_on_ports
 

@@ -11,7 +11,7 @@ from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.hierarchical import carriers, hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.hierarchical import check_hierarchical, check_moves, check_steps, hierarchical_moves
-from aurora.planner.network.schedule_time import timed_steps
+from aurora.planner.network.switch import timed_steps
 from aurora.types import Hierarchy, Network, servers
 from tests.planner.alltoall.test_hierarchical import token_tables
 

@@ -9,7 +9,7 @@ from aurora.errors import BadInput, BrokenPlan
 from aurora.io import load_plan, save
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_plan, check_schedule
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan

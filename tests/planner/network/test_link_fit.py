@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aurora.errors import BadInput
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.measured_links import LinkFit, fit_link
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.types import Network
 
 RECORDED = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared" / "data")) / "gpu_moe_aiconfigurator"
@@ -76,17 +76,17 @@ def test_recorded_all_to_alls_from_1_mib_on_follow_a_link(kind, gpus):
 @pytest.mark.parametrize(
     ("sizes", "seconds", "found"),
     [
-        ([], [], "bytes_X: expected integers, found float64"),
+        ([], [], "bytes: expected integers, found float64"),
         (np.zeros(0, dtype=int), [], "one at least, found 0 and 0"),
-        ([8, 8], [1.0, 2.0], "bytes_X: expected sizes above zero that rise"),
-        ([16, 8], [1.0, 2.0], "bytes_X: expected sizes above zero that rise"),
-        ([0, 16], [1.0, 2.0], "bytes_X: expected sizes above zero that rise"),
+        ([8, 8], [1.0, 2.0], "expected bytes that rise"),
+        ([16, 8], [1.0, 2.0], "expected bytes that rise"),
+        ([0, 16], [1.0, 2.0], "bytes must be above zero, found 0"),
         ([8, 16], [1.0], "found 1 and 2"),
         ([8, 16], [1.0, float("nan")], "finite numbers, found nan"),
         ([8, 16], [1.0, float("inf")], "finite numbers, found inf"),
-        ([8, 16], [1.0, 0.0], "seconds_X: expected times above zero, found 0.0"),
+        ([8, 16], [1.0, 0.0], "seconds must be above zero, found 0.0"),
         ([-8, 16], [1.0, 2.0], "zero or more, found -8"),
-        ([8.0, 16.0], [1.0, 2.0], "bytes_X: expected integers, found float64"),
+        ([8.0, 16.0], [1.0, 2.0], "bytes: expected integers, found float64"),
     ],
 )
 def test_refusals(sizes, seconds, found):

@@ -7,7 +7,7 @@ from hypothesis import given
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import fluid_bound
 from aurora.planner.network.routes import row_pacing
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from tests.strategies import traffics_on_ports
 
 

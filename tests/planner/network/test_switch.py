@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_schedule
-from aurora.planner.network.schedule_time import fluid_pieces, one_to_one_pieces, timed
-from aurora.planner.network.switch import Switch
+from aurora.planner.network.switch import Switch, fluid_pieces, one_to_one_pieces, timed
 from aurora.types import Network, Order
 from aurora.types.network import servers
 from tests.planner.network.rates import fair_rates, rates_of

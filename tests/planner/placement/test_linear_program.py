@@ -11,7 +11,7 @@ from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.linear_program import lp_rounding
 from aurora.planner.placement.slot_search import slot_search
 from aurora.planner.placement.slot_state import PhaseSums
-from aurora.planner.scenarios.scenario import unreplicated
+from aurora.types import Placement
 from tests.conftest import cluster
 from tests.planner.scenarios.test_exclusive import drawn
 from tests.strategies import clusters, profiles
@@ -40,6 +40,8 @@ def test_a_search_from_it_ends_near_the_bound_on_mixed_gpus(seed):
     least_s = layer_bound_s(costs, slots_G, replicas=False)
 
     def searched_s(gpu_E):
-        return slot_search(layer, unreplicated(gpu_E, 8).held_LGP(48)[0], np.random.default_rng(0), 8, replicas=False)[1]
+        return slot_search(
+            layer, Placement.unreplicated(gpu_E, 8).held_LGP(48)[0], np.random.default_rng(0), 8, replicas=False
+        )[1]
 
     assert searched_s(lp_rounding(costs, slots_G)) <= least_s * 1.01

@@ -64,7 +64,7 @@ def test_a_line_keeps_its_ends_and_noise_its_median():
 @pytest.mark.parametrize(
     ("tokens", "seconds", "says"),
     [
-        ([], [], "as many seconds as token counts, found 0"),
+        ([], [], "as many seconds as tokens, one at least, found 0"),
         ([1.0, 2.0], [1.0], "found 1 and 2"),
         ([0.0], [1.0], "tokens must be above zero"),
         ([1.0], [0.0], "seconds must be above zero"),

@@ -16,7 +16,7 @@ import torch
 from aurora.errors import RankFailed
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.schedule_time import timed
+from aurora.planner.network.switch import timed
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports import nccl, process_groups
