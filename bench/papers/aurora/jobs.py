@@ -77,7 +77,7 @@ def _by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
         terms = [one.costs.phase_times(held_G) for one, held_G in zip(jobs, held, strict=True)]
         if order is not None:
             there_G, back_G = _order_ends(jobs[0], held[0], order)
-            terms = [replace(terms[0], send_G=there_G, recv_G=there_G, csend_G=back_G, crecv_G=back_G)]
+            terms = [replace(terms[0], port_4G=np.array([there_G, there_G, back_G, back_G]))]
         seconds = exclusive(terms[0]) if len(terms) == 1 else colocated(terms[0], terms[1])
         busy = sum(float((t.gate_G + t.expert_G + t.aggregate_G).mean()) for t in terms)
         return LayerOutcome(seconds, busy / max(seconds, 1e-30))
