@@ -1,6 +1,7 @@
 """Plan: where experts sit and in which order tokens travel, for one model or for several that share the GPUs."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -197,7 +198,7 @@ class Plan(Value):
             raise BadInput(f"`model`: expected one of {names}, found {model!r}")
         return chosen[0]
 
-    @property
+    @cached_property
     def colocated(self) -> bool:
         """True if several models share the GPUs."""
         return len(self.models) > 1

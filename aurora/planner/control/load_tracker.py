@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.workload.load_statistics import shrunk_shares
+from aurora.planner.workload.forecast import shrunk_shares
 from aurora.types.arrays import FloatArray
 from aurora.types.placement import expert_loads
 

@@ -151,26 +151,20 @@ class Exclusive(Scenario):
             return None
         total_s = 0.0
         for layer in range(self.layers):
-            forecast = self._forecast(layer)
-            unseen = self._drawn_costs(forecast, *_unseen(forecast, layer))
+            unseen = self._unseen_costs(self._forecast(layer), layer)
             total_s += unseen.value_s(placements_M[0].split_EG(layer))
         return total_s
 
     @cached_property
-    def _memory_slots_G(self) -> IntArray:
-        """(G,) int64 slots that memory allows."""
-        return memory_slots_G(self.cluster, self.profiles)
-
-    @property
     def _most_slots_G(self) -> IntArray:
         """(G,) int64 slots that memory and options allow."""
-        most = self.options.slots_per_gpu
-        return self._memory_slots_G if most is None else np.minimum(self._memory_slots_G, most)
+        slots_G, most = memory_slots_G(self.cluster, self.profiles), self.options.slots_per_gpu
+        return slots_G if most is None else np.minimum(slots_G, most)
 
     def _place_by_load(self, progress: Progress) -> PlacedModels:
         """Places layers by the loads of their experts, as recorded or forecast."""
         profile, options = self.profiles[0], self.options
-        capacity_G, memory_G = slots_G(self.cluster, profile, options), self._memory_slots_G
+        capacity_G, memory_G = slots_G(self.cluster, profile, options), memory_slots_G(self.cluster, self.profiles)
         nodes = failure_domains(self.cluster, capacity_G)
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
@@ -203,7 +197,6 @@ class Exclusive(Scenario):
         """One layer with its recorded and its forecast traffic."""
         cluster, profile, aim = self.cluster, self.profiles[0], self.options.aim
         forecast = self._forecast(layer)
-        judging, unseen = None if aim == OWN else forecast.draws(DRAWS, rng), _unseen(forecast, layer)
         (recorded,) = self.costs(layer)
         expected = recorded
         if aim != OWN:
@@ -212,16 +205,21 @@ class Exclusive(Scenario):
                 expected_WSE = expected_WSE.mean(axis=0, keepdims=True)
             windows_W = forecast.windows_W[: len(expected_WSE)]
             expected = expected_costs(cluster, profile, expected_WSE, windows_W, AIMS[aim](len(expected_WSE)))
-        judge = expected if judging is None else self._drawn_costs(forecast, *judging)
+        judge = expected if aim == OWN else self._drawn_costs(forecast, rng)
         whole = layer_costs(cluster, profile, layer) if self.domains else recorded.summed
-        return ExclusiveProblem(recorded, whole, expected, judge, self._drawn_costs(forecast, *unseen), capacity_G, nodes)
+        return ExclusiveProblem(recorded, whole, expected, judge, self._unseen_costs(forecast, layer), capacity_G, nodes)
 
     def _forecast(self, layer: int) -> Forecast:
         """The forecast of a layer's traffic."""
         return layer_forecast([*self.profiles, *self.domains], layer, self.options.aim in SUMMED)
 
-    def _drawn_costs(self, forecast: Forecast, tokens_XSE: FloatArray, windows_X: IntArray) -> LayerCosts:
+    def _unseen_costs(self, forecast: Forecast, layer: int) -> LayerCosts:
+        """The costs of a layer in scenarios that no placement was made for."""
+        return self._drawn_costs(forecast, np.random.default_rng((layer, 1, 1, 1)))
+
+    def _drawn_costs(self, forecast: Forecast, rng: np.random.Generator) -> LayerCosts:
         """The costs of a layer in scenarios that are drawn from its forecast."""
+        tokens_XSE, windows_X = forecast.draws(DRAWS, rng)
         scenarios = len(forecast.share_WE)
         worst = AIMS[self.options.aim](scenarios) * len(windows_X) // scenarios
         return expected_costs(self.cluster, self.profiles[0], tokens_XSE, windows_X, worst)
@@ -256,11 +254,6 @@ class Exclusive(Scenario):
             assignment_bound_s += min(best_exclusive_s(costs.grouped(gpu_E)), value_s)
             placements.append(Placement.unreplicated(gpu_E, len(self.cluster)))
         return PlacedModels((Placement.stack(placements),), objective_s, bound_s, assignment_bound_s, deduplicated=True)
-
-
-def _unseen(forecast: Forecast, layer: int) -> tuple[FloatArray, IntArray]:
-    """Scenarios of a layer that no placement was made for, as `Forecast.draws`."""
-    return forecast.draws(DRAWS, np.random.default_rng((layer, 1, 1, 1)))
 
 
 def _place_layer(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:

@@ -14,7 +14,6 @@ from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 LEVEL = 0.95
-LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
 REPLICATES = 400
 MIN_ROUNDS = 10
 
@@ -127,22 +126,6 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
     alike = np.full(load_XE.shape, 1 / load_XE.shape[-1])
     np.divide(load_XE, sum_X1, out=alike, where=sum_X1 > 0)
     return alike
-
-
-def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
-    """Returns shares of counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
-
-    Args:
-        count_XE: (E,) or (X, E) float64, how often each expert was chosen, row by row.
-        effect: how many times more such counts vary than independent choices would.
-    """
-    experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
-    squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)
-    variance_X1, most = squares_X1 - effect / (experts * total_X1), (1 - 1 / experts) / experts
-    varied_X1 = variance_X1 > most / total_X1
-    fitted_X1 = (most / np.where(varied_X1, variance_X1, 1.0) - 1) / experts
-    counted_XE = count_XE / effect + np.where(varied_X1, np.maximum(fitted_X1, LEAST_PRIOR), total_X1 / experts)
-    return np.asarray(counted_XE / counted_XE.sum(axis=-1, keepdims=True))
 
 
 def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
