@@ -71,12 +71,10 @@ class Servers(Scenario):
             replace(self.cluster, fabric=None), self.profiles, replace(self.options, coactivation=False)
         )
         placements_M = by_load.place(rng, clock, progress).placements_M
-        hierarchy_M = self.hierarchies(placements_M, rng)
         if self._searches_servers:
             over = self.colocated_over_servers if self._colocated else self.over_servers
-            placements_M = tuple(over(placements_M, hierarchy_M, progress))
-            hierarchy_M = self.hierarchies(placements_M, rng)
-        return replace(self, hierarchy_M=hierarchy_M).priced(placements_M, progress)
+            placements_M = tuple(over(placements_M, self.hierarchies(placements_M, rng), progress))
+        return self.given(placements_M, rng).priced(placements_M, progress)
 
     def given(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> Self:
         """Returns the scenario with the servers and chunks that are fastest for given placements; see `Scenario.given`."""
@@ -84,10 +82,8 @@ class Servers(Scenario):
 
     def hierarchies(self, placements_M: Sequence[Placement], rng: np.random.Generator) -> tuple[Hierarchy, ...]:
         """Returns the servers and chunks that are fastest for each model; see `fastest_hierarchy`."""
-        pairs = zip(self.profiles, placements_M, strict=True)
-        return tuple(
-            fastest_hierarchy(self.cluster, profile, placement, self.options.order, rng) for profile, placement in pairs
-        )
+        pairs, order = zip(self.profiles, placements_M, strict=True), self.options.order
+        return tuple(fastest_hierarchy(self.cluster, *pair, order, rng) for pair in pairs)
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
         """Returns given placements with their seconds, and bounds of all placements, and of all that hold every expert once."""
@@ -101,14 +97,7 @@ class Servers(Scenario):
         layers = of_layers(priced, self.layers, "bounding layers over servers", progress)
         objective_s, bound_s, unreplicated_s = (sum(column) for column in zip(*layers, strict=True))
         once = all(placement.split_LG is None for placement in placements_M)
-        return PlacedModels(
-            tuple(placements_M),
-            objective_s,
-            bound_s,
-            unreplicated_s if once else None,
-            deduplicated=True,
-            hierarchy_M=self.hierarchy_M,
-        )
+        return replace(self.placed(placements_M, objective_s, bound_s), assignment_bound_s=unreplicated_s if once else None)
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
         """Returns seconds of a layer that no placement within the slots beats; see `Scenario.bound`."""

@@ -65,7 +65,8 @@ def server_tokens(
         elsewhere_SN = least_SJ @ apart_NJ.T.astype(np.int64)
         most_SN = np.minimum(most_SN, np.maximum(all_S[:, None] * token_groups - elsewhere_SN, least_SN))
     first_J = np.searchsorted(group_E, np.arange(groups + 1))
-    sets_QI = _group_sets(groups, token_groups)
+    sets_QI = np.array(list(combinations(range(groups), min(groups, token_groups))))  # of groups that a token may choose
+    sets_QI = sets_QI[evenly_spaced(len(sets_QI), MOST_SETS)]
     missed_SN = _missed_SN(np.array(tokens_SE), all_S, np.array(server_E), servers, first_J, sets_QI, top_k)
     return ServerTokens(least_SN, np.clip(all_S[:, None] * (1 - missed_SN), least_SN, most_SN), most_SN)
 
@@ -77,12 +78,6 @@ def _least(tokens_SE: IntArray, top_k: int) -> IntArray:
     return np.maximum(tokens_SE.max(axis=1), -(-tokens_SE.sum(axis=1) // min(top_k, tokens_SE.shape[1])))
 
 
-def _group_sets(groups: int, token_groups: int) -> IntArray:
-    """(Q, I) int64, the sets of groups that a token may choose; some of them if they are many."""
-    sets = np.array(list(combinations(range(groups), min(groups, token_groups))))
-    return sets[evenly_spaced(len(sets), MOST_SETS)]
-
-
 @njit(cache=True, nogil=True)
 def _missed_SN(tokens_SE, all_S, server_E, servers, first_J, set_QI, top_k):
     """(S, N) the share of each source's tokens that choose no expert of each server."""
@@ -90,20 +85,13 @@ def _missed_SN(tokens_SE, all_S, server_E, servers, first_J, set_QI, top_k):
     for s in range(len(tokens_SE)):
         if all_S[s] > 0:
             share_E = np.minimum(tokens_SE[s] / all_S[s], ALMOST)
-            prior_Q = _priors(share_E, first_J, set_QI)
+            prior_Q = np.ones(len(set_QI))  # how likely tokens choose from each set, but for a factor: its groups' choices
+            for q in range(len(set_QI)):
+                for j in set_QI[q]:
+                    prior_Q[q] *= share_E[first_J[j] : first_J[j + 1]].sum()
             weight_E = _fitted(share_E, prior_Q, first_J, set_QI, top_k)
             missed_SN[s] = _missed_N(weight_E, prior_Q, server_E, servers, first_J, set_QI, top_k)
     return missed_SN
-
-
-@njit(cache=True, nogil=True)
-def _priors(share_E, first_J, set_QI):
-    """(Q,) how likely tokens choose from each set of groups, but for a factor: the product of the groups' choices."""
-    prior_Q = np.ones(len(set_QI))
-    for q in range(len(set_QI)):
-        for j in set_QI[q]:
-            prior_Q[q] *= share_E[first_J[j] : first_J[j + 1]].sum()
-    return prior_Q
 
 
 @njit(cache=True, nogil=True)
@@ -161,12 +149,10 @@ def _missed_N(weight_E, prior_Q, server_E, servers, first_J, set_QI, top_k):
     whole_JK = np.zeros((groups, top_k + 1))
     for j in range(groups):
         whole_JK[j] = _sums(weight_E[first_J[j] : first_J[j + 1]], top_k)
-    missed_N, share_Q = np.zeros(servers), np.zeros(len(set_QI))
+    missed_N, share_Q, total = np.zeros(servers), np.zeros(len(set_QI)), 0.0
     for q in range(len(set_QI)):
         chosen = _product(whole_JK, set_QI[q], -1, top_k)[top_k]
         share_Q[q] = prior_Q[q] / chosen if chosen > 0.0 else 0.0
-    total = 0.0
-    for q in range(len(set_QI)):
         total += prior_Q[q] if share_Q[q] > 0.0 else 0.0
     if total <= 0.0:
         return missed_N
