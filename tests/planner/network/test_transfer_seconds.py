@@ -55,7 +55,7 @@ def test_a_fitted_curve_never_falls_and_takes_the_mean_of_a_size():
     made = fit_transfer_curve(3, [4, 2, 2, 8], [3.0, 1.0, 4.0, 2.5])
     assert made == TransferCurve(3, [2, 4, 8], [2.0, 2.5, 2.5])
     for bytes_X, seconds_X in (([1], []), ([], []), ([0], [1.0]), ([1], [0.0])):
-        with pytest.raises(BadInput, match="link curve: expected"):
+        with pytest.raises(BadInput, match="link curve: "):
             fit_transfer_curve(1, bytes_X, seconds_X)
 
 
