@@ -9,7 +9,7 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.cost_model import exclusive, group_costs
+from aurora.planner.placement.cost_model import exclusive, layer_costs
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import layer_traffic
@@ -32,7 +32,8 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
 
     def seconds(source: Profile, placement: Placement) -> float:
         costs = (
-            group_costs(cluster, source, layer, placement.gpu_E(layer), deduplicated=True) for layer in range(source.layers)
+            layer_costs(cluster, source, layer, deduplicated=True).grouped(placement.gpu_E(layer))
+            for layer in range(source.layers)
         )
         return sum(exclusive(each.phase_times()) for each in costs)
 

@@ -20,7 +20,7 @@ from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
 from aurora.planner.placement.branch_and_bound import prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.cost_model import GroupCosts, layer_costs
 from aurora.planner.plan import make_plan
 from aurora.types import Cluster, Curve, Gpu, PlanOptions, Profile
 from tests.planner.placement.coupled_requests import coupled_s
@@ -61,7 +61,7 @@ def coupled_optimum(parts_XGJ: np.ndarray) -> float:
 
 
 def drawn_costs(name: str, n: int, seed: int, model: int = 0) -> GroupCosts:
-    return group_costs(mixed(n), drawn(name, n, seed, model), 0, np.arange(n))
+    return layer_costs(mixed(n), drawn(name, n, seed, model), 0).grouped(np.arange(n))
 
 
 def timed(call: Callable[[], object]) -> float:

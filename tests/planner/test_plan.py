@@ -17,9 +17,9 @@ from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import exclusive, group_costs
+from aurora.planner.placement.cost_model import exclusive, layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import BUSIEST_RESOURCE, causal, formula
+from aurora.planner.placement.objective import BUSIEST_RESOURCE, formula
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import layer_traffic
 from aurora.types import Curve, Network, PlanOptions, Profile
@@ -88,7 +88,7 @@ def test_the_bound_is_below_every_placement(case):
     n = len(machines)
     bound = make_plan(machines, [source]).bound_s
     for where in product(range(n), repeat=source.experts):
-        costs = group_costs(machines, source, 0, np.array(where))
+        costs = layer_costs(machines, source, 0).grouped(np.array(where))
         assert exclusive(costs.phase_times(np.arange(n))) >= bound * (1 - 1e-9)
 
 
@@ -99,9 +99,10 @@ def test_the_colocated_bound_is_below_every_pair_of_placements(case):
     bound = make_plan(machines, [a, b]).bound_s
     gpus = np.arange(2)
     for first in product(range(2), repeat=a.experts):
-        terms = group_costs(machines, a, 0, np.array(first)).phase_times(gpus)
+        terms = layer_costs(machines, a, 0).grouped(np.array(first)).phase_times(gpus)
         for second in product(range(2), repeat=b.experts):
-            assert causal(terms, group_costs(machines, b, 0, np.array(second)).phase_times(gpus)) >= bound * (1 - 1e-9)
+            beside = layer_costs(machines, b, 0).grouped(np.array(second)).phase_times(gpus)
+            assert formula("causal", 2).seconds([terms, beside]) >= bound * (1 - 1e-9)
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n, equal=True), profiles(n), profiles(n))))
@@ -109,7 +110,7 @@ def test_colocation_by_matching_is_optimal_for_the_shared_dispatch(case):
     """Brute force over the second model's groups, the first's fixed (Aurora §6.2, case II)."""
     machines, a, b = case
     n = len(machines)
-    costs = [group_costs(machines, p, 0, np.arange(p.experts) % n) for p in (a, b)]
+    costs = [layer_costs(machines, p, 0).grouped(np.arange(p.experts) % n) for p in (a, b)]
     held = np.arange(n)
 
     def port_time(group_G):
@@ -259,7 +260,7 @@ def test_three_models_take_what_the_busiest_resource_does(case):
     for layer in range(max(source.layers for source in sources)):
         at = [layer % source.layers for source in sources]
         times = [
-            group_costs(machines, source, l, model.placement.gpu_E(l)).phase_times()
+            layer_costs(machines, source, l).grouped(model.placement.gpu_E(l)).phase_times()
             for source, model, l in zip(sources, plan.models, at, strict=True)
         ]
         sends, receives = sum(t.port_4G[0] + t.port_4G[2] for t in times), sum(t.port_4G[1] + t.port_4G[3] for t in times)
@@ -278,7 +279,7 @@ def test_no_placement_of_three_models_is_below_the_bound():
         plan = make_plan(machines, sources, PlanOptions(colocate="exact"))
         each = [
             [
-                group_costs(machines, source, 0, np.array(where)).phase_times()
+                layer_costs(machines, source, 0).grouped(np.array(where)).phase_times()
                 for where in product(range(2), repeat=source.experts)
             ]
             for source in sources

@@ -13,8 +13,8 @@ from aurora.planner.alltoall.schedule import batch_order
 from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.network.switch import timed
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.placement.cost_model import exclusive, group_costs
-from aurora.planner.placement.objective import causal, paper
+from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_time_slice
 from aurora.planner.workload.serving_gpus import split_by_share
@@ -454,7 +454,7 @@ def test_without_the_counts_barrier_early_ranks_begin_early():
 
 def terms(plan, p, model=0):
     groups = plan.models[model].placement.gpu_E(0)
-    return group_costs(plan.cluster, p, 0, groups).phase_times(np.arange(len(plan.cluster)))
+    return layer_costs(plan.cluster, p, 0).grouped(groups).phase_times(np.arange(len(plan.cluster)))
 
 
 def test_where_all_wait_for_all_one_model_takes_equation_1():
@@ -494,9 +494,10 @@ def test_two_models_that_all_wait_for_are_never_faster_than_the_formulas(case):
     plan = make_plan(machines, [a, b])
     both = [terms(plan, p, model) for model, p in enumerate((a, b))]
     simulated = simulate_plan(plan, [a, b], "global").seconds
-    assert causal(*both) <= simulated * (1 + 1e-9)
+    causal_s = formula("causal", 2).seconds(both)
+    assert causal_s <= simulated * (1 + 1e-9)
     if machines.equal and a.dispatch_bytes == a.combine_bytes and b.dispatch_bytes == b.combine_bytes:
-        assert paper(*both) <= causal(*both) * (1 + 1e-9)
+        assert formula("paper", 2).seconds(both) <= causal_s * (1 + 1e-9)
 
 
 def test_orders_made_from_each_batch():

@@ -506,8 +506,3 @@ def _window_seconds(
         fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here]) for phase in ("gate", "aggregate")]
         fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1))[:, None]
     return np.stack([profile.seconds("expert", gpu, tokens_TE) for gpu in gpus], axis=1), *fixed_XTG
-
-
-def group_costs(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray, deduplicated: bool = False) -> GroupCosts:
-    """Returns the GroupCosts of one layer over the whole profile; arguments as in `layer_costs` and `LayerCosts.grouped`."""
-    return layer_costs(cluster, profile, layer, deduplicated).grouped(group_E)

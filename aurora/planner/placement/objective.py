@@ -94,11 +94,19 @@ def objectives(models: int) -> tuple[str, ...]:
 def formula(objective: str, models: int, nics: bool = False) -> Formula:
     """Returns the Formula of an objective.
 
+    "paper" is Table 2 as printed: a lower bound, not a timeline, as it lets C_a end before F_a, and N_b ignore G_b (G gate, N
+    dispatch, F experts, C combine). In "causal" every transfer waits for the phases that it depends on. N_b ends at
+    max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
+    max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. "paper" <= "causal" where combines mirror dispatches.
+
     Args:
         objective: one of `objectives(models)`.
         models: how many models share the GPUs, two or more.
         nics: whether the GPUs are in servers, whose NICs carry what goes between them. All-to-alls of several models then take
             as long as the busiest port or NIC, which each carries the rows of all, and no less than each of them alone.
+
+    Source:
+        Aurora (arXiv:2410.17043) Table 2.
     """
     if objective == BUSIEST_RESOURCE:
         return _busiest_resource(models, nics)
@@ -163,26 +171,3 @@ def _busiest_resource(models: int, nics: bool) -> Formula:
     }
     own = tuple(zip(first, second, aggregate, strict=True))
     return Formula({**aggregate, **first, **second, **shared}, (*own, *((term,) for term in shared)))
-
-
-def paper(a: PhaseTimes, b: PhaseTimes) -> float:
-    """Returns the seconds of a layer of two colocated models by Table 2 as printed: a lower bound, not a timeline.
-
-    Args:
-        a: phases of the model that Table 2 starts with.
-        b: phases of the other model.
-
-    Source:
-        Aurora (arXiv:2410.17043) Table 2.
-    """
-    return formula("paper", 2).seconds([a, b])
-
-
-def causal(a: PhaseTimes, b: PhaseTimes) -> float:
-    """Returns the seconds of a layer of two colocated models, if every transfer waits for the phases that it depends on.
-
-    As printed, Table 2 lets C_a end before F_a, and N_b ignore G_b (G gate, N dispatch, F experts, C combine). Here N_b ends at
-    max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
-    max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. `paper` <= `causal` where combines mirror dispatches.
-    """
-    return formula("causal", 2).seconds([a, b])

@@ -1,15 +1,15 @@
 """Layer jobs and their prices: by the paper's formulas, by the causal reading of them, or by the event simulator."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from aurora.planner.network.switch import timed
-from aurora.planner.placement.cost_model import OWN, GroupCosts, PhaseTimes, exclusive, group_costs, group_tokens
+from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive, group_tokens, layer_costs
 from aurora.planner.placement.grouping import PLACE
-from aurora.planner.placement.objective import causal, paper
+from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
@@ -44,7 +44,7 @@ def job(cluster: Cluster, profile: Profile, layer: int, coupled: bool) -> LayerJ
     """Returns the LayerJob of one layer of a profile; expert g and source shard g belong to GPU g at first."""
     n = len(cluster)
     one = replace(profile, tokens_TLSE=profile.tokens_TLSE[:, [layer]])
-    costs = group_costs(cluster, one, 0, np.arange(n))
+    costs = layer_costs(cluster, one, 0).grouped(np.arange(n))
     if coupled:
         tokens_SE = one.tokens_TLSE.sum(axis=(0, 1))
         own_J = np.diagonal(tokens_SE)
@@ -70,15 +70,15 @@ class Price(Protocol):
     def __call__(self, jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str | None = None) -> LayerOutcome: ...
 
 
-def _by_formula(colocated: Callable[[PhaseTimes, PhaseTimes], float]) -> Price:
-    """A price by Eq. 1, and by `colocated` for two jobs; the best order of an all-to-all takes its ports' time."""
+def _by_formula(objective: str) -> Price:
+    """A price by Eq. 1, and by the formula of `objective` for two jobs; the best all-to-all takes as long as its ports."""
 
     def price(jobs: Sequence[LayerJob], held: Sequence[IntArray], order: str | None = None) -> LayerOutcome:
         terms = [one.costs.phase_times(held_G) for one, held_G in zip(jobs, held, strict=True)]
         if order is not None:
             there_G, back_G = _order_ends(jobs[0], held[0], order)
             terms = [replace(terms[0], port_4G=np.array([there_G, there_G, back_G, back_G]))]
-        seconds = exclusive(terms[0]) if len(terms) == 1 else colocated(terms[0], terms[1])
+        seconds = exclusive(terms[0]) if len(terms) == 1 else formula(objective, 2).seconds(terms)
         busy = sum(float((t.gate_G + t.expert_G + t.aggregate_G).mean()) for t in terms)
         return LayerOutcome(seconds, busy / max(seconds, 1e-30))
 
@@ -126,10 +126,10 @@ class Pricing:
 
 
 PRICINGS: dict[str, Pricing] = {
-    "printed": Pricing("Eq. 1, Table 2 as printed", _by_formula(paper), "paper"),
-    "causal": Pricing("Table 2, causal", _by_formula(causal)),
+    "printed": Pricing("Eq. 1, Table 2 as printed", _by_formula("paper"), "paper"),
+    "causal": Pricing("Table 2, causal", _by_formula("causal")),
     "simulated": Pricing("event simulator", _simulated, draws=1),
-    "experts-only": Pricing("Eq. 1, Table 2 causal, only experts move", _by_formula(causal), coupled=False),
+    "experts-only": Pricing("Eq. 1, Table 2 causal, only experts move", _by_formula("causal"), coupled=False),
 }
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import group_costs, group_tokens
+from aurora.planner.placement.cost_model import group_tokens, layer_costs
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -11,13 +11,13 @@ def coupled_s(cluster: Cluster, profile: Profile, layer: int, group_E: IntArray)
     """Returns (3, G, J) seconds of Eq. 1's parts if rank j's requests moved to GPU g with group j.
 
     The parts are gate and dispatch, experts and combine, and aggregation. In serving, requests stay where they are: there
-    `group_costs` holds.
+    `GroupCosts` holds.
 
     Source: Aurora §5 (arXiv:2410.17043).
     """
     tokens_TSE = profile.tokens_TLSE[:, layer]
     n = len(cluster)
-    costs = group_costs(cluster, profile, layer, group_E)
+    costs = layer_costs(cluster, profile, layer).grouped(group_E)
     tokens_SJ = group_tokens(tokens_TSE.sum(axis=0), group_E, n)
     stay_J = np.diag(tokens_SJ)
     send_J, recv_J = tokens_SJ.sum(axis=1) - stay_J, tokens_SJ.sum(axis=0) - stay_J

@@ -21,7 +21,7 @@ from aurora.planner.placement.coactivation import (
     coactivation_search,
     distinct_tokens,
 )
-from aurora.planner.placement.cost_model import group_costs, layer_costs
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.planner.placement.explain import explain
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
@@ -112,7 +112,7 @@ def test_clusters_find_pairs():
 
 
 def search(machines, profile, gpu_E, slots_G, seed=0):
-    costs = group_costs(machines, profile, 0, gpu_E, deduplicated=True)
+    costs = layer_costs(machines, profile, 0, deduplicated=True).grouped(gpu_E)
     tokens = Tokens.of(*distinct_tokens(*profile.routing.layer(0)), profile.experts)
     expert_s_GE = np.array(layer_costs(machines, profile, 0).expert_s_WGE[0], order="C")
     searched = Costs(expert_s_GE, costs.gate_s_G, costs.port_s_XG, slots_G)
@@ -196,7 +196,7 @@ def test_near_the_best_of_every_placement():
         costs = {}
         for gpu_E in product(range(3), repeat=7):
             if np.bincount(gpu_E, minlength=3).max() <= 3:
-                priced = group_costs(machines, profile, 0, np.array(gpu_E), deduplicated=True)
+                priced = layer_costs(machines, profile, 0, deduplicated=True).grouped(np.array(gpu_E))
                 terms = priced.phase_times(np.arange(3))
                 costs[gpu_E] = (
                     (terms.gate_G + terms.dispatch_G).max() + (terms.expert_G + terms.combine_G).max() + terms.aggregate_G.max()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aurora.planner.placement.branch_and_bound import SLACK, branch_and_bound, lp_bound, prove_bound
 from aurora.planner.placement.colocation import COLOCATE
 from aurora.planner.placement.colocation_problem import ColocationProblem, anneal, gpu_terms, longest_path
-from aurora.planner.placement.cost_model import GroupCosts, group_costs
+from aurora.planner.placement.cost_model import GroupCosts, layer_costs
 from aurora.planner.placement.objective import objectives
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
@@ -26,7 +26,7 @@ def problems(draw):
     n = draw(st.integers(1, 3))
     machines = draw(clusters(n))
     sources = [draw(profiles(n, max_layers=1)) for _ in range(models)]
-    costs = tuple(group_costs(machines, source, 0, np.arange(source.experts) % n) for source in sources)
+    costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(source.experts) % n) for source in sources)
     held = {draw(st.integers(0, models - 1)): np.array(draw(st.permutations(range(n))))}
     return ColocationProblem(costs, held, draw(st.booleans()), draw(st.sampled_from(objectives(models))))
 
@@ -109,7 +109,7 @@ def test_of_assignments_that_one_port_decides_the_one_is_taken_whose_models_take
     machines = cluster(1.0, 1.0, 1.0)
     busy = profile([[[[0, 0, 500], [0, 0, 500], [500, 500, 0]]]], name="a")
     others = [profile(rng.integers(0, 9, (1, 1, 3, 3))) for _ in range(2)]
-    costs = tuple(group_costs(machines, source, 0, np.arange(3)) for source in (busy, *others))
+    costs = tuple(layer_costs(machines, source, 0).grouped(np.arange(3)) for source in (busy, *others))
     problem = ColocationProblem(costs, {0: np.arange(3)}, objective="busiest-resource")
     found = COLOCATE["local-search"](problem, np.random.default_rng(0)).group_MG
     least = min((problem.value_s(each), problem.sequential_s(each)) for each in assignments(problem))

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.planner.placement.cost_model import PhaseTimes, exclusive
-from aurora.planner.placement.objective import causal, paper
+from aurora.planner.placement.objective import formula
+
+
+def paper(*both):
+    return formula("paper", 2).seconds(both)
+
+
+def causal(*both):
+    return formula("causal", 2).seconds(both)
 
 
 @st.composite

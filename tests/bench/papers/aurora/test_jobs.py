@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.planner.placement.colocation import COLOCATE
-from aurora.planner.placement.cost_model import group_costs
+from aurora.planner.placement.cost_model import layer_costs
 from aurora.types import Cluster, Curve, Gpu, Profile
 from bench.papers.aurora.jobs import PRICINGS, job, lina_all, lina_half
 from bench.papers.aurora.studies import StudySetting
@@ -47,7 +47,7 @@ def cases(draw):
 def test_costs_are_those_of_the_traffic_as_placed(case, coupled):
     machines, tokens_SE, held_G = case
     one = job(machines, tiny(tokens_SE, 0.5), 0, coupled)
-    placed = group_costs(machines, one.placed(held_G), 0, np.arange(len(held_G)))
+    placed = layer_costs(machines, one.placed(held_G), 0).grouped(np.arange(len(held_G)))
     expected, found = placed.phase_times(np.arange(len(held_G))), one.costs.phase_times(held_G)
     for phase in ("gate", "send", "recv", "csend", "crecv", "expert", "aggregate"):
         assert found.of(phase) == pytest.approx(expected.of(phase))
