@@ -100,17 +100,20 @@ def scheduled(
         BadInput: if the name is not in ORDER, or the function returns no Order.
         BrokenPlan: if the order does not carry every pair once.
     """
-    best: tuple[Order, Schedule] | None = None
-    for each in auto_orders(len(bytes_GG)) if isinstance(method, str) and method == "auto" else (method,):
+
+    def checked(each: str | Order | OrderStrategy) -> tuple[Order, Schedule]:
         made = _made(each, bytes_GG, network, rng)
         schedule = timed(made, bytes_GG, network)
         check_schedule(schedule, bytes_GG, network)
-        if best is None or schedule.makespan_s < best[1].makespan_s:
-            best = made, schedule
-        if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
-            break
-    assert best is not None
-    return best
+        return made, schedule
+
+    if not (isinstance(method, str) and method == "auto"):
+        return checked(method)
+    first, other = auto_orders(len(bytes_GG))
+    best = checked(first)
+    if best[1].gap <= (NEAR if len(bytes_GG) >= MANY_RANKS else 0.0):
+        return best
+    return min(best, checked(other), key=lambda each: each[1].makespan_s)
 
 
 def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Network, rng: np.random.Generator) -> Order:
