@@ -57,7 +57,7 @@ def test_a_search_keeps_its_rules_and_is_never_worse(case, seed, replicas):
     found_GP, found_s = slot_search(layer, held_GP, np.random.default_rng(seed), 3, replicas)
     check_slots(found_GP, slots_G, experts)
     assert found_s == pytest.approx(value_s(costs, found_GP), rel=1e-9)
-    assert found_s <= value_s(costs, held_GP) * (1 + 1e-9)
+    assert found_s <= value_s(costs, held_GP) * (1 + 1e-9) + 1e-12  # parts that cancel leave their rounding
     if not replicas:
         assert count_E(found_GP, experts).tolist() == count_E(held_GP, experts).tolist()
     again_GP, again_s = slot_search(layer, held_GP, np.random.default_rng(seed), 3, replicas)
