@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from aurora.elastic.control_channel import ControlChannel
+from aurora.elastic.elastic_rank import serve_elastic_rank
 from aurora.planner.control.controller import Controller, Decision
-from aurora.runtime.distributed.control_channel import ControlChannel
 from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.elastic_rank import serve_elastic_rank
 from aurora.runtime.live_placement import LivePlacement
 
 

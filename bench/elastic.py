@@ -27,10 +27,10 @@ from scipy.stats import chi2
 from spot import Played, SpotRun, steps_of
 from tables import Table, write
 
+from aurora.elastic.steps import Pause
 from aurora.io import shipped
 from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
-from aurora.runtime.distributed.elastic_steps import Pause
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
 from aurora.training.run import train
@@ -84,7 +84,7 @@ def _changes(quick: bool) -> list[str]:
         "The trace is compressed: each change comes at its step, and not before all have done a step after the last one. Loss "
         "apart: the largest difference of a step's loss from that of an uninterrupted run of the same global batches.",
     )
-    lines, pauses, noticed_s = [], [], []
+    lines, pauses = [], []
     forms = (("float64", 20, 5), ("float32", 40, 8)) if quick else (("float64", 50, 8), ("float32", 500, 69))
     for dtype, steps, count in forms:
         options = replace(OPTIONS, steps=steps, dtype=dtype)
@@ -101,20 +101,19 @@ def _changes(quick: bool) -> list[str]:
             most = max(apart(one, other) for one, other in combinations(uninterrupted, 2))
             lines += ["", f"float32: uninterrupted runs on {', '.join(map(str, ranks))} ranks are {most:.1e} apart at most."]
         pauses += done.pauses.values()
-        noticed_s += done.noticed_s
         lines += done.false_deaths + done.remarks
-    return [*table.lines, *lines, "", *_pauses(pauses, noticed_s)]
+    return [*table.lines, *lines, "", *_pauses(pauses)]
 
 
-def _pauses(pauses: Sequence[Pause], noticed_s: Sequence[float]) -> list[str]:
+def _pauses(pauses: Sequence[Pause]) -> list[str]:
     """A table of pauses and their parts."""
     table = Table(
         "Pauses",
         "seconds | p50 | p95 | most",
-        f"{len(pauses)} changes, of each the longest pause of a member; {len(noticed_s)} kills.",
+        f"{len(pauses)} changes, of each the longest pause of a member.",
     )
     parts = [each.name for each in fields(Pause) if each.name.endswith("_s") and each.name != "at_s"]
-    named = {"pause": [each.seconds for each in pauses], "from kill -9 until the lighthouse knows": noticed_s}
+    named = {"pause": [each.seconds for each in pauses]}
     named |= {f"of the pause: {part.removesuffix('_s')}": [getattr(each, part) for each in pauses] for part in parts}
     for name, values in named.items():
         table.add(name, *(f"{np.percentile(values, at):.3f}" for at in (50, 95, 100)))

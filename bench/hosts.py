@@ -27,13 +27,13 @@ from machine import machine
 sys.path.insert(0, str(Path(__file__).parent / "network"))
 import net
 
+from aurora.elastic import serving as running
+from aurora.elastic.request_journal import RequestJournal
 from aurora.io import save, shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
-from aurora.runtime import run as running
-from aurora.runtime.request_journal import RequestJournal
 from aurora.types import Cluster, Gpu, PlanOptions, ProfileOptions, RunOptions
 
 MODEL = "models/mixtral-topics"
@@ -138,12 +138,14 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    os.environ["AURORA_SECRET"] = os.urandom(16).hex()
     cuts = Cuts(given.hosts, given.events, random.Random(given.seed))
     running.RequestJournal = journal_of(cuts)
     options = RunOptions(NEW_TOKENS, 4, "gloo", TIMEOUT_S, survive=True, lead=LEADER, node=0)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.environ["AURORA_CERTIFICATE"] = certificate = str(folder / "run.pem")
+        request = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "30", "-subj", "/CN=aurora"]
+        subprocess.run([*request, "-keyout", certificate, "-out", certificate], check=True, capture_output=True)
         hosts = stack.enter_context(net.network([1e9] * given.hosts, buffer_bytes=1 << 20))
         net.enter(hosts[0])  # before this process has started others
         plan, plain = planned(given.hosts), load_model(shipped(MODEL))

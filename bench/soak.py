@@ -30,14 +30,14 @@ from drawn_moves import serve_with_drawn_moves
 from machine import machine
 from tables import today
 
+from aurora.elastic import serving as running
+from aurora.elastic.elastic_rank import Decided, NewTokens
+from aurora.elastic.request_journal import RequestJournal
 from aurora.io import shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import MoeModel, load_model
 from aurora.planner.plan import make_plan
 from aurora.profiler.profile_model import profile_model
-from aurora.runtime import run as running
-from aurora.runtime.elastic_rank import Decided, NewTokens
-from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import RunResult
 from aurora.types import Cluster, ControlOptions, Gpu, Plan, PlanOptions, ProfileOptions, RunOptions
 
@@ -186,7 +186,7 @@ def pauses(result: RunResult) -> tuple[list[float], list[float]]:
     for change in reversed(result.changes):  # another change may have come before a token did
         resumed_s = resumed_s if change.resumed_s is None else change.resumed_s
         if change.lost and resumed_s is not None and change.stopped_s is not None:
-            how = hung if any("said nothing" in how for how in change.lost.values()) else killed
+            how = hung if any("it hangs" in how for how in change.lost.values()) else killed
             how.append(resumed_s - change.stopped_s)
     return killed, hung
 

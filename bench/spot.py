@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aurora.elastic.commit_rule import NOTHING, Version
+from aurora.elastic.lighthouse import Lighthouse
+from aurora.elastic.member import Epoch, Member
+from aurora.elastic.steps import Pause, run_elastic
 from aurora.errors import AuroraError, RankFailed
-from aurora.runtime.distributed.commit_rule import NOTHING, Version
-from aurora.runtime.distributed.elastic_steps import Pause, run_elastic
-from aurora.runtime.distributed.epoch_transport import EpochTransport
+from aurora.moe.transport import Transport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, start_process
-from aurora.runtime.distributed.lighthouse import Lighthouse
-from aurora.runtime.distributed.member import Member
-from aurora.runtime.distributed.secret import new_secret
 from aurora.training.elastic import ElasticTraining
-from aurora.training.elastic_launcher import MemberFinished
-from aurora.training.host_messages import FinalStep
+from aurora.training.elastic_launcher import FinalStep, MemberFinished
 from aurora.training.trainer import Trainer, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
@@ -38,16 +36,21 @@ Adapt = Callable[[Trainer], None]  # changes a trainer that a member has loaded;
 Training = Callable[..., ElasticTraining]  # with the arguments of ElasticTraining; picklable
 
 
+def name_of(rank: int) -> str:
+    """Returns the name of a member."""
+    return f"rank-{rank:04d}"
+
+
 def spot_member(
     connection: multiprocessing.connection.Connection,
     rank_info: RankInfo,
-    secret: bytes,
     path: str,
     samples_NT: IntArray,
     options: TrainOptions,
     output: Path,
     adapt: Adapt | None,
     training: Training,
+    initial: int,
 ) -> None:
     """Prepares, waits until it may join, and trains; tells the player of each step."""
 
@@ -58,14 +61,21 @@ def spot_member(
         return trainer, about
 
     try:
-        name = f"rank-{rank_info.rank:04d}"
-        member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s)
+        name = name_of(rank_info.rank)
+        member = Member(
+            (rank_info.host, rank_info.port), name, timeout_s=rank_info.timeout_s, expected=initial, least=options.min_ranks
+        )
+
+        def connect(epoch: Epoch, _groups: list[Any]) -> Transport:
+            connection.send(epoch)
+            return member.transport()
+
         work = training(
             load,
             path,
             options,
             output,
-            lambda _, groups: EpochTransport(groups[0], member.perform),
+            connect,
             lambda version, step: connection.send(FinalStep(version, step)),
         )
         connection.send(PREPARED)
@@ -89,6 +99,7 @@ class _Node:
     connection: Any
     prepared: bool = False
     arrived: bool = False  # whether it has told of a step after the last change
+    since: int | None = None  # the first epoch in which it was
 
 
 @dataclass
@@ -103,8 +114,7 @@ class Played:
         events: changes of the trace that were played.
         killed, joined: processes.
         pauses: by epoch the longest pause of its members before it.
-        noticed_s: seconds from each kill until the lighthouse knew.
-        false_deaths: members that the lighthouse took for lost and nobody had killed.
+        false_deaths: members that were left out of an epoch and nobody had killed.
         committed: steps of the newest state that was told of.
         late_s: how long after its time a change came at most, if changes came by time.
         seconds: from the first step to the last.
@@ -119,7 +129,6 @@ class Played:
     killed: int = 0
     joined: int = 0
     pauses: dict[int, Pause] = field(default_factory=dict)
-    noticed_s: list[float] = field(default_factory=list)
     false_deaths: list[str] = field(default_factory=list)
     committed: int = 0
     late_s: float = 0.0
@@ -162,12 +171,11 @@ class SpotRun:
         seconds: float | None = None,
     ) -> None:
         self._before, self._to_the_end, self._seconds = before, to_the_end, seconds
-        self._args = str(path), samples_NT, options, output, adapt, training
+        self._args = str(path), samples_NT, options, output, adapt, training, len(changes[0][1].added)
         self._options, self._changes, self._dice = options, list(changes), random.Random(seed)
-        self._secret, self.played = new_secret(), Played()
+        self.played = Played()
         self._versions: dict[int, Version] = {}  # by step that of its last commit
         self._newest = NOTHING
-        self._killed_s: dict[str, float] = {}  # by member
         self._nodes: dict[str, _Node] = {}
         self._standby: dict[str, _Node] = {}
         self._starting: dict[str, tuple[int, Future[Any]]] = {}
@@ -176,8 +184,7 @@ class SpotRun:
         self._next_rank, self._step_s = 0, STEP_S
         self._over = 0  # the epoch that the last change has ended
         self._began_s = self._last_s = 0.0
-        initial = len(self._changes[0][1].added)
-        self._lighthouse = Lighthouse(self._secret, initial, options.min_ranks, on_lost=self._note)
+        self._lighthouse = Lighthouse()
 
     def play(self) -> Played:
         """Plays all changes, and trains to the end."""
@@ -211,12 +218,12 @@ class SpotRun:
         """Seconds since the first step; none before it."""
         return time.monotonic() - self._began_s if self._began_s else 0.0
 
-    def _note(self, name: str, reason: str) -> None:
-        """Takes note of a member that the lighthouse has lost."""
-        if (killed_s := self._killed_s.pop(name, None)) is None:
-            self.played.false_deaths.append(f"{name}: {reason}")
-        else:
-            self.played.noticed_s.append(time.monotonic() - killed_s)
+    def _note(self, epoch: Epoch, node: _Node) -> None:
+        """Takes note of an epoch that a node is in."""
+        node.since = node.since or epoch.number
+        for other in self._nodes.values():
+            if other.since is not None and other.since < epoch.number and name_of(other.rank) not in epoch.members:
+                self.played.false_deaths.append(f"{name_of(other.rank)} is not in epoch {epoch.number}")
 
     def _start_ahead(self, changes: Sequence[MembershipEvent]) -> None:
         """Starts the processes of nodes that are to join in these changes. No member waits meanwhile."""
@@ -225,7 +232,7 @@ class SpotRun:
             if not any(name in each for each in (self._starting, self._standby, self._nodes)):
                 rank, self._next_rank = self._next_rank, self._next_rank + 1
                 info = RankInfo(rank, ranks, host, port, self._options.timeout_s, rank, ranks, launched=True)
-                args = info, spot_member, self._secret, *self._args
+                args = info, spot_member, *self._args
                 self._starting[name] = rank, self._background.submit(start_process, *args)
 
     def _adopt(self, wait: bool = False) -> None:
@@ -260,7 +267,6 @@ class SpotRun:
         self._before(change, sorted(self._nodes, key=lambda name: self._nodes[name].rank))
         for name in change.removed:
             node = self._nodes.pop(name)
-            self._killed_s[f"rank-{node.rank:04d}"] = time.monotonic()
             os.kill(node.process.pid, signal.SIGKILL)
             self._ended.append((node.process, node.connection))
         for node in self._nodes.values():
@@ -294,6 +300,8 @@ class SpotRun:
                     self.played.remarks += remarks
                     self._ended.append((self._nodes.pop(name).process, connection))
                     finished = True
+                case Epoch():
+                    self._note(message, node)
                 case FinalStep():
                     node.arrived |= message.version.epoch > self._over
                     self._final(message)

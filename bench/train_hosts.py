@@ -24,7 +24,10 @@ from aurora.training.run import train
 from aurora.types import TrainOptions
 
 sys.path.append(str(Path(__file__).parent / "network"))
+sys.path.append(str(Path(__file__).parents[1]))
 import net
+
+from tests.elastic.certificates import certificate_file
 
 MODEL = shipped("models/mixtral-topics")
 TEXT = MODEL / "tokenizer.json"
@@ -71,7 +74,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if (why_not := net.refusal()) is not None:
         raise SystemExit(why_not)
-    os.environ["AURORA_SECRET"] = os.urandom(16).hex()
+    os.environ["AURORA_CERTIFICATE"] = str(certificate_file())
     dice, processes = random.Random(1), list[subprocess.Popen]()
     with tempfile.TemporaryDirectory() as folder, net.network([1e9] * chosen.hosts, buffer_bytes=1 << 20) as hosts:
         output = Path(folder) / "out"

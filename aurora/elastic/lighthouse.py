@@ -7,6 +7,7 @@ port, so it listens on one address only, loopback unless told otherwise.
 import os
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from typing import Any
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.runtime.distributed.connections import listen
@@ -18,7 +19,7 @@ START_S = 60.0
 _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
-class LighthouseProcess:
+class Lighthouse:
     """Runs torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
 
     Args:
@@ -52,7 +53,7 @@ class LighthouseProcess:
         """Ends the lighthouse. Epochs go on without it."""
         end_processes([self._child])
 
-    def __enter__(self) -> "LighthouseProcess":
+    def __enter__(self) -> "Lighthouse":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,23 +66,29 @@ def check_torchft() -> None:
         raise MissingDependency('runs that go on when ranks are lost need torchft: pip install "aurora-moe[elastic]"')
 
 
+def serve(host: str, port: int, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> tuple[Any, int]:
+    """Returns torchft's lighthouse in this process, with the settings of a run, and its port; see Lighthouse."""
+    from torchft.coordination import LighthouseServer
+
+    timeout_ms = round(heartbeat_timeout_s * 1000)
+    server = LighthouseServer(
+        bind=address_text((host, port)), min_replicas=1, join_timeout_ms=timeout_ms,
+        quorum_tick_ms=round(_TICK_S * 1000), heartbeat_timeout_ms=timeout_ms,
+    )  # fmt: skip
+    return server, int(server.address().rpartition(":")[2])  # beside the name of this host, on which it does not listen
+
+
 def _serve(connection: Connection, _info: RankInfo, host: str, port: int, heartbeat_timeout_s: float) -> None:
     """The child's main function: sends the port, or why there is none; ends when the other end does."""
     with open(os.devnull, "w") as silent:  # it logs every request
         os.dup2(silent.fileno(), 1)
         os.dup2(silent.fileno(), 2)
-    from torchft.coordination import LighthouseServer
-
-    timeout_ms = round(heartbeat_timeout_s * 1000)
     try:
-        server = LighthouseServer(
-            bind=address_text((host, port)), min_replicas=1, join_timeout_ms=timeout_ms,
-            quorum_tick_ms=round(_TICK_S * 1000), heartbeat_timeout_ms=timeout_ms,
-        )  # fmt: skip
+        server, found = serve(host, port, heartbeat_timeout_s)
     except RuntimeError as error:
         connection.send(str(error).strip().splitlines()[0])
         return
-    connection.send(int(server.address().rpartition(":")[2]))  # beside the name of this host, on which it does not listen
+    connection.send(found)
     try:
         connection.recv()
     except (EOFError, OSError):

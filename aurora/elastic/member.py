@@ -1,26 +1,31 @@
 """Member of an elastic run: takes part in round after round at the lighthouse, and makes each epoch's process groups."""
 
+import math
+import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import msgspec
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+import psutil
+import torch
 
 from aurora.elastic.board import Entry, by_name, next_epoch, others_wait, over
+from aurora.elastic.epoch_gpu import RankGpu
+from aurora.elastic.epoch_groups import EpochGroups, connect_groups
+from aurora.elastic.epoch_nccl import EpochNcclTransport
+from aurora.elastic.epoch_transport import EpochTransport
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
-from aurora.errors import RankFailed
-from aurora.runtime.distributed.epoch_gpu import RankGpu
-from aurora.runtime.distributed.epoch_groups import EpochGroups, connect_groups
+from aurora.errors import BadInput, RankFailed
+from aurora.moe.transport import Transport, lost_others
+from aurora.runtime.distributed.abandoned_calls import unless_stopped
 from aurora.runtime.distributed.launcher import serve_store
-from aurora.runtime.distributed.member import Epoch, EpochMember
-from aurora.types.addresses import address_text, parse_address
+from aurora.types.addresses import address_text
 
 ROUND_S = 0.2  # between two rounds, and between two signs of life
 WAITING_S = 0.05  # between two rounds of a member that waits for an epoch
@@ -31,17 +36,25 @@ HANG_S = 20.0
 
 
 @dataclass(frozen=True)
-class BoardEpoch(Epoch):
-    """An epoch that a round at the lighthouse has begun.
+class Epoch:
+    """An epoch that a member takes part in.
 
     Args:
+        number: greater than that of every epoch before.
+        members: names of the members, ascending; a member's rank is its index.
+        data: what each member said when it joined, by name.
+        rank: this member's rank.
         store: address of the torch.distributed store of its first member.
     """
 
+    number: int
+    members: tuple[str, ...]
+    data: Mapping[str, Any]
+    rank: int
     store: str = ""
 
 
-class BoardMember(EpochMember):
+class Member:
     """Takes part in the epochs of a run, as `name`.
 
     Two threads serve it from the first `join` on: one takes part in rounds, one sends signs of life.
@@ -56,10 +69,12 @@ class BoardMember(EpochMember):
         absent_s: seconds after the last arrival for which the first epoch waits for `expected` members, and an epoch for those
             that the lighthouse has not heard since it was started again.
         hang_s: a member whose epoch is over and that does not join within so many seconds takes part in no round until it does.
+        patience_s: a member that is missing from rounds counts as lost after so many seconds.
         gpu: this member's GPU, for NCCL communicators of each epoch; None: its epochs have gloo groups only.
 
     Attributes:
         name: its name.
+        gpu: its GPU; it may be set before `connect`.
         stopped: set while the last epoch is over and the next has not begun.
     """
 
@@ -73,13 +88,15 @@ class BoardMember(EpochMember):
         least: int = 1,
         absent_s: float = ABSENT_S,
         hang_s: float = HANG_S,
+        patience_s: float = 0.0,
         gpu: RankGpu | None = None,
     ) -> None:
-        self.name, self._lighthouse, self._timeout_s, self._gpu = name, lighthouse, timeout_s, gpu
-        self._absent_s, self._hang_s = absent_s, hang_s
-        self._host = _own_address(lighthouse)
-        self._store, port = serve_store(self._host)
-        store, since_ms = address_text((self._host, port)), time.time_ns() // 1_000_000
+        self.name, self._lighthouse, self._timeout_s, self.gpu = name, lighthouse, timeout_s, gpu
+        self._absent_s, self._hang_s, self._patience_s = absent_s, hang_s, patience_s
+        host = own_address(lighthouse)
+        self._interface = _interface_of(host)
+        self._store, port = serve_store(host)
+        store, since_ms = address_text((host, port)), time.time_ns() // 1_000_000
         self._said = Entry(name, secrets.token_hex(8), since_ms, store, expected=expected, least=least)
         self.stopped = threading.Event()
         self._changed = threading.Condition()
@@ -87,25 +104,40 @@ class BoardMember(EpochMember):
         self._threads: list[threading.Thread] = []
         self._asked_s: float | None = None  # since when it waits for an epoch
         self._over_s: float | None = None  # since when its epoch is over
-        self._epoch, self._rank = BoardEpoch(0, (), {}, 0), 0
+        self._epoch = Epoch(0, (), {}, 0)
         self._processes: dict[str, str] = {}  # of the epoch's members, by name
         self._unseen: set[str] = set()  # of them, those that were in no round since the lighthouse was lost
         self._unseen_until_s = 0.0
+        self._missing_s: dict[str, float] = {}  # of them, since when each has been missing from rounds
         self._leaving = False
+        self._on_stop: Callable[[], None] = lambda: None
         self._reason = "it does not answer"  # why no epoch begins
         self._refused: str | None = None
         self._groups: EpochGroups | None = None  # of the last epoch that had any
 
-    def join(self, data: Any = None, agreed: bool = False) -> BoardEpoch:
+    @property
+    def leaving(self) -> bool:
+        """True if others wait to join, so that the epoch's members have to agree to leave it; see `vote`."""
+        return self._leaving
+
+    @property
+    def groups(self) -> EpochGroups:
+        """Process groups of the last epoch that had any."""
+        assert self._groups is not None
+        return self._groups
+
+    def join(self, data: Any = None, agreed: bool = False, timeout_s: float | None = None) -> Epoch:
         """Waits for the next epoch.
 
         Args:
             data: what the other members are told of this one; JSON.
             agreed: whether all members leave the last epoch by agreement; if not, they are stopped.
+            timeout_s: seconds to wait; None: as long as for other members.
 
         Raises:
-            RankFailed: if no epoch begins within timeout_s, or another process has this name.
+            RankFailed: if no epoch begins in time, another process has this name, or the member is closed meanwhile.
         """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._said = msgspec.structs.replace(self._said, serving=False, agreed=agreed, data=data)
             self._asked_s = time.monotonic()
@@ -115,17 +147,20 @@ class BoardMember(EpochMember):
                     self._threads.append(threading.Thread(target=target, daemon=True, name=f"aurora-member{target.__name__}"))
                     self._threads[-1].start()
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._asked_s is None or self._refused, self._timeout_s):
+            answered = self._changed.wait_for(
+                lambda: self._asked_s is None or self._refused or self._closed, None if math.isinf(timeout_s) else timeout_s
+            )
+            if self._refused or self._closed:
+                raise RankFailed(self._refused or f"{self.name} has left the run")
+            if not answered:
                 where = f"lighthouse {address_text(self._lighthouse)}: {self._reason}"
-                raise RankFailed(f"{self.name}: no epoch began within {self._timeout_s:g} s; {where}")
-            if self._refused:
-                raise RankFailed(self._refused)
+                raise RankFailed(f"{self.name}: no epoch began within {timeout_s:g} s; {where}")
             epoch = self._epoch
         if self._groups is not None:
             self._groups.abort()  # not before: others may still have been reading
         return epoch
 
-    def connect(self, epoch: BoardEpoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
+    def connect(self, epoch: Epoch, groups: int = 1, urgent: Collection[int] = ()) -> list[Any]:
         """Makes gloo process groups of an epoch's members; a collective call. They end when the epoch is over.
 
         Args:
@@ -139,26 +174,80 @@ class BoardMember(EpochMember):
         """
         if self._groups is not None:
             self._groups.drain()
+        os.environ["GLOO_SOCKET_IFNAME"] = self._interface
         found = connect_groups(
-            partial(self._open_store, epoch), epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s,
-            self.stopped, self._host, self._gpu, urgent,
-        )  # fmt: skip
+            epoch.store, epoch.number, epoch.rank, len(epoch.members), groups, self._timeout_s, self.stopped, self.gpu, urgent
+        )
         with self._changed:
             self._groups = found
             if self.stopped.is_set():
                 found.abort()
         return found.groups
 
+    def transport(self, group: int = 0) -> Transport:
+        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
+        control = EpochTransport(self.groups.groups[group], self.perform)
+        if (communicators := self.groups.communicators) is None:
+            return control
+        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
+
+    def perform(self, call: Callable[[], Any]) -> None:
+        """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
+
+        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
+        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
+        """
+        with lost_others(self._epoch.rank):
+            unless_stopped(self.stopped, call)
+
+    def vote(self, group: Any, leave: bool) -> bool:
+        """Tells the other members of the epoch that this one has prepared its step; a collective call.
+
+        Args:
+            group: a process group of the epoch.
+            leave: whether this member wants all to leave the epoch after this step.
+
+        Returns:
+            Whether all leave. That it returns means that all have prepared the step.
+
+        Raises:
+            RankFailed: if a member is lost; others may have seen all votes nevertheless.
+        """
+        # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
+        wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
+        wishes_R = torch.empty_like(wish_R)
+        self.perform(lambda: group.alltoall_base(wishes_R, wish_R, [], []).wait())
+        return bool(wishes_R.any())
+
+    def on_stop(self, call: Callable[[], None]) -> None:
+        """Calls `call`, from any thread, when the present epoch is over; at once if it is over already."""
+        with self._changed:
+            self._on_stop = call
+            over = self.stopped.is_set()
+        if over:
+            call()
+
+    def leave(self) -> None:
+        """Breaks off the epoch at this end, so that members that wait for this one go on."""
+        with self._changed:
+            if self._groups is not None:
+                self._groups.abort()
+
+    def stop(self, epoch: int) -> None:
+        """Ends an epoch at this end, as if a member were lost: from any thread, while another serves in it.
+
+        Args:
+            epoch: its number; if it is not the present one, nothing happens.
+        """
+        with self._changed:
+            if self._epoch.number == epoch and self._asked_s is None and not self.stopped.is_set():
+                self._end()
+
     def close(self) -> None:
         """Ends the process groups, and takes part in no more rounds."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-        self.leave()
-
-    def _open_store(self, epoch: BoardEpoch) -> Store:
-        host, port = parse_address("store", epoch.store)
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=self._timeout_s))
+            self._end()
 
     def _client(self) -> Any:
         """Returns a new connection to the lighthouse."""
@@ -225,8 +314,7 @@ class BoardMember(EpochMember):
 
     def _take(self, found: Any) -> None:
         """Takes what was said in a round."""
-        said = (msgspec.json.decode(each.data["entry"], type=Entry) for each in found.participants)
-        entries = by_name(said)
+        entries = by_name(filter(None, map(_entry_of, found.participants)))
         with self._changed:
             ours, number = entries.get(self.name), self._epoch.number
             self._unseen -= entries.keys() if time.monotonic() < self._unseen_until_s else set(self._unseen)
@@ -238,7 +326,10 @@ class BoardMember(EpochMember):
                     self._begin(number, entries)
                 self._reason = f"{len(entries)} members wait for others"
             elif self._asked_s is None and not self.stopped.is_set():
-                if over(entries, number, self._processes, self._unseen):
+                now_s, absent = time.monotonic(), self._processes.keys() - entries.keys()
+                self._missing_s = {name: self._missing_s.get(name, now_s) for name in absent}
+                waited_for = {name for name, since_s in self._missing_s.items() if now_s - since_s < self._patience_s}
+                if over(entries, number, self._processes, self._unseen | waited_for):
                     self._end()
                 self._leaving = self._leaving or others_wait(entries, self._processes)
             self._changed.notify_all()
@@ -247,24 +338,42 @@ class BoardMember(EpochMember):
         """Begins an epoch of those who took part in a round."""
         members = tuple(entries)
         data, store = {name: entry.data for name, entry in entries.items()}, next(iter(entries.values())).store
-        self._epoch = BoardEpoch(number, members, data, members.index(self.name), store)
-        self._rank = self._epoch.rank
+        self._epoch = Epoch(number, members, data, members.index(self.name), store)
         self._processes = {name: entry.process for name, entry in entries.items()}
         self._said = msgspec.structs.replace(self._said, epoch=number, serving=True, agreed=False, data=None)
         self._unseen, self._leaving, self._asked_s, self._over_s = set(), False, None, None
+        self._missing_s, self._on_stop = {}, lambda: None
         self.stopped.clear()
 
     def _end(self) -> None:
         """Ends the epoch at this end."""
         self._over_s = time.monotonic()
         self.stopped.set()
+        self._changed.notify_all()
         if self._groups is not None:
             self._groups.abort()
+        self._on_stop()
 
 
-def _own_address(lighthouse: tuple[str, int]) -> str:
+def own_address(lighthouse: tuple[str, int]) -> str:
     """Returns the address of this host from which it reaches the lighthouse; nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(*lighthouse, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def _interface_of(address: str) -> str:
+    """Returns the name of the network interface that has an address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return str(name)
+    raise BadInput(f"expected an interface of this machine with address {address}, found none")
+
+
+def _entry_of(participant: Any) -> Entry | None:
+    """Returns the entry of a participant in a round; None if it is no member of such a run."""
+    try:
+        return msgspec.json.decode(participant.data["entry"], type=Entry)
+    except (KeyError, TypeError, msgspec.DecodeError):
+        return None

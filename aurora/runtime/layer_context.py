@@ -32,7 +32,6 @@ class LayerContext:
         tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
         program: the program in force; None: the model is alone.
         network: the ports that exchanges are cut for into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
-        busy_since: when this rank's present computation began, by time.monotonic; None while it does not compute.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
         layers_done: MoE layers that the present forward pass has behind it.
     """
@@ -51,7 +50,6 @@ class LayerContext:
         self.tokens_LE: torch.Tensor | None = None
         self.program: Program | None = None
         self.network: Network | None = None
-        self.busy_since: float | None = None
         self.waiting_since: float | None = None
         self.layers_done = 0
         self._arbiter, self._sleep = arbiter, sleep
@@ -162,7 +160,7 @@ class LayerContext:
     def start_compute(self, phase: str = "gate") -> None:
         """Waits for the GPU, as urgently as `Program.compute_level` says."""
         self._arbiter.start_compute(0 if self.program is None else self.program.compute_level(self.model, phase))
-        self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
+        self._compute_start = self.recorder.mark()
 
     def stop_compute(self, phase: str, layer: int) -> None:
         """Records that a phase ends now, and releases the GPU."""
@@ -179,7 +177,7 @@ class LayerContext:
     def yield_to_priority(self, phase: str, layer: int) -> None:
         """Preemption point within a phase: lets more urgent work that waits run first."""
         if self._arbiter.yield_to_priority(lambda: self._end_phase(phase, layer)):
-            self._compute_start, self.busy_since = self.recorder.mark(), time.monotonic()
+            self._compute_start = self.recorder.mark()
 
     def preemption_point(self) -> None:
         """Preemption point between experts: lets more urgent work that waits run first."""
@@ -189,7 +187,6 @@ class LayerContext:
 
     def _end_phase(self, phase: str, layer: int) -> None:
         self.recorder.phase(phase, layer, self._compute_start)
-        self.busy_since = None
 
     def gather_counts(self, counts: torch.Tensor, layer: int) -> torch.Tensor:
         """Gathers the row counts of all ranks: (R, *counts.shape) int64 on the CPU. A collective call."""

@@ -1,85 +1,34 @@
-"""Runs of a plan: serves prompts on local ranks, as one rank under torchrun, or with ranks of other hosts.
+"""Runs of a plan: serves prompts on local ranks, or as one rank under torchrun; see `aurora.elastic.serving` for survival."""
 
-A run that survives lost ranks may have several hosts: `lead_of` has what the leader tells those that join and what has to be
-the same on all, `join_run` a joining host's part.
-"""
-
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from aurora.errors import AuroraError, BadInput
-from aurora.io.journals import JournalFile
-from aurora.io.plans import plan_digest
+from aurora.errors import BadInput
 from aurora.models.decoding import greedy_decode
-from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
 from aurora.planner.control.plan_controller import compile_decisions, load_cost_MG
 from aurora.runtime.change_preparation import compile_orders
-from aurora.runtime.distributed.epoch_gpu import transport_of_host
-from aurora.runtime.distributed.host_agent import HostAgent
-from aurora.runtime.distributed.host_agreement import difference, this_version
-from aurora.runtime.distributed.host_connection import MESSAGES
 from aurora.runtime.distributed.launcher import launch, launch_threads
-from aurora.runtime.distributed.led_ranks import Lead
-from aurora.runtime.distributed.secret import secret_of_hosts
-from aurora.runtime.distributed.supervisor import Supervisor
-from aurora.runtime.distributed.wire_format import WireFormat
-from aurora.runtime.elastic_rank import (
-    BeganServing,
-    Decided,
-    EpochWork,
-    FetchedWeights,
-    HeldExperts,
-    NewTokens,
-    serve_elastic_rank,
-)
-from aurora.runtime.expert_moves import ExpertTransfer
-from aurora.runtime.order_calibration import OrderCalibration
-from aurora.runtime.order_choice import OrdersUsed
-from aurora.runtime.request_journal import RequestJournal
-from aurora.runtime.result import Answers, RankResult, RunResult, Token, TokenTimes, measured_trace, merge_results
+from aurora.runtime.result import RunResult, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.runtime.transports.ordered import Memory
 from aurora.runtime.transports.process_groups import rank_info_from_environment
 from aurora.types import (
-    Cluster,
-    ControlOptions,
-    ControlReport,
-    Gpu,
-    Hierarchy,
-    Order,
-    Placement,
     Plan,
     Profile,
-    Program,
     RunOptions,
-    SlicePolicy,
-    SubChannels,
 )
-from aurora.types.addresses import parse_address
 from aurora.types.arrays import FloatArray
-from aurora.types.control import ControlWindow, PlacementChange
 from aurora.types.option_checks import LONGEST_S
-from aurora.types.program import Barrier, Compute, Exchange
 
 LOGIT_TOLERANCE = 1e-4  # of float32
 ROUNDINGS = 16  # of a logit in a narrower dtype, each up to the dtype's precision of the largest logit
-WIRE = WireFormat(
-    *MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
-    EpochWork, Exchange, ExpertTransfer, FetchedWeights, Gpu, HeldExperts, Hierarchy, NewTokens, Order, OrderCalibration,
-    OrdersUsed, Placement, PlacementChange, Program, RankResult, RunOptions, SlicePolicy,
-    SubChannels, Token, TokenTimes,
-)  # fmt: skip
 
 
 def run(
@@ -131,6 +80,9 @@ def run(
         2
     """
     asked_s = time.perf_counter()
+    if options.survive:
+        from aurora.elastic.serving import join_run, run_elastic  # other runs need no torchft
+
     if options.join is not None:
         if any(prompts) or journal is not None:
             raise BadInput("`join`: answers the leader's prompts, expected none and no `journal`")
@@ -144,12 +96,12 @@ def run(
         )
     if journal is not None:
         raise BadInput("`journal`: expected a run with `survive`")
-    _check(plan, models, prompts, options)
-    _check_arrivals(prompts, arrivals)
+    check_run(plan, models, prompts, options)
+    check_arrivals(prompts, arrivals)
     args = (plan, [str(model) for model in models], prompts, options)
     ranks, rank_info = len(plan.cluster), rank_info_from_environment(options.timeout_s)
     if rank_info is None:
-        _compile_what_ranks_call(plan, options)
+        compile_what_ranks_call(plan, options)
     if options.transport == "memory":
         memories = [Memory(ranks, options.timeout_s) for _ in plan.served_names]
         results_R = launch_threads(serve_rank, ranks, *args, memories, cost_MG, arrivals, timeout_s=options.timeout_s)
@@ -164,14 +116,15 @@ def run(
     return replace(merge_results(results, plan.served_names), start_s=results[0].began_s - asked_s)
 
 
-def _compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
+def compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
     """Compiles what decisions and new orders call, so that not every rank compiles it at its first start; numba caches it."""
     if options.adapt is not None:
         compile_decisions()
         compile_orders(plan)
 
 
-def _check(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
+def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> None:
+    """Raises BadInput unless plan, models, prompts and options fit each other."""
     if len(models) != len(plan.models) or len(prompts) != len(plan.models):
         raise BadInput(f"run: the plan has {len(plan.models)} models, found {len(models)} and {len(prompts)} lists of prompts")
     check_plan(plan)
@@ -202,7 +155,7 @@ def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunO
         raise BadInput(f"`compare`: expected {parts} prompts on a rank, one for each micro-batch, found {most}")
 
 
-def _check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Sequence[float]]) -> None:
+def check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Sequence[float]]) -> None:
     """Raises BadInput unless every prompt has a time of arrival, or none has."""
     if not arrivals:
         return
@@ -210,89 +163,6 @@ def _check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[S
         raise BadInput(f"`arrivals`: expected a time for each prompt, found {list(map(len, arrivals))}")
     if wrong := [at_s for each in arrivals for at_s in each if not 0 <= at_s <= LONGEST_S]:
         raise BadInput(f"`arrivals`: expected from 0 to {LONGEST_S:g} seconds, found {wrong[0]}")
-
-
-def run_elastic(
-    plan: Plan,
-    models: Sequence[str | Path],
-    prompts: Sequence[Sequence[list[int]]],
-    options: RunOptions,
-    load_MLE: Sequence[FloatArray] | None = None,
-    watch: Callable[[int, dict[int, int]], None] | None = None,
-    journal: str | Path | None = None,
-    resume: bool = False,
-    cost_MG: FloatArray | None = None,
-    arrivals: Sequence[Sequence[float]] = (),
-) -> RunResult:
-    """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
-
-    Args:
-        plan, models, prompts, options: as in `aurora.run`.
-        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed. None:
-            all experts count as equal.
-        watch: called for each epoch with (its number, the process id of every member by rank).
-        journal, resume: as in `aurora.run`.
-        cost_MG: as of `controlled`.
-        arrivals: as in `aurora.run`.
-
-    Returns:
-        The result; if the run cannot go on, the result so far, with `failure` set.
-    """
-    _check(plan, models, prompts, options)
-    _check_arrivals(prompts, arrivals)
-    if rank_info_from_environment(options.timeout_s) is not None:
-        raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
-    options = _with_transport(plan, options)
-    layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
-    loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
-    began_s, failure = time.perf_counter(), None
-    results: list[RankResult] = []
-    about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
-    _compile_what_ranks_call(plan, options)
-    opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
-    with opened as file:
-        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG, arrivals)
-        supervisor = Supervisor(
-            serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
-            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch, lead=lead,
-        )  # fmt: skip
-        try:
-            results = list(supervisor.run().values())
-        except AuroraError as error:
-            if not any(answers.tokens for answers in requests.answers_M):
-                raise
-            failure = str(error)
-    seconds, names_M = max(answers.seconds for answers in requests.answers_M), tuple(model.model for model in plan.models)
-    transport = results[0].transport if results else "none"
-    trace, from_s = measured_trace(results, names_M, len(plan.cluster))
-    trace = replace(trace, control_M=requests.control_M)
-    answers_M, changes = tuple(requests.answers_M), tuple(requests.changes)
-    # Who has served longest tells of the orders.
-    longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
-    calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
-    start_s = requests.start_s or 0.0
-    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s, from_s)
-
-
-def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
-    """Returns options that name the transport of a run that survives lost ranks; see `transport_of_host`."""
-    gpus, asked = plan.cluster.gpus, options.transport
-    if any(model.hierarchy is not None for model in plan.models):  # an aborted step leaves rows that name any experts
-        if asked == "nccl":
-            raise BadInput("`survive`: on nccl expected a plan with flat all-to-alls, found one over servers")
-        asked = "gloo" if asked == "auto" else asked
-    local = len(gpus) if options.lead is None else sum(gpu.node == options.node for gpu in gpus)
-    return replace(options, transport=transport_of_host(asked, local))
-
-
-def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:
-    """Returns all that answers depend on, by which runs are told apart."""
-    return {
-        "models": [[model.model, model.identity.fingerprint] for model in plan.models],
-        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
-        "max_new_tokens": options.max_new_tokens,
-        "dtype": options.dtype,
-    }
 
 
 def verify(
@@ -338,68 +208,3 @@ def _difference(
     compared = slice(None if first is None else first + 1)
     apart = float(np.abs(found_TV[compared] - expected_TV[compared]).max())
     return None if apart <= tolerance else f"logits {apart:.2e} apart"
-
-
-def lead_of(
-    plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions, began_s: float
-) -> Lead | None:
-    """Returns what the leader of a run over several hosts has to know; None: the run is on this host alone.
-
-    Args:
-        plan, models, prompts, options: as in `aurora.run`.
-        began_s: when the run began, by time.perf_counter.
-
-    Raises:
-        BadInput: if the secret is missing, the address is none, or no GPU of the plan is on the node.
-    """
-    if options.lead is None:
-        return None
-    address, secret, about = parse_address("lead", options.lead), secret_of_hosts("lead"), about_run(plan, models)
-    nodes = tuple(gpu.node for gpu in plan.cluster.gpus)
-    if options.node is not None:
-        _check_node(options.node, nodes)
-
-    def job() -> tuple[Any, ...]:
-        return [list(requests) for requests in prompts], options, time.perf_counter() - began_s
-
-    return Lead(address, secret, nodes, options.node, WIRE, lambda found: difference(about, found), job)
-
-
-def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> None:
-    """Serves on the ranks of `options.node` in the run that is led at `options.join`, until that is complete.
-
-    Prompts and all other options are the leader's. Times of traces agree with the leader's to the time of one message.
-
-    Args:
-        plan, models: as in `aurora.run`; the same as the leader's.
-        options: of which only `join`, `node` and `timeout_s` are used, the last one as the time without a leader.
-
-    Raises:
-        BadInput: if the leader refuses this host, or it has no secret.
-        RankFailed: if the leader ends the run before it is complete, or is gone for `timeout_s`.
-    """
-    assert options.join is not None
-    assert options.node is not None
-    address, secret = parse_address("join", options.join), secret_of_hosts("join")
-    _check_node(options.node, [gpu.node for gpu in plan.cluster.gpus])
-    paths = [str(model) for model in models]
-
-    def args(job: tuple[Any, ...]) -> tuple[Any, ...]:
-        prompts, leaders, since_s = job
-        transport_of_host(leaders.transport, sum(gpu.node == options.node for gpu in plan.cluster.gpus))
-        return plan, paths, prompts, leaders, time.perf_counter() - since_s
-
-    HostAgent(
-        address, options.node, secret, serve_elastic_rank, args, about_run(plan, models), WIRE, timeout_s=options.timeout_s
-    ).run()  # fmt: skip
-
-
-def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
-    """Returns what has to be the same on all hosts, by what it is in words. All of the models' files are read."""
-    files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
-    return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
-
-
-def _check_node(node: int, nodes: Sequence[int]) -> None:
-    if node not in nodes:
-        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, sorted(set(nodes))))}, found {node}")

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from aurora.elastic.commit_rule import Settlement, Version
+from aurora.elastic.member import Epoch
+from aurora.elastic.steps import Pause, StateLost
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport
-from aurora.runtime.distributed.commit_rule import Settlement, Version
-from aurora.runtime.distributed.elastic_steps import Pause, StateLost
-from aurora.runtime.distributed.member import Epoch
 from aurora.training.checkpoint import (
     CheckpointWriter,
     check_same_training,

@@ -1,34 +1,42 @@
 """Elastic training runs, on one host or several: ranks that may be lost and come back, and the lighthouse of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from secrets import randbelow, token_hex
 from typing import Any
 
+from aurora.elastic.commit_rule import Version
+from aurora.elastic.control_channel import silence_native_code
+from aurora.elastic.epoch_gpu import gpu_of_rank, transport_of_host
+from aurora.elastic.host_agreement import difference
+from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, certificate_of_hosts
+from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
+from aurora.elastic.joining_host import JoiningHost
+from aurora.elastic.lighthouse import Lighthouse, check_torchft
+from aurora.elastic.member import Member, own_address
+from aurora.elastic.messages import WireFormat
+from aurora.elastic.processes import RankProcesses
+from aurora.elastic.steps import Pause, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed
-from aurora.runtime.distributed.elastic_steps import run_elastic
-from aurora.runtime.distributed.epoch_gpu import gpu_of_rank, transport_of_host
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
-from aurora.runtime.distributed.lighthouse import Lighthouse
-from aurora.runtime.distributed.member import Member
-from aurora.runtime.distributed.rank_processes import RankProcesses
-from aurora.runtime.distributed.secret import new_secret, secret_from_environment, secret_of_hosts
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
 from aurora.training.data import read_samples
 from aurora.training.elastic import ElasticTraining
-from aurora.training.elastic_launcher import Launcher, MemberFinished, Watch
-from aurora.training.host_launchers import HostQueue, JoinedRun, JoiningLauncher, LeadingLauncher
-from aurora.training.host_messages import FinalStep, Welcome
-from aurora.training.shared_run import leaders_options, samples_digest, shared_by_hosts, sole_run
+from aurora.training.elastic_launcher import FinalStep, KeptSteps, Launcher, MemberFinished, Watch
+from aurora.training.shared_run import has_mark, leaders_options, samples_digest, shared_by_hosts, sole_run
 from aurora.training.trainer import load_trainer
-from aurora.training.training_run import CHECKPOINTS, TrainResult
+from aurora.training.training_run import CHECKPOINTS, LOG, CommittedStep, TrainResult, logged_steps
 from aurora.types import TrainOptions
-from aurora.types.addresses import parse_address
+from aurora.types.addresses import address_text, parse_address
 from aurora.types.arrays import IntArray
 
 _Args = tuple[str, IntArray, TrainOptions, Path]
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
+WIRE = WireFormat(*HOST_MESSAGES, CommittedStep, FinalStep, MemberFinished, Pause, Version)
 
 
 def train_elastic(
@@ -44,32 +52,27 @@ def train_elastic(
 
     Raises:
         BadInput: what a rank raises.
+        MissingDependency: if torchft is not installed.
         RankFailed: if fewer than `min_ranks` ranks are left.
     """
+    check_torchft()
     options = replace(options, transport=transport_of_host(options.transport, options.ranks))
-    secret = secret_of_hosts("lead") if options.lead else secret_from_environment() or new_secret()
-    args = path, samples_NT, options, output
-    with sole_run(output) as mark:
+    certificate = certificate_of_hosts("lead") if options.lead else None
+    args = LEADER, path, samples_NT, options, output
+    launcher = Launcher(options, output, watch)
+    with ExitStack() as stack:
+        mark = stack.enter_context(sole_run(output))
         if options.resume:
             newest, _ = newest_checkpoint(output / CHECKPOINTS)
             remove_newer(output / CHECKPOINTS, 0 if newest is None else newest.steps)
-        if options.lead is not None:
-            return _lead(secret, args, watch, parse_address("lead", options.lead), mark)
-        with Lighthouse(secret, options.ranks, options.min_ranks, port=options.port) as lighthouse:
-            return Launcher(_processes(secret, args, lighthouse.address, LEADER), options, output, watch).run()
-
-
-def _lead(secret: bytes, args: _Args, watch: Watch, address: tuple[str, int], mark: str) -> TrainResult:
-    """Leads a run over several hosts."""
-    path, samples_NT, options, output = args
-    shared, queue = shared_by_hosts(path), HostQueue()
-    welcome = Welcome(mark, leaders_options(options), samples_digest(samples_NT))
-    expected, (host, port) = max(options.ranks, options.min_ranks), address
-    with Lighthouse(
-        secret, expected, options.min_ranks, host=host, port=port, on_lost=queue.lose, on_host=queue.say
-    ) as lighthouse:
-        processes = _processes(secret, args, lighthouse.address, LEADER)
-        return LeadingLauncher(processes, options, output, watch, lighthouse, queue, shared, welcome).run()
+        if options.lead is None or certificate is None:
+            lighthouse = stack.enter_context(Lighthouse(port=options.port)).address
+            return launcher.run(RankProcesses(train_member, args, options.ranks, lighthouse, options.timeout_s))
+        address, job = parse_address("lead", options.lead), (mark, leaders_options(options), samples_digest(samples_NT))
+        stack.enter_context(Lighthouse(*lighthouse_of(address)))
+        refusal = partial(launcher.refusal, shared_by_hosts(path))
+        lead = Lead(address, certificate, tuple(range(options.ranks)), WIRE, refusal, lambda: job)
+        return launcher.run(LedRanks(train_member, args, options.ranks, lead, options.timeout_s))
 
 
 def join_training(
@@ -85,24 +88,85 @@ def join_training(
 
     Raises:
         BadInput: what a rank raises; if this host differs from the one that leads.
-        RankFailed: if fewer than `min_ranks` ranks are left, or the host that leads is lost.
+        MissingDependency: if torchft is not installed.
+        RankFailed: if the host that leads is lost, or ends the run.
     """
-    assert options.join is not None
-    secret, address = secret_of_hosts("join"), parse_address("join", options.join)
-    joined = JoinedRun(address, secret, options, output, shared_by_hosts(path))
-    try:
-        if (welcome := joined.wait()) is None:
-            raise BadInput(f"`join`: expected a run that goes on, found that all steps are done at {options.join}")
-        options = _with_leaders(options, welcome.options)
+    check_torchft()
+    joined = JoinedTraining(path, files, options, output, watch)
+    joined.run()
+    return joined.result()
+
+
+class JoinedTraining(JoiningHost):
+    """A host's part of a run that another host leads; arguments as of `join_training`."""
+
+    def __init__(self, path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch) -> None:
+        assert options.join is not None
+        self._path, self._files, self._options, self._output, self._watch = path, files, options, output, watch
+        self._address = parse_address("join", options.join)
+        self._label = f"{own_address(self._address)}-{token_hex(3)}"
+        first = randbelow(2**32) * MOST_RANKS  # tells this host's ranks from those of others
+        self._job: tuple[str, Mapping[str, Any], str] | None = None  # the first one
+        self._samples_NT: IntArray | None = None
+        self._steps = KeptSteps()
+        self._remarks: list[str] = []
+        self._lost: list[str] = []
+        super().__init__(
+            self._address, certificate_of_hosts("join"), f"host {self._label}", tuple(range(first, first + options.ranks)),
+            shared_by_hosts(path), WIRE, self._make_processes, timeout_s=options.timeout_s, respawn=options.respawn,
+            keeps_ranks=True,
+        )  # fmt: skip
+
+    def result(self) -> TrainResult:
+        """Returns the result of this host's ranks."""
+        return self._steps.result(self._output, self._options, self._options.ranks, self._remarks, self._lost)
+
+    def heard(self, rank: int, message: Any) -> None:
+        """Keeps the steps and remarks of this host's ranks."""
+        match message:
+            case FinalStep():
+                _, first = self._steps.take(message)
+                if first:
+                    self._watch(message.step.step, {each % MOST_RANKS: pid for each, pid in self.pids.items()})
+            case MemberFinished(remarks):
+                self._remarks += remarks
+
+    def ended(self, rank: int, reason: str) -> None:
+        """Takes note of a lost rank."""
+        self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
+
+    def unheard(self) -> Iterable[tuple[int, Any]]:
+        """Returns the steps that the leader's log lacks, if there are any."""
+        if self.admitted > 1 and self.pids:
+            rank, logged = min(self.pids), logged_steps(self._output / LOG)
+            yield from ((rank, self._steps.finals[number]) for number in sorted(self._steps.finals.keys() - logged))
+
+    def _make_processes(self, job: tuple[str, Mapping[str, Any], str]) -> RankProcesses:
+        """Returns this host's processes for the leader's job. Raises BadInput if this host cannot take part in it."""
+        self._check(job)
+        _, leaders, text = job
+        options = self._options = _with_leaders(self._options, leaders)
         transport_of_host(options.transport, options.ranks)  # refuses nccl without enough GPUs
-        samples_NT = read_samples(path, files, options.length)
-        if (found := samples_digest(samples_NT)) != welcome.text:
-            raise BadInput(f"host {joined.host}: expected `text` {welcome.text} as the leader has, found {found}")
-        processes = _processes(secret, (path, samples_NT, options, output), address, f"{LEADER}-at-{joined.host}")
-    except BaseException:
-        joined.close()
-        raise
-    return JoiningLauncher(processes, options, output, watch, joined).run()
+        if self._samples_NT is None:
+            self._samples_NT = read_samples(self._path, self._files, options.length)
+        if (found := samples_digest(self._samples_NT)) != text:
+            raise BadInput(f"host {self._label}: expected `text` {text} as the leader has, found {found}")
+        args = f"{LEADER}-at-{self._label}", self._path, self._samples_NT, options, self._output
+        return RankProcesses(
+            train_member, args, options.ranks, lighthouse_of(self._address), options.timeout_s, self._request.ranks
+        )  # fmt: skip
+
+    def _check(self, job: tuple[str, Mapping[str, Any], str]) -> None:
+        """Raises BadInput if the run is another one than this host can take part in, or has taken part in before."""
+        leader = address_text(self._address)
+        if not has_mark(self._output, job[0]):
+            expected = f"expected the folder of the run at {leader}, shared by all hosts"
+            raise BadInput(f"{self._output}: {expected}; found another one or none")
+        self._job = self._job or job
+        before, now = ({f"`{name}`": value for name, value in options.items()} | {"`text`": text}
+                       for _, options, text in (self._job, job))  # fmt: skip
+        if (sentence := difference(now, before)) is not None:
+            raise BadInput(f"the leader was started again with other options: host {self._label}: {sentence}")
 
 
 def _with_leaders(options: TrainOptions, leaders: Mapping[str, Any]) -> TrainOptions:
@@ -115,15 +179,9 @@ def _with_leaders(options: TrainOptions, leaders: Mapping[str, Any]) -> TrainOpt
     raise BadInput(f"{options.join} sent options of another version")
 
 
-def _processes(secret: bytes, args: _Args, lighthouse: tuple[str, int], host: str) -> RankProcesses:
-    options = args[2]
-    return RankProcesses(train_member, (secret, host, *args), options.ranks, lighthouse, options.timeout_s)
-
-
 def train_member(
     connection: Connection,
     rank_info: RankInfo,
-    secret: bytes,
     host: str,
     path: str,
     samples_NT: IntArray,
@@ -135,14 +193,17 @@ def train_member(
     Args:
         connection: to the launcher.
         rank_info: this rank, and where the lighthouse listens.
-        secret: what all members share.
         host: what the names of this host's members begin with.
         path, samples_NT, options, output: as in `train_elastic`.
     """
+    silence_native_code()
     try:
-        name = f"{host}-{rank_info.rank:04d}"
         gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.over_hosts)
-        member = Member((rank_info.host, rank_info.port), name, secret, timeout_s=rank_info.timeout_s, gpu=gpu)
+        expected = options.min_ranks if options.join else max(options.ranks, options.min_ranks)
+        member = Member(
+            (rank_info.host, rank_info.port), f"{host}-{rank_info.local_rank:04d}", timeout_s=rank_info.timeout_s,
+            expected=expected, least=options.min_ranks, gpu=gpu,
+        )  # fmt: skip
         work = ElasticTraining(
             lambda: load_trainer(path, "cpu" if gpu is None else gpu.device, samples_NT, options),
             path,

@@ -9,10 +9,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from aurora.elastic.host_agreement import this_version
 from aurora.errors import BadInput
 from aurora.io.files import open_locked
 from aurora.models.hub import model_digest
-from aurora.runtime.distributed.host_agreement import this_version
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 from aurora.types.train_options import OF_EACH_HOST

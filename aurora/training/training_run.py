@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from aurora.elastic.steps import Pause
 from aurora.errors import BadInput
 from aurora.moe.transport import Transport
-from aurora.runtime.distributed.elastic_steps import Pause
 from aurora.training.checkpoint import (
     CheckpointWriter,
     check_same_training,

@@ -34,8 +34,8 @@ class RunOptions:
         colocate: with interleave "processes": a name, the same for all processes that share these GPUs.
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
-        hang_s: with survive: seconds without a message after which a rank is lost.
-        lead: with survive: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
+        hang_s: with survive: seconds without a sign of life after which a rank is lost, two at least.
+        lead: with survive: ADDRESS:PORT of this host, at which hosts with its AURORA_CERTIFICATE join its run; None: none do.
         join: with survive: ADDRESS:PORT of the host whose run the ranks of this host's node join; None: a run of its own.
         node: with lead or join: which of the plan's nodes this host is; None: a leader without ranks of its own.
         local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.

@@ -38,7 +38,7 @@ class TrainOptions:
         min_ranks: with elastic: ranks, of all hosts, below which training waits for lost ones to be back or others to join.
         redundancy: how many ranks, with all experts, compute each part of a batch; above 1, slow ones are not waited for.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
-        lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_SECRET join its run; None: none do.
+        lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_CERTIFICATE join; None: none do.
         join: with elastic: ADDRESS:PORT of the host whose run this host joins, with its options; None: a run of its own.
         dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
         transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo; the same on all hosts.

@@ -322,7 +322,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         ),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--survive", "--join", "10.0.0.1:1", "--node", "0"],
-            ["--join: expected a secret that all hosts share in AURORA_SECRET, found none"],
+            ["--join: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"],
         ),
         (
             ["run", "plan.json", "--model", "MIXTRAL", "--prompts", "text.txt", "--survive", "--lead", "10.0.0.1"],

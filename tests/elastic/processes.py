@@ -6,10 +6,10 @@ import time
 from collections import deque
 from multiprocessing.connection import wait
 
-from aurora.elastic.member import BoardMember
-from aurora.runtime.distributed.elastic_steps import run_elastic
+from aurora.elastic.member import Member
+from aurora.elastic.steps import run_elastic
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
-from tests.runtime.distributed.summed_steps import SummedSteps
+from tests.elastic.summed_steps import SummedSteps
 
 PATIENCE_S = 120.0  # for what takes seconds on a quiet machine
 INFO = RankInfo(0, 3, "", 0, PATIENCE_S, 0, 3, True)
@@ -31,7 +31,7 @@ def run_member(connection, _info, address, name, steps, step_s, options):
             self.epoch = epoch.number
             super().begin(epoch, settlement, groups)
 
-    member = BoardMember(address, name, timeout_s=PATIENCE_S, **options)
+    member = Member(address, name, timeout_s=PATIENCE_S, **options)
     work = Work(member, steps, step_s, on_commit=committed)
     try:
         run_elastic(member, work)
@@ -40,6 +40,13 @@ def run_member(connection, _info, address, name, steps, step_s, options):
         connection.send(error)
     connection.recv()
     member.close()
+
+
+def end(member):
+    """Ends a member of this process, threads and all: Python's end would break off their calls of torchft."""
+    member.close()
+    for thread in member._threads:
+        thread.join(PATIENCE_S)
 
 
 class Members:

@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import threading
 import time
 
 import psutil
@@ -9,15 +10,17 @@ import pytest
 
 pytest.importorskip("torchft")
 
-from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, LighthouseProcess
-from aurora.elastic.member import BoardMember
+from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S, Lighthouse
+from aurora.elastic.member import Member
+from aurora.elastic.steps import StateLost, run_elastic
 from aurora.errors import BadInput, RankFailed
-from tests.elastic.processes import PATIENCE_S, Members
+from tests.elastic.processes import PATIENCE_S, Members, end
+from tests.elastic.summed_steps import SummedSteps
 
 
 @pytest.fixture
 def lighthouse():
-    with LighthouseProcess() as found:
+    with Lighthouse() as found:
         yield found
 
 
@@ -34,13 +37,6 @@ def members(lighthouse):
     yield start
     for each in found:
         each.close()
-
-
-def end(member):
-    """Ends a member of this process, threads and all: Python's end would break off their calls of torchft."""
-    member.close()
-    for thread in member._threads:
-        thread.join(PATIENCE_S)
 
 
 def check_results(run, names, steps):
@@ -102,14 +98,14 @@ def test_a_stopped_member_is_left_out_and_fetches_the_state_when_it_goes_on(memb
 
 @pytest.mark.full
 def test_a_restarted_lighthouse_costs_neither_step_nor_epoch():
-    first = LighthouseProcess()
+    first = Lighthouse()
     run = Members(first.address, steps=100, step_s=0.05, expected=3)
     try:
         run.start("a", "b", "c")
         run.until("a", 10)
         first.close()
         run.until("a", 15)
-        with LighthouseProcess(port=first.address[1]):
+        with Lighthouse(port=first.address[1]):
             logs = check_results(run, "abc", 100)
     finally:
         run.close()
@@ -132,7 +128,7 @@ def test_members_wait_until_there_are_enough(members):
 def test_a_second_process_of_a_name_does_not_drive_out_the_first(members, lighthouse):
     run = members("a", steps=10**6, step_s=0.01)
     epoch, step, _ = run.until("a", 5)
-    second = BoardMember(lighthouse.address, "a", timeout_s=60)
+    second = Member(lighthouse.address, "a", timeout_s=60)
     with pytest.raises(RankFailed, match="a: another process is a"):
         second.join()
     end(second)
@@ -140,13 +136,13 @@ def test_a_second_process_of_a_name_does_not_drive_out_the_first(members, lighth
 
 
 def test_no_epoch_without_a_lighthouse_or_with_too_few_members(lighthouse):
-    few = BoardMember(lighthouse.address, "few", least=2, timeout_s=2)
+    few = Member(lighthouse.address, "few", least=2, timeout_s=2)
     with pytest.raises(RankFailed, match=r"few: no epoch began within 2 s; lighthouse 127.0.0.1:\d+: 1 members? wait"):
         few.join()
     end(few)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()[:2]
-    alone = BoardMember(address, "alone", timeout_s=1)
+    alone = Member(address, "alone", timeout_s=1)
     with pytest.raises(RankFailed, match=f"alone: no epoch began within 1 s; lighthouse 127.0.0.1:{address[1]}: "):
         alone.join()
     end(alone)
@@ -154,4 +150,87 @@ def test_no_epoch_without_a_lighthouse_or_with_too_few_members(lighthouse):
 
 def test_an_address_that_is_taken_is_a_sentence(lighthouse):
     with pytest.raises(BadInput, match=r"port \d+ on 127.0.0.1 cannot be used: Address already in use"):
-        LighthouseProcess(port=lighthouse.address[1])
+        Lighthouse(port=lighthouse.address[1])
+
+
+class Threads:
+    """Members as threads of this process, each of which does `work`."""
+
+    def __init__(self, lighthouse, steps, work=SummedSteps, **options):
+        self.lighthouse, self.steps, self.work, self.options = lighthouse, steps, work, options
+        self.works, self.errors, self._threads, self._members = {}, [], [], []
+
+    def start(self, name):
+        thread = threading.Thread(target=self._run, args=(name,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def results(self):
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for member in self._members:
+            end(member)
+        assert self.errors == []
+        return self.works
+
+    def _run(self, name):
+        member = Member(self.lighthouse.address, name, timeout_s=PATIENCE_S, expected=3)
+        self._members.append(member)
+        self.works[name] = work = self.work(member, self.steps, **self.options)
+        try:
+            run_elastic(member, work)
+        except BaseException as error:
+            self.errors.append(error)
+
+
+def test_members_that_hold_too_little_go_back_together(lighthouse):
+    joined, restored = threading.Event(), threading.Event()
+
+    class Forgetful(SummedSteps):
+        def restore(self):
+            restored.set()
+            self.step, self.total = 2, 3.0
+            return self.step
+
+        def begin(self, epoch, settlement, groups):
+            super().begin(epoch, settlement, groups)
+            if len(epoch.members) == 4 and not restored.is_set():
+                raise StateLost("of the sum")
+
+    def join(step):
+        if step == 5 and not joined.is_set():
+            joined.set()
+            members.start("late")
+
+    members = Threads(lighthouse, 200, Forgetful, step_s=0.01, on_commit=join)
+    for name in "abc":
+        members.start(name)
+    works = members.results()
+    assert [(work.step, work.total) for work in works.values()] == [(200, 20100.0)] * 4
+    assert all(work.log[-1] == (("a", "b", "c", "late"), 2, []) for work in works.values())
+
+
+def test_one_that_does_not_come_back_after_its_epoch_is_left_out(lighthouse):
+    """It is alive, and takes part in rounds; its main thread computes on and on."""
+    busy, others = Member(lighthouse.address, "a", hang_s=1.0, expected=3), Threads(lighthouse, 30)
+    for name in "bc":
+        others.start(name)
+    epoch = busy.join({"committed": {"epoch": 0, "step": 0}, "prepared": None, "epoch": 0})
+    assert epoch.members == ("a", "b", "c")
+    busy.stop(epoch.number)
+    works = others.results()
+    end(busy)
+    assert [work.step for work in works.values()] == [30, 30]
+    assert works["b"].log[-1][0] == ("b", "c")
+
+
+def test_patience_with_a_member_that_is_missing_from_rounds(members):
+    steps = 400
+    run = members("a", "b", "c", steps=steps, step_s=0.02, expected=3, patience_s=60.0)
+    epoch, step, _ = run.until("a", 10)
+    run.signal("b", signal.SIGSTOP)
+    time.sleep(HEARTBEAT_TIMEOUT_S + 3)
+    run.signal("b", signal.SIGCONT)
+    assert run.until("a", step + 20)[0] == epoch
+    logs = check_results(run, "abc", steps)
+    assert [each[0] for each in logs["a"]] == [("a", "b", "c")]

@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 import aurora
+from aurora.elastic import serving
+from aurora.elastic.elastic_rank import HeldExperts, serve_elastic_rank
+from aurora.elastic.request_journal import RequestJournal
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
@@ -28,10 +31,8 @@ from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.elastic_rank import HeldExperts, serve_elastic_rank
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp
 from aurora.runtime.live_placement import FIRST_BYTES, LivePlacement
-from aurora.runtime.request_journal import RequestJournal
 from aurora.runtime.result import merge_results
 from aurora.runtime.run import verify
 from aurora.runtime.serving_rank import serve_rank
@@ -562,10 +563,10 @@ def serve_and_die(victim, method, count, rank_info, *args):
 @pytest.mark.parametrize(("victim", "method", "count"), [(0, "_send_slice", 3), (2, "_change_layers", 2)])
 def test_a_rank_that_dies_in_the_middle_of_moves_loses_no_expert(monkeypatch, mixtral, victim, method, count):
     """In the second case some ranks may have changed over, and others not."""
-    monkeypatch.setattr(running, "serve_elastic_rank", partial(serve_and_die, victim, method, count))
+    monkeypatch.setattr(serving, "serve_elastic_rank", partial(serve_and_die, victim, method, count))
     plan, prompts = placed(plan_for([mixtral], 4), ((0, 1), (2, 3), (4, 5), (6, 7))), [prompts_for(mixtral, 8)]
     options = RunOptions(max_new_tokens=30, batch=1, transport="gloo", keep_logits=True, survive=True, adapt=EAGER)
-    result = running.run_elastic(plan, [mixtral], prompts, options)
+    result = serving.run_elastic(plan, [mixtral], prompts, options)
     assert result.failure is None
     assert verify(result, [mixtral], prompts, options) == []
     assert [set(change.lost) for change in result.changes] == [{victim}]

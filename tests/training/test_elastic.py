@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.runtime.distributed.commit_rule import NOTHING, Settlement, Version
-from aurora.runtime.distributed.elastic_steps import StateLost
+from aurora.elastic.commit_rule import NOTHING, Settlement, Version
+from aurora.elastic.member import Epoch
+from aurora.elastic.steps import StateLost
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.distributed.member import Epoch
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import read_samples
 from aurora.training.elastic import ElasticTraining

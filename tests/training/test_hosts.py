@@ -8,38 +8,34 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from aurora.elastic.commit_rule import Version
+from aurora.elastic.host_agreement import difference
+from aurora.elastic.hosts import Lead, LedRanks
+from aurora.elastic.steps import Pause
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.commit_rule import Version
-from aurora.runtime.distributed.elastic_steps import Pause
-from aurora.runtime.distributed.host_agreement import difference
-from aurora.runtime.distributed.lighthouse import Lighthouse
 from aurora.training.data import read_samples
 from aurora.training.elastic import nodes_of
-from aurora.training.elastic_run import join_training, train_elastic
-from aurora.training.host_launchers import JoinedRun, JoiningLauncher
-from aurora.training.host_messages import FinalStep, HostDone, JoinTraining, RankLost, RunOver, Welcome, pack, unpack
+from aurora.training.elastic_launcher import FinalStep, MemberFinished
+from aurora.training.elastic_run import WIRE, JoinedTraining, join_training, train_elastic
 from aurora.training.run import train
-from aurora.training.shared_run import has_mark, leaders_options, shared_by_hosts, sole_run
+from aurora.training.shared_run import has_mark, leaders_options, samples_digest, shared_by_hosts, sole_run
 from aurora.training.training_run import LOG, CommittedStep, log_step
 from aurora.types import TrainOptions
+from aurora.types.addresses import parse_address
+from tests.elastic.certificates import certificate, certificate_file
 from tests.models.architectures import build
 
 pytestmark = pytest.mark.full
 
-SECRET = "of all hosts of this test"
 OPTIONS = TrainOptions(steps=10, batch=8, length=8, dtype="float64", checkpoint_every=3, timeout_s=120.0, elastic=True)
 STEP = CommittedStep(3, 2.5, 0.0, 1.0, 0.1, 2, Pause(1.0, 2, quorum_s=0.5))
-MESSAGES = (
-    JoinTraining("h", 2, {"version": "3"}), Welcome("x", {"steps": 3, "max_norm": None}, "t"), RunOver(""), FinalStep(Version(5, 4), STEP),
-    FinalStep(Version(5, 4), replace(STEP, pause=None)), RankLost("why"), HostDone(("one", "two")),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +52,13 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def address(monkeypatch):
-    """An address of this host, and the secret in the environment."""
-    monkeypatch.setenv("AURORA_SECRET", SECRET)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    """An address of this host with a free port after it, and the certificate in the environment."""
+    monkeypatch.setenv("AURORA_CERTIFICATE", str(certificate_file()))
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+                return f"127.0.0.1:{port}"
 
 
 class Host(threading.Thread):
@@ -89,11 +88,6 @@ class Host(threading.Thread):
         return self.found
 
 
-def until_lost(joined):
-    while True:
-        joined.heard(0.05)
-
-
 def losses(result):
     return [step.loss for step in result.steps]
 
@@ -116,7 +110,8 @@ def test_a_host_that_joins_loses_a_rank_and_the_leader_writes_what_all_have_done
     (lost,) = led.lost
     assert lost.startswith("host 127.0.0.1-")
     assert ": rank 0 was lost after " in lost
-    assert lost.split(": ", 1)[1] == joined.lost[0]
+    assert joined.lost[0].startswith("rank 0 was lost after ")
+    assert lost.endswith(": killed by signal 9")
     logged = {json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()}
     assert logged == set(range(OPTIONS.steps))
     assert (tmp_path / "model" / "model.safetensors").exists()
@@ -156,53 +151,62 @@ def test_a_leader_that_is_killed_and_started_again_goes_on_with_the_host_that_wa
         assert abs(logged[step] - loss) < 1e-9
 
 
+@contextmanager
+def leading(address, *jobs, refusal=lambda host: None):
+    """A leader that tells hosts that join one job after the other, and starts none of their ranks."""
+    left = list(jobs)
+
+    class Silent(LedRanks):
+        def _start(self, host, rank):
+            """It only says what to do."""
+
+    lead = Lead(parse_address("lead", address), certificate(), (), WIRE, refusal, lambda: left.pop(0))
+    led = Silent(None, (), 0, lead, 120.0)
+    try:
+        yield led
+    finally:
+        led.close(False)
+
+
 def test_a_host_whose_leader_is_lost_ends_with_a_sentence(made, address, tmp_path):
-    port, heard = int(address.rpartition(":")[2]), SimpleQueue()
+    options = TrainOptions(elastic=True, join=address, timeout_s=0.5)
+    with pytest.raises(RankFailed, match=f"no leader at {address} for 0.5 s: "):
+        Host(made, tmp_path, options).result()
+    samples_NT = read_samples(made[0], [made[1]], OPTIONS.length)
     with sole_run(tmp_path) as mark:
-        options = replace(OPTIONS, timeout_s=0.5)
-        with Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *said: heard.put(said)) as lighthouse:
-            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), options, tmp_path, {"version": "3"})
-            name, data = heard.get(timeout=30)
-            assert unpack(data) == JoinTraining(joined.host, 1, {"version": "3"})
-            lighthouse.send_to_host(name, pack(welcome := Welcome(mark, {"steps": 3}, "t")))
-            assert joined.wait() == welcome
-        with pytest.raises(RankFailed, match=f"leads the run has not answered for 0.5 s; {address}: "):
-            until_lost(joined)
-        joined.close()
+        with leading(address, (mark, leaders_options(OPTIONS), samples_digest(samples_NT))) as leader:
+            joiner = Host(made, tmp_path, replace(options, timeout_s=60.0))
+            while not leader.joined:
+                time.sleep(0.01)
+        with pytest.raises(RankFailed, match=f"the leader, {address}, ended the run before it was complete"):
+            joiner.result()
 
 
-def test_what_a_leader_was_told_and_has_not_logged_is_told_to_the_next_one(tmp_path):
-    said, heard = [], []
-    joined = SimpleNamespace(send=said.append, heard=lambda: heard)
-    launcher = JoiningLauncher(None, OPTIONS, tmp_path, lambda step, pids: None, joined)
+def test_what_a_leader_was_told_and_has_not_logged_is_told_to_the_next_one(made, address, tmp_path):
+    joined = JoinedTraining(
+        str(made[0]), [made[1]], TrainOptions(elastic=True, join=address), tmp_path, lambda step, pids: None
+    )
     told = [FinalStep(Version(1, number + 1), replace(STEP, step=number, pause=None)) for number in range(4)]
+    (rank,) = joined._request.ranks
     for final in told:
-        launcher._take(final)
+        joined.heard(rank, final)
     for number in (0, 2):
         log_step(tmp_path / LOG, told[number].step)
     with (tmp_path / LOG).open("a") as log:
         log.write('{"step": 3, "lo')
-    assert said == told
-    launcher._hear_hosts()
-    assert said == told, "the leader is the same"
-    heard.append(Welcome("x", {}, "t"))
-    launcher._hear_hosts()
-    assert said[4:] == [told[1], told[3]]
+    joined._processes = SimpleNamespace(running={rank: SimpleNamespace(pid=7)})
+    joined.admitted = 1
+    assert list(joined.unheard()) == [], "the leader is the first"
+    joined.admitted = 2
+    assert list(joined.unheard()) == [(rank, told[1]), (rank, told[3])]
+    assert joined.result().steps == tuple(final.step for final in told)
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_messages_are_what_was_packed(message):
-    assert unpack(json.loads(json.dumps(pack(message)))) == message
-
-
-@pytest.mark.parametrize("data", [
-    {}, {"kind": "Nothing"}, {"kind": "JoinTraining", "host": "h", "ranks": 0, "shared": {}}, {"kind": "HostDone", "remarks": [1]},
-    pack(MESSAGES[3]) | {"version": {"epoch": "5", "step": 4}}, pack(MESSAGES[3]) | {"step": {"step": 1}},
-    pack(MESSAGES[3]) | {"step": asdict(STEP) | {"loss": "low"}}, pack(MESSAGES[3]) | {"step": asdict(STEP) | {"pause": [1]}},
+@pytest.mark.parametrize("message", [
+    FinalStep(Version(5, 4), STEP), FinalStep(Version(5, 4), replace(STEP, pause=None)), MemberFinished(("one", "two")),
 ])  # fmt: skip
-def test_what_is_no_message_is_refused(data):
-    with pytest.raises(ValueError, match="of this version"):
-        unpack(data)
+def test_messages_are_what_was_packed(message):
+    assert WIRE.unpack(WIRE.pack(message)) == message
 
 
 def test_hosts_that_differ_are_told_in_what(made, tmp_path):
@@ -219,38 +223,37 @@ def test_hosts_that_differ_are_told_in_what(made, tmp_path):
 
 
 def test_a_host_takes_the_leaders_options_and_no_others(made, address, tmp_path):
-    """The leader is a lighthouse that says what it is told to say; this host has other text than it."""
-    port, said = int(address.rpartition(":")[2]), SimpleQueue()
-    for options, text, found in (
-        (leaders_options(OPTIONS), "t", "expected `text` t as the leader has, found "),
-        (leaders_options(OPTIONS) | {"steps": 0}, "t", "sent options of another version"),
-        (leaders_options(OPTIONS) | {"steps": "x"}, "t", "sent options of another version"),
-        ({"steps": 3}, "t", "sent options of another version"),
-    ):
-        with (
-            sole_run(tmp_path) as mark,
-            Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *heard: said.put(heard)) as lighthouse,
-        ):
-            joiner = Host(made, tmp_path, TrainOptions(elastic=True, join=address))
-            name, data = said.get(timeout=60)
-            assert unpack(data).shared == shared_by_hosts(str(made[0]))
-            lighthouse.send_to_host(name, pack(Welcome(mark, options, text)))
-            with pytest.raises(BadInput, match=found):
-                joiner.result()
-            assert unpack(said.get(timeout=60)[1]) == HostDone(())
+    """The leader says what it is told to say; this host has other text than it, or another folder."""
+    heard = []
 
+    def refusal(host):
+        heard.append(host.about)
 
-def test_a_leader_that_is_started_again_with_other_options_is_left(address, tmp_path):
-    port, heard = int(address.rpartition(":")[2]), SimpleQueue()
+    options = leaders_options(OPTIONS)
     with sole_run(tmp_path) as mark:
-        with Lighthouse(SECRET.encode(), 1, port=port, on_host=lambda *said: heard.put(said)) as lighthouse:
-            joined = JoinedRun(("127.0.0.1", port), SECRET.encode(), OPTIONS, tmp_path, {})
-            name, _ = heard.get(timeout=30)
-            for steps in (3, 3, 4):
-                lighthouse.send_to_host(name, pack(Welcome(mark, {"steps": steps}, "t")))
-            with pytest.raises(BadInput, match="expected `steps` 4 as the leader has, found 3"):
-                until_lost(joined)
-        joined.close()
+        for job, found in (
+            ((mark, options, "t"), "expected `text` t as the leader has, found "),
+            ((mark, options | {"steps": 0}, "t"), "sent options of another version"),
+            ((mark, options | {"steps": "x"}, "t"), "sent options of another version"),
+            ((mark, {"steps": 3}, "t"), "sent options of another version"),
+            (("another", options, "t"), f"expected the folder of the run at {address}, shared by all hosts; found another one"),
+        ):
+            with leading(address, job, refusal=refusal), pytest.raises(BadInput, match=found):
+                Host(made, tmp_path, TrainOptions(elastic=True, join=address)).result()
+    assert heard == [shared_by_hosts(str(made[0]))] * 5
+
+
+def test_a_leader_that_is_started_again_with_other_options_is_left(made, address, tmp_path):
+    text = samples_digest(read_samples(made[0], [made[1]], OPTIONS.length))
+    joined = JoinedTraining(
+        str(made[0]), [made[1]], TrainOptions(elastic=True, join=address), tmp_path, lambda step, pids: None
+    )
+    options = leaders_options(OPTIONS)
+    with sole_run(tmp_path) as mark:
+        for _ in range(2):
+            joined._make_processes((mark, options, text)).close()
+        with pytest.raises(BadInput, match="expected `steps` 4 as the leader has, found 10"):
+            joined._make_processes((mark, options | {"steps": 4}, text))
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(made, tmp_path):
@@ -282,8 +285,10 @@ def test_options_that_do_not_fit_are_refused(change, said):
         replace(OPTIONS, **change)
 
 
-def test_hosts_without_a_secret_are_refused(made, tmp_path, monkeypatch):
-    monkeypatch.delenv("AURORA_SECRET", raising=False)
+def test_hosts_without_a_certificate_are_refused(made, tmp_path, monkeypatch):
+    for variable in ("AURORA_CERTIFICATE", "AURORA_SECRET"):
+        monkeypatch.delenv(variable, raising=False)
     for name in ("lead", "join"):
-        with pytest.raises(BadInput, match=f"`{name}`: expected a secret that all hosts share in AURORA_SECRET, found none"):
+        expected = f"`{name}`: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"
+        with pytest.raises(BadInput, match=expected):
             train(made[0], [made[1]], replace(OPTIONS, **{name: "127.0.0.1:1"}), output=tmp_path)

@@ -33,7 +33,7 @@ PRELOAD = [
     "transformers.processing_utils",
     "transformers.tokenization_utils_tokenizers",
     "aurora.runtime.distributed.launcher",
-    "aurora.runtime.elastic_rank",  # with what ranks of every run import
+    "aurora.runtime.serving_rank",  # with what ranks of every run import
 ]
 GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a better explanation, or for their end
 

@@ -1,6 +1,6 @@
 """Ranks of a run over several hosts, as its leader sees them: those of this host, and those of hosts that join.
 
-A host joins over one authenticated connection. Its ranks are lost, all at once, when that ends: at once if the process there
+A host joins over one connection of mutual TLS. Its ranks are lost, all at once, when that ends: at once if the process there
 dies; after about half a second if the host is gone, because its kernel acknowledges nothing any more.
 """
 
@@ -8,20 +8,18 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from aurora.runtime.distributed.connections import listen, watched
-from aurora.runtime.distributed.control_channel import HEARTBEAT_S
-from aurora.runtime.distributed.host_connection import (
+from aurora.elastic.host_connection import (
+    Certificate,
     EndRun,
     FromRank,
     HostAdmitted,
     HostConnection,
-    HostJob,
     HostRefused,
     JoinRun,
     KillRank,
@@ -30,12 +28,20 @@ from aurora.runtime.distributed.host_connection import (
     RankStarted,
     StartRank,
     ToRank,
+    secured,
 )
-from aurora.runtime.distributed.rank_processes import Outbox, RankProcess, RankProcesses, SupervisedRank
-from aurora.runtime.distributed.signed_messages import Alive, Hello, Refused
-from aurora.runtime.distributed.wire_format import WireFormat
+from aurora.elastic.messages import Alive, Refused, WireFormat
+from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
+from aurora.runtime.distributed.connections import listen
 
+ALIVE_S = 0.1  # between two signs of life on a connection, by which its kernel notices that the other host is gone
+MOST_UNPROVED = 64  # connections that have not shown the certificate yet; more are ended at once
 FAREWELL_S = 1.0  # for what was sent last to be read
+
+
+def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
+    """Returns the address of the lighthouse of a run that is led at an address: the port after it."""
+    return leader[0], leader[1] + 1
 
 
 @dataclass(frozen=True)
@@ -44,38 +50,28 @@ class Lead:
 
     Args:
         address: host and port on which it listens, and nowhere else; its own ranks' process groups listen on this host, too.
-        secret: what all hosts share; who does not know it is not heard.
-        nodes: for each rank the node that it belongs to.
-        node: this host's node; None: it runs no ranks.
+        certificate: what all hosts share; who has another one is not heard.
+        local: the ranks of this host.
         wire: packs messages to and from ranks.
         refusal: returns, in a sentence, why a host that says this of itself cannot join; None: it can.
         job: returns what a host that joins now is told, for its ranks.
+        awaited: for ranks of other hosts that are part of the run from its beginning, the names of their hosts.
     """
 
     address: tuple[str, int]
-    secret: bytes
-    nodes: tuple[int, ...]
-    node: int | None
+    certificate: Certificate
+    local: tuple[int, ...]
     wire: WireFormat
-    refusal: Callable[[dict[str, str]], str | None]
+    refusal: Callable[[JoinRun], str | None]
     job: Callable[[], Any]
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """The ranks of this host."""
-        return self.ranks_of(self.node)
-
-    def ranks_of(self, node: int | None) -> tuple[int, ...]:
-        """Returns the ranks of a node."""
-        return tuple(rank for rank, its in enumerate(self.nodes) if its == node)
+    awaited: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class _Host:
     """A host that has joined."""
 
-    node: int
-    process: str  # tells its process from others of this node
+    about: JoinRun  # what it has said of itself
     connection: HostConnection
     outbox: Outbox
     starting: set[int] = field(default_factory=set)  # ranks that it was asked to start
@@ -88,16 +84,13 @@ class _Host:
 
 
 @dataclass(eq=False)
-class _JoinedRank(SupervisedRank):
+class _JoinedRank(StartedRank):
     """A rank of another host."""
 
     host: _Host
     its_pid: int
     reason: str | None = field(default=None, init=False)  # why it has ended
     early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
-
-    def __post_init__(self) -> None:
-        self.outbox = self.host.outbox
 
     @property
     def pid(self) -> int:
@@ -122,8 +115,10 @@ class LedRanks:
 
     Args:
         main, args: what each rank's process on this host runs.
-        lead: which host has which ranks, and who may join.
-        timeout_s: as of RankProcesses; hosts that have not joined after so many seconds count as lost, and may still join.
+        ranks: as of RankProcesses.
+        lead: which ranks are this host's, and who may join.
+        timeout_s: as of RankProcesses; ranks of hosts that have not joined after so many seconds count as lost, and may still
+            join.
 
     Attributes:
         address: host and port on which it listens.
@@ -132,18 +127,18 @@ class LedRanks:
         BadInput: if the address cannot be used.
     """
 
-    def __init__(self, main: Callable[..., None], args: tuple[Any, ...], lead: Lead, timeout_s: float) -> None:
+    def __init__(self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, lead: Lead, timeout_s: float) -> None:
         self._listener = listen(*lead.address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lead, self._timeout_s = lead, timeout_s
-        self._local = RankProcesses(main, args, len(lead.nodes), (self.address[0], 0), timeout_s, lead.local)
-        self.clock = self._local.clock
-        self._late_s = self.clock() + timeout_s
+        self._local = RankProcesses(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
+        self._late_s = time.monotonic() + timeout_s
         self._lock = threading.RLock()
-        self._hosts: dict[int, _Host] = {}
+        self._hosts: dict[str, _Host] = {}  # by name
         self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
         self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
         self._closed = threading.Event()
+        self._unproved = threading.Semaphore(MOST_UNPROVED)
         for target in (self._accept, self._beat):
             threading.Thread(target=target, daemon=True, name=f"aurora-hosts{target.__name__}").start()
 
@@ -154,26 +149,36 @@ class LedRanks:
             asked = sum(len(host.starting) for host in self._hosts.values())
             return self._local.starting + len(self._awaited) + asked + self._started.qsize()
 
+    @property
+    def joined(self) -> list[JoinRun]:
+        """What the hosts that have joined say of themselves."""
+        with self._lock:
+            return [host.about for host in self._hosts.values()]
+
+    def host_of(self, rank: int) -> JoinRun | None:
+        """Returns what the host of a rank says of itself; None: the rank is this host's, or that host is gone."""
+        return next((host for host in self.joined if rank in host.ranks), None)
+
     def start(self, rank: int) -> None:
         """Starts a rank's process on its host, when that has joined."""
         if rank in self._lead.local:
             self._local.start(rank)
             return
         with self._lock:
-            host = self._hosts.get(self._lead.nodes[rank])
+            host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
             if host is not None:
                 self._start(host, rank)
-            elif self.clock() < self._late_s:
+            elif rank in self._lead.awaited and time.monotonic() < self._late_s:
                 self._awaited.add(rank)
 
     def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
         """Yields (rank, its process, or the error of its start) of ranks started, or given up, since the last call."""
         yield from self._local.adopt_started()
-        if self._awaited and self.clock() > self._late_s:
+        if self._awaited and time.monotonic() > self._late_s:
             with self._lock:
                 late, self._awaited = self._awaited, set()
             for rank in sorted(late):
-                yield rank, OSError(f"node {self._lead.nodes[rank]} did not join within {self._timeout_s:g} s")
+                yield rank, OSError(f"{self._lead.awaited[rank]} did not join within {self._timeout_s:g} s")
         for _ in range(self._started.qsize()):
             rank, found = self._started.get()
             if isinstance(found, OSError):
@@ -227,14 +232,17 @@ class LedRanks:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                if self._closed.wait(HEARTBEAT_S):  # else too many files are open
+                if self._closed.wait(ALIVE_S):  # else too many files are open
                     return
+                continue
+            if not self._unproved.acquire(blocking=False):
+                connection.close()
                 continue
             threading.Thread(target=self._talk, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
 
     def _beat(self) -> None:
         """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
-        while not self._closed.wait(HEARTBEAT_S):
+        while not self._closed.wait(ALIVE_S):
             with self._lock:
                 for host in self._hosts.values():
                     host.send(Alive())
@@ -243,49 +251,48 @@ class LedRanks:
         """Serves one connection until it ends."""
         host: _Host | None = None
         reason = "its connection ended"
-        with closing(connection), watched(connection):
-            try:
-                signed = HostConnection(connection, self._lead.secret, Hello(), True, self._lead.wire)
-                message = signed.receive()
+        try:
+            with secured(connection, self._lead.certificate, True, self._lead.wire, self._unproved.release) as talk:
+                message = talk.receive()
                 if not isinstance(message, JoinRun):
                     raise Refused("it did not ask to join")
-                if (host := self._admit(signed, message)) is not None:
+                if (host := self._admit(talk, message)) is not None:
                     while True:
-                        self._handle(host, signed.receive())
-            except Refused as error:
-                reason = f"it sent what it should not: {error}"
-            except OSError as error:
-                reason = f"its connection ended: {error}"
-            if host is not None:
-                self._lose(host, f"node {host.node} is lost: {reason}")
+                        self._handle(host, talk.receive())
+        except Refused as error:
+            reason = f"it sent what it should not: {error}"
+        except OSError as error:
+            reason = f"its connection ended: {error}"
+        if host is not None:
+            self._lose(host, reason)
 
-    def _admit(self, signed: HostConnection, message: JoinRun) -> _Host | None:
-        """Adds a host that has proved the secret, and starts its ranks. Returns None, and says why, if it cannot join."""
-        lead, node, process = self._lead, message.node, signed.theirs.process
+    def _admit(self, connection: HostConnection, message: JoinRun) -> _Host | None:
+        """Adds a host, and starts its ranks. Returns None, and says why, if it cannot join."""
+        lead, name = self._lead, message.name
         with self._lock:
-            before = self._hosts.get(node)
-            if before is not None and before.process == process:  # it has noticed sooner that the connection was lost
-                self._lose(before, f"node {node} is lost: it has joined again")
+            before = self._hosts.get(name)
+            if before is not None and before.about.process == message.process:  # it has noticed sooner that it was cut off
+                self._lose(before, "it has joined again")
                 before = None
+            taken = {rank for host in self._hosts.values() for rank in host.about.ranks} | set(lead.local)
             refused = None
-            if node == lead.node or not lead.ranks_of(node):
-                others = sorted(set(lead.nodes) - {lead.node})
-                refused = f"`node`: expected one of the plan's other nodes, {', '.join(map(str, others))}, found {node}"
-            elif before is not None:
-                refused = f"`node` {node}: another process has joined as this node"
-            elif (why := lead.refusal(message.about)) is not None:
-                refused = f"node {node}: {why}"
+            if before is not None:
+                refused = f"{name}: another process has joined as it"
+            elif (why := lead.refusal(message)) is not None:
+                refused = f"{name}: {why}"
+            elif taken & set(message.ranks):
+                refused = f"{name}: expected ranks that no other host has, found {', '.join(map(str, message.ranks))}"
             if refused is not None or self._closed.is_set():
-                signed.send(HostRefused(refused or "the run is over"))
+                connection.send(HostRefused(refused or "the run is over"))
                 return None
-            host = _Host(node, process, signed, Outbox(self.clock))
-            local = lead.ranks_of(node)
-            host.send(HostAdmitted(len(lead.nodes), local, self._timeout_s))
-            host.send(HostJob(lead.job()))
-            name = f"aurora-to-node-{node}"
-            threading.Thread(target=host.outbox.write, args=(signed.send_packed,), daemon=True, name=name).start()
-            self._hosts[node] = host
-            for rank in local:
+            host = _Host(message, connection, Outbox())
+            host.send(HostAdmitted(lead.job()))
+            writer = threading.Thread(
+                target=host.outbox.write, args=(connection.send_packed,), daemon=True, name=f"aurora-to-{name}"
+            )
+            writer.start()
+            self._hosts[name] = host
+            for rank in message.ranks:
                 self._awaited.discard(rank)
                 self._start(host, rank)
             return host
@@ -300,8 +307,7 @@ class LedRanks:
                     pass
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
-                    loaded_s = self.clock() + self._timeout_s  # silence before this is loading its models
-                    host.members[rank] = member = _JoinedRank(rank, self.clock, loaded_s, host, pid)
+                    host.members[rank] = member = _JoinedRank(rank, host, pid)
                     self._started.put((rank, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     host.starting.remove(rank)
@@ -330,9 +336,9 @@ class LedRanks:
         with self._lock:
             if host.lost is not None:
                 return
-            host.lost = reason
-            if self._hosts.get(host.node) is host:
-                del self._hosts[host.node]
+            host.lost = reason = f"{host.about.name} is lost: {reason}"
+            if self._hosts.get(host.about.name) is host:
+                del self._hosts[host.about.name]
             for rank in sorted(host.starting):
                 self._started.put((rank, OSError(reason)))
             host.starting.clear()

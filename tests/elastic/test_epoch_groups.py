@@ -8,12 +8,11 @@ import weakref
 from contextlib import ExitStack
 
 import pytest
-from torch.distributed import HashStore
 
+from aurora.elastic import epoch_groups
 from aurora.errors import RankFailed
-from aurora.runtime.distributed import epoch_groups
+from aurora.runtime.distributed.abandoned_calls import unless_stopped
 from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, watched
-from aurora.runtime.distributed.epoch_groups import unless_stopped
 
 
 def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):
@@ -25,7 +24,7 @@ def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):
         made.append(made[0].accept()[0])
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    groups = epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, threading.Event())
+    groups = epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, threading.Event())
     with watched(made[1]), watched(made[2]):
         groups.abort()
     made[1].sendall(b"x")
@@ -47,7 +46,7 @@ def test_connections_that_take_over_descriptors_of_the_last_epoch_are_shut_too(m
         assert {end.fileno() for end in made} == numbers
 
     monkeypatch.setattr(epoch_groups, "_group", group)
-    epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, threading.Event()).abort()
+    epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, threading.Event()).abort()
     for end in made:
         end.settimeout(300)
         assert end.recv(1) == b""
@@ -65,7 +64,7 @@ def test_groups_that_are_made_when_the_next_epoch_has_begun_are_given_up_alone(m
 
     monkeypatch.setattr(epoch_groups, "_group", group)
     with pytest.raises(RankFailed, match="the epoch was over before all had joined"):
-        epoch_groups.connect_groups(HashStore, 2, 0, 1, 1, 20.0, stopped)
+        epoch_groups.connect_groups("", 2, 0, 1, 1, 20.0, stopped)
     stopped.clear()  # the next epoch, and one of its connections
     ours, others = socket.socketpair()
     taken = []
@@ -141,7 +140,7 @@ def test_packets_of_an_urgent_group_are_marked_but_those_of_a_lighthouse_are_not
     except OSError:
         pytest.skip(f"no socket can be bound to {host} here")
     monkeypatch.setattr(epoch_groups, "_group", group)
-    groups = epoch_groups.connect_groups(HashStore, 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
+    groups = epoch_groups.connect_groups("", 2, 0, 1, 3, 20.0, threading.Event(), urgent=[1])
     assert [[marks(end) for end in of_group] for of_group in made[1:]] == [[0, 0, 0], [URGENT_TOS, URGENT_TOS, 0], [0, 0, 0]]
     with ExitStack() as lighthouse:
         with marked_urgent():

@@ -1,7 +1,6 @@
-"""Processes of supervised ranks: started in the background, listened to by a thread each, killed when they are lost."""
+"""Processes of ranks: started in the background, listened to by a thread each, killed when they are lost."""
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,41 +11,16 @@ from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from aurora.runtime.distributed.control_channel import MemberResult, MemberState
 from aurora.runtime.distributed.launcher import RankInfo, start_process
 
 EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 
-class OwnTime:
-    """Seconds of this process without its pauses (Ctrl-Z, a stopped container), which are no silence of other processes."""
+class Outbox:
+    """Messages on their way to a reader that may not read: `send` does not wait, `write` does."""
 
     def __init__(self) -> None:
-        self._paused_s, self._checked_s = 0.0, time.monotonic()
-
-    def __call__(self) -> float:
-        return time.monotonic() - self._paused_s
-
-    def check(self, expected_s: float) -> None:
-        """Counts as a pause what has passed since the last call beyond `expected_s`."""
-        now_s = time.monotonic()
-        self._paused_s += max(0.0, now_s - self._checked_s - expected_s)
-        self._checked_s = now_s
-
-
-class Outbox:
-    """Messages on their way to a reader that may not read: `send` does not wait, `write` does.
-
-    Args:
-        clock: returns seconds.
-
-    Attributes:
-        writing_since_s: since when a message waits for the other end to read it, by `clock`; None: none does.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.writing_since_s: float | None = None
-        self._clock, self._messages = clock, SimpleQueue[Any]()  # None: no more
+        self._messages = SimpleQueue[Any]()  # None: no more
 
     def send(self, message: Any) -> None:
         """Puts a message, which is not None, behind the others."""
@@ -60,23 +34,14 @@ class Outbox:
         """Writes what `send` was given with `write`, until `stop`, or until that raises OSError: then messages are dropped."""
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
-                self.writing_since_s = self._clock()
                 write(message)
-                self.writing_since_s = None
 
 
 @dataclass(eq=False)
-class SupervisedRank(ABC):
-    """One rank as its supervisor sees it, on whichever host its process runs."""
+class StartedRank(ABC):
+    """A rank whose process runs, on whichever host."""
 
     rank: int  # the rank's number
-    clock: Callable[[], float]  # returns seconds
-    last_heard_s: float  # when its last message came, by `clock`
-    state: MemberState | None = field(default=None, init=False)  # what the rank sent, while it waits for an epoch
-    serving: bool = field(default=False, init=False)  # whether it is in the current epoch
-    stop_sent: bool = field(default=False, init=False)  # whether Stop has been sent to it in this epoch
-    result: MemberResult | None = field(default=None, init=False)  # its last message; None until that has come
-    outbox: Outbox = field(init=False)  # what waits for the rank, or for its host, to read it
 
     @property
     @abstractmethod
@@ -99,25 +64,14 @@ class SupervisedRank(ABC):
     def join(self) -> None:
         """Waits for the end of its process, if that runs on this host."""
 
-    def hangs(self, hang_s: float) -> str | None:
-        """Returns how the rank hangs, for error messages, if it has not sent or not read for `hang_s` seconds; else None."""
-        now_s = self.clock()
-        if now_s - self.last_heard_s > hang_s:
-            return f"said nothing for {hang_s:g} s"
-        if (since_s := self.outbox.writing_since_s) is not None and now_s - since_s > hang_s:
-            return f"read nothing for {hang_s:g} s"
-        return None
-
 
 @dataclass(eq=False)
-class RankProcess(SupervisedRank):
-    """A rank of this host: its process, and the supervisor's end of its control channel."""
+class RankProcess(StartedRank):
+    """A rank of this host: its process, and this end of the pipe to it."""
 
     process: Any  # its multiprocessing process
-    connection: Connection  # the supervisor's end of the pipe
-
-    def __post_init__(self) -> None:
-        self.outbox = Outbox(self.clock)
+    connection: Connection
+    outbox: Outbox = field(default_factory=Outbox)
 
     @property
     def pid(self) -> int:
@@ -144,18 +98,18 @@ class RankProcess(SupervisedRank):
 class RankProcesses:
     """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their messages.
 
-    Processes are started and joined in a background thread, so that serving ranks do not wait for ranks that come or go.
+    Processes are started and joined in a background thread, so that ranks at work do not wait for ranks that come or go.
 
     Args:
         main, args: what each rank's process runs.
         ranks: how many ranks the whole run has.
-        store: host and port of RankInfo.
-        timeout_s: seconds that a rank waits for a peer, and that it may take to load its models.
+        lighthouse: host and port of RankInfo.
+        timeout_s: seconds that a rank waits for a peer.
         local: the ranks that belong on this host; None: all.
 
     Attributes:
-        clock: by which ranks' silence is measured.
         inbox: messages of ranks, also of those that `adopt` was given; None: its connection has ended.
+        running: started ranks by number, but for those that were killed.
     """
 
     def __init__(
@@ -163,16 +117,15 @@ class RankProcesses:
         main: Callable[..., None],
         args: tuple[Any, ...],
         ranks: int,
-        store: tuple[str, int],
+        lighthouse: tuple[str, int],
         timeout_s: float,
         local: Sequence[int] | None = None,
     ) -> None:
         self._main, self._args, self._ranks, self._timeout_s = main, args, ranks, timeout_s
-        self._host, self._port = store
+        self._host, self._port = lighthouse
         self._local = tuple(range(ranks) if local is None else local)
-        self.clock = OwnTime()
-        self.inbox: SimpleQueue[tuple[SupervisedRank, Any]] = SimpleQueue()
-        self._running: dict[int, SupervisedRank] = {}
+        self.inbox: SimpleQueue[tuple[StartedRank, Any]] = SimpleQueue()
+        self.running: dict[int, StartedRank] = {}
         self._starting: dict[int, Future[tuple[Any, Connection]]] = {}
         self._background = ThreadPoolExecutor(1, thread_name_prefix="aurora-processes")
 
@@ -190,24 +143,27 @@ class RankProcesses:
         self._starting[rank] = self._background.submit(start_process, rank_info, self._main, *self._args)
 
     def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, RankProcess | OSError]]:
-        """Yields (rank, process, or the error of its start) of ranks started since the last call; `wait` waits for all."""
-        for rank, started in list(self._starting.items()):
-            if not wait and not started.done():
+        """Yields (rank, its process, or the error of its start) of ranks started since the last call.
+
+        Args:
+            wait: whether to wait for those that are still starting.
+        """
+        for rank, future in list(self._starting.items()):
+            if not wait and not future.done():
                 continue
             del self._starting[rank]
             try:
-                process, connection = started.result()
-            except OSError as error:  # it died before it had its arguments
+                process, connection = future.result()
+            except OSError as error:  # too many processes or open files
                 yield rank, error
                 continue
-            loaded_s = self.clock() + self._timeout_s  # silence before this is loading its models
-            self._running[rank] = found = RankProcess(rank, self.clock, loaded_s, process, connection)
+            self.running[rank] = found = RankProcess(rank, process, connection)
             threading.Thread(target=self._talk, args=(found,), daemon=True, name=f"aurora-from-rank-{rank}").start()
             yield rank, found
 
-    def adopt(self, member: SupervisedRank) -> bool:
+    def adopt(self, member: StartedRank) -> bool:
         """Takes over a rank of another host. Returns False, and does nothing, while another one of this number runs."""
-        return self._running.setdefault(member.rank, member) is member
+        return self.running.setdefault(member.rank, member) is member
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
         """Yields (rank, message) of all messages that have come; waits up to timeout_s seconds for the first.
@@ -217,20 +173,20 @@ class RankProcesses:
         with suppress(Empty):
             for _ in range(max(1, self.inbox.qsize())):
                 sender, message = self.inbox.get(timeout=timeout_s)
-                if self._running.get(sender.rank) is sender:
+                if self.running.get(sender.rank) is sender:
                     yield sender.rank, message
 
     def kill(self, rank: int) -> None:
-        """Kills a rank's process. Its further messages are dropped."""
-        found = self._running.pop(rank)
-        found.kill()
-        self._background.submit(found.join)
+        """Kills a rank's process, if it runs. Its further messages are dropped."""
+        if (found := self.running.pop(rank, None)) is not None:
+            found.kill()
+            self._background.submit(found.join)
 
     def close(self, complete: bool = True) -> None:
         """Kills all processes, also those that are still starting. None is left on return. See `LedRanks.close`."""
         for _ in self.adopt_started(wait=True):
             pass
-        for rank in list(self._running):
+        for rank in list(self.running):
             self.kill(rank)
         self._background.shutdown()
 

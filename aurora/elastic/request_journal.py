@@ -7,12 +7,12 @@ from operator import itemgetter
 
 import numpy as np
 
+from aurora.elastic.elastic_rank import BeganServing, Decided, EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.io.journals import JournalFile
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.recovery import program_among, program_in_force, restored
 from aurora.planner.network.switch import timed
-from aurora.runtime.elastic_rank import BeganServing, Decided, EpochWork, FetchedWeights, HeldExperts, NewTokens
 from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
 from aurora.runtime.result import MembershipChange, journalled_answers
 from aurora.types import Cluster, ControlReport, Order, Plan, Program
@@ -22,7 +22,7 @@ from aurora.types.arrays import FloatArray, IntArray
 class RequestJournal:
     """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
 
-    Implements `aurora.runtime.distributed.supervisor.Coordinator`. Experts that no rank holds any more are placed by
+    Implements `aurora.elastic.coordinated_ranks.Coordinator`. Experts that no rank holds any more are placed by
     `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
     one joins, and decide by `cost_MG`, as of `controlled`. Tokens go to `file`, too, whose answers of an earlier run are not
     produced anew. Requests arrive as `arrivals_M` says, as of `serve_rank`.
@@ -113,11 +113,12 @@ class RequestJournal:
         held = list(states.values())
         held_R = [state.held_ML for state in held]
         before, self._members = self._members, members
+        stayed = set(before) - self._lost.keys()  # a lost rank may be back already
         restored_program, self._restored = self._restored, None
         if restored_program is not None and restored_program[0] == before == members:
             program = restored_program[1]
         else:
-            stays = self._adapts and bool(before) and set(members) <= set(before)
+            stays = self._adapts and bool(before) and set(members) <= stayed
             program = program_in_force(self._program, members, held_R) if stays else self._program
             program = program_among(program, members, self._load_MLE, held_R)
             self._restore_replicas(program, members)
@@ -126,7 +127,7 @@ class RequestJournal:
         bytes_RR = transfer_bytes(transfers, held[0].expert_bytes_M, len(members))
         order, predicted_s = self._order(bytes_RR, cluster)
         if epoch > 1:
-            joined = tuple(sorted(set(members) - set(before)))
+            joined = tuple(sorted(set(members) - stayed))
             from_checkpoint = sum(move.source is None for move in transfers)
             moved = len(transfers) - from_checkpoint
             self.changes.append(

@@ -13,23 +13,24 @@ import numpy as np
 import psutil
 import pytest
 
+from aurora.elastic.control_channel import EpochStart, Joined, MemberResult, Progress
+from aurora.elastic.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
+from aurora.elastic.host_agreement import difference
+from aurora.elastic.host_connection import ToRank
+from aurora.elastic.serving import WIRE, about_run, join_run, lead_of
 from aurora.errors import BadInput
 from aurora.io import save
 from aurora.models.decoding import greedy_decode
 from aurora.models.hub import model_digest
 from aurora.models.loading import load_model
 from aurora.planner.compile import compile_plan
-from aurora.runtime.distributed.control_channel import EpochStart, MemberResult, MemberState, Progress
-from aurora.runtime.distributed.host_agreement import difference
-from aurora.runtime.distributed.host_connection import ToRank
-from aurora.runtime.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
 from aurora.runtime.expert_moves import expert_transfers
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
 from aurora.runtime.result import Answers, RankResult, Token, TokenTimes
-from aurora.runtime.run import WIRE, about_run, join_run, lead_of
 from aurora.types import Cluster, ControlOptions, ControlReport, PlanOptions, RunOptions
 from aurora.types.control import ControlWindow, PlacementChange
+from tests.elastic.certificates import certificate_file
 from tests.runtime.test_run import plan_for
 
 sys.path.append(str(Path(__file__).parents[2] / "bench" / "network"))
@@ -37,7 +38,6 @@ import net
 
 pytestmark = pytest.mark.full
 
-SECRET = "of the leader and the other host"
 LEADER = f"{net.SUBNET}.1:29600"
 NEW_TOKENS = 24
 
@@ -65,8 +65,8 @@ def test_all_that_ranks_and_leader_say_travels(mixtral):
     answers = Answers({0: [1, 2]}, {0: np.ones((2, 3), np.float32)}, {0}, times_R={1: TokenTimes({0: 0.5}, [0.1])})
     result = RankResult([answers], 1.5, [(0.0, 1.0, 0, 1, 0, 2, 3, 1, -1, True, 80)], "gloo", None, [OrdersUsed({"a": 1}, ("b",))], [], None)  # fmt: skip
     for sent in (
-        ToRank(1, EpochStart(3, (0, 1), work)), MemberState(held, "lost rank 1"), Progress(Decided(1, 0, report)),
-        Progress(NewTokens(0, [Token(1, 2, True, np.ones((1, 3), np.float32))])), MemberResult(result),
+        ToRank(1, EpochStart(1795707705335, 3, (0, 1), work)), Joined(3, (0, 1), held), Progress(3, Decided(1, 0, report)),
+        Progress(3, NewTokens(0, [Token(1, 2, True, np.ones((1, 3), np.float32))])), MemberResult(result),
         MemberResult(BadInput("no")), RunOptions(survive=True, lead=LEADER, adapt=ControlOptions()),
     ):  # fmt: skip
         found = WIRE.unpack(WIRE.pack(sent))
@@ -78,17 +78,22 @@ def test_all_that_ranks_and_leader_say_travels(mixtral):
 def test_what_cannot_begin_is_refused(mixtral, monkeypatch):
     plan, prompts = on_nodes(plan_for([mixtral], 2), 0, 3), [[[1]]]
     monkeypatch.delenv("AURORA_SECRET", raising=False)
+    monkeypatch.delenv("AURORA_CERTIFICATE", raising=False)
     lead = RunOptions(survive=True, lead="127.0.0.1:1", node=0)
     join = RunOptions(survive=True, join="127.0.0.1:1", node=3)
-    with pytest.raises(BadInput, match="`lead`: expected a secret that all hosts share in AURORA_SECRET, found none"):
+    with pytest.raises(
+        BadInput, match="`lead`: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"
+    ):
         lead_of(plan, [mixtral], prompts, lead, 0.0)
-    with pytest.raises(BadInput, match="`join`: expected a secret that all hosts share in AURORA_SECRET, found none"):
+    with pytest.raises(
+        BadInput, match="`join`: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"
+    ):
         join_run(plan, [mixtral], join)
-    monkeypatch.setenv("AURORA_SECRET", SECRET)
+    monkeypatch.setenv("AURORA_CERTIFICATE", str(certificate_file()))
     with pytest.raises(BadInput, match="`node`: expected one of the plan's, 0, 3, found 1"):
         join_run(plan, [mixtral], replace(join, node=1))
     found = lead_of(plan, [mixtral], prompts, lead, 0.0)
-    assert found.nodes == (0, 3)
+    assert found.awaited == {1: "node 3"}
     assert found.local == (0,)
     assert lead_of(plan, [mixtral], prompts, replace(lead, node=None), 0.0).local == ()
     for options, message in (
@@ -142,7 +147,11 @@ def aurora(warm, host, *args):
     """A command on a host; none of its processes is left after the block."""
     command = ["ip", "netns", "exec", host, warm / "aurora", "run", *map(str, args)]
     process = subprocess.Popen(
-        command, env=os.environ | {"AURORA_SECRET": SECRET}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | {"AURORA_CERTIFICATE": str(certificate_file())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
+from aurora.elastic.control_channel import ControlChannel, EpochStart
+from aurora.elastic.epoch_gpu import gpu_of_rank
+from aurora.elastic.epoch_groups import EpochGroups
+from aurora.elastic.epoch_nccl import EpochNcclTransport
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.change_preparation import compile_orders
-from aurora.runtime.distributed.control_channel import ControlChannel, EpochStart
-from aurora.runtime.distributed.epoch_gpu import RankGpu, gpu_of_rank
-from aurora.runtime.distributed.epoch_groups import EpochGroups, unless_stopped
-from aurora.runtime.distributed.epoch_nccl import EpochNcclTransport
+from aurora.runtime.distributed.abandoned_calls import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
@@ -171,7 +172,7 @@ def serve_elastic_rank(
     """Serves as one rank, epoch after epoch, and sends its RankResult over `channel` at the end."""
     if options.adapt is not None:
         begin_to_compile_decisions()
-    gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lead is not None)
+    gpu = channel.member.gpu = gpu_of_rank(options.transport, rank_info.local_rank, options.lead is not None)
     models = load_models(plan, paths, prompts_M, options, "cpu" if gpu is None else gpu.device)
     workers = [ModelWorker(model, options, partial(_send_tokens, channel, index)) for index, model in enumerate(models)]
     for worker, planned in zip(workers, plan.models, strict=True):
@@ -188,15 +189,13 @@ def serve_elastic_rank(
         held_ML = tuple(tuple(layer.held for layer in worker.layers) for worker in workers)
         serving_M = tuple(tuple(worker.serving) for worker in workers)
         calibration = None if orders is None else orders.calibration
-        message = channel.await_epoch(
-            HeldExperts(held_ML, serving_M, tuple(worker.expert_bytes for worker in workers), calibration), lost
-        )
-        if not isinstance(message, EpochStart):
+        state = HeldExperts(held_ML, serving_M, tuple(worker.expert_bytes for worker in workers), calibration)
+        if (message := channel.await_epoch(state, lost)) is None:
             break
         lost = None
         try:
             least = plan.options.min_replicas
-            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least, gpu)
+            _serve_epoch(rank_info, channel, message, workers, prompts_M, options, recorder, began_s, orders, least)
         except RankFailed as error:
             lost = None if channel.stopped.is_set() else str(error)
         for worker in workers:
@@ -223,18 +222,18 @@ def _serve_epoch(
     began_s: float,
     orders: EpochOrders | None,
     min_replicas: int | None,
-    gpu: RankGpu | None,
 ) -> None:
     """Serves until no member has requests left.
 
-    Raises RankFailed if a peer is lost or the supervisor ends the epoch, RuntimeError if the GPU cannot be used any more.
+    Raises RankFailed if a peer is lost or the epoch is over, RuntimeError if the GPU cannot be used any more.
     """
     work: EpochWork = epoch.assignment
     rank = epoch.members.index(rank_info.rank)
-    device = "cpu" if gpu is None else gpu.device
+    device = "cpu" if channel.member.gpu is None else channel.member.gpu.device
     policies_M = work.program.policies_M
     urgent = [model for model, policy in enumerate(policies_M) if policy.interactive]
-    groups = channel.join_epoch(epoch, rank_info, len(workers), gpu, urgent)
+    channel.member.connect(channel.epoch, len(workers), urgent)
+    groups = channel.member.groups
     arbiters = thread_port_arbiters(policies_M) if device == "cpu" else thread_port_arbiters(policies_M, submitted_work)
 
     def abort() -> None:
@@ -246,7 +245,7 @@ def _serve_epoch(
         channel.send_progress(Decided(epoch.number, model, report))
 
     assigned_s = time.perf_counter()
-    channel.on_stop(abort)
+    channel.member.on_stop(abort)
     contexts: list[LayerContext] = []
     controls: list[PlacementControl] = []
     try:
@@ -260,7 +259,6 @@ def _serve_epoch(
             LayerContext(index, *each, channel.stopped.wait)
             for index, each in enumerate(zip(transports, arbiters, recorders, watches, strict=True))
         ]
-        channel.busy_since = lambda: min((s for context in contexts if (s := context.busy_since) is not None), default=None)
         arrives_s_M = work.arrives_s_M or (None,) * len(workers)
         serving_s = time.perf_counter() if work.served_s is None else assigned_s - work.served_s
         shared = zip(workers, contexts, prompts_M, work.requests_M, arrives_s_M, strict=True)
@@ -273,7 +271,6 @@ def _serve_epoch(
         channel.send_progress(BeganServing())
         serve_interleaved(workers, arbiters, device, groups.abort, channel.stopped)
     finally:
-        channel.busy_since = lambda: None
         groups.abort()
         groups.drain()
         for context in contexts:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from aurora.elastic.commit_rule import NOTHING, MemberSteps, Settlement, Version, settle
+from aurora.elastic.member import Epoch, Member
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.commit_rule import NOTHING, MemberSteps, Settlement, Version, settle
-from aurora.runtime.distributed.member import Epoch, Member
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,14 @@
 - A communicator that was aborted takes no call.
 """
 
-import socket
 import threading
 import time
 from contextlib import nullcontext
+from datetime import timedelta
 from queue import SimpleQueue
 
 import torch
-
-from aurora.runtime.distributed.epoch_groups import _group
+from torch.distributed import ProcessGroupGloo
 
 FOR_EVER_S = 3600
 
@@ -26,14 +25,19 @@ class Killed(BaseException):
 
 def die(member):
     """Ends the connections of a member that is a thread, as its process's death would."""
-    member._closed.set()
-    member.leave()
-    member._connection.shutdown(socket.SHUT_RDWR)
+    member.close()
     raise Killed
 
 
+def gloo_group(store, rank, ranks):
+    """Makes a gloo group on loopback."""
+    options = ProcessGroupGloo._Options()
+    options._timeout, options._devices = timedelta(seconds=60), [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return ProcessGroupGloo(store, rank, ranks, options)
+
+
 class EmulatedGpu:
-    """A GPU; see `aurora.runtime.distributed.epoch_gpu.RankGpu`.
+    """A GPU; see `aurora.elastic.epoch_gpu.RankGpu`.
 
     Args:
         on_call: called with a group's number and the number of its call, from 0, the communicator's making, before each.
@@ -113,7 +117,7 @@ class EmulatedGroup:
     def make(self):
         self._gpu.on_call(self._number, 0)
         try:
-            self._gloo = _group(self._store, self._rank, self._ranks, 60.0, "127.0.0.1")
+            self._gloo = gloo_group(self._store, self._rank, self._ranks)
         except RuntimeError:
             time.sleep(FOR_EVER_S)
         self.made = True

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from aurora.elastic.epoch_gpu import RankGpu
 from aurora.errors import RankFailed
 from aurora.moe.transport import peer_lost
-from aurora.runtime.distributed.epoch_gpu import RankGpu
 from aurora.runtime.phase_recorder import Timer
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call

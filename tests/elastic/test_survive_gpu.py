@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aurora.elastic import elastic_rank
+from aurora.elastic import serving as running
+from aurora.elastic.elastic_rank import serve_elastic_rank
+from aurora.elastic.serving import run_elastic
 from aurora.errors import BadInput
-from aurora.runtime import elastic_rank
-from aurora.runtime import run as running
-from aurora.runtime.elastic_rank import serve_elastic_rank
-from aurora.runtime.run import run_elastic, verify
+from aurora.runtime.run import verify
 from aurora.types import Hierarchy, RunOptions
-from tests.runtime.distributed.emulated_gpu import EmulatedGpu
-from tests.runtime.test_elastic_rank import NEW_TOKENS, Blows, kill
+from tests.elastic.emulated_gpu import EmulatedGpu
+from tests.elastic.test_elastic_rank import NEW_TOKENS, Blows, kill
 from tests.runtime.test_run import hierarchical, plan_for, prompts_for
 
 pytestmark = pytest.mark.full

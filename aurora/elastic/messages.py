@@ -1,19 +1,26 @@
-"""Wire format of messages between hosts: JSON that holds values of known dataclasses, and arrays as their bytes.
+"""Wire format of messages between hosts: MessagePack that holds values of known dataclasses, and arrays as their bytes.
 
 Nothing is unpickled: what another host sends can only become one of the dataclasses that the receiver knows.
 """
 
-import json
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from aurora.errors import AuroraError
-from aurora.runtime.distributed.signed_messages import Refused
+
+
+class Refused(Exception):
+    """What the other end of a connection sent is no message, or not one that it may send."""
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Both ways, every HEARTBEAT_S: the process runs."""
 
 
 class WireFormat:
@@ -32,7 +39,7 @@ class WireFormat:
 
     def pack(self, value: Any) -> bytes:
         """Returns a value as bytes."""
-        return json.dumps(self._plain(value), separators=(",", ":")).encode()
+        return msgspec.msgpack.encode(self._plain(value))
 
     def unpack(self, packed: bytes) -> Any:
         """Returns the value that `pack` was given.
@@ -42,12 +49,12 @@ class WireFormat:
                 or a string where it wants one, and what its constructor checks.
         """
         try:
-            return self._value(json.loads(packed))
+            return self._value(msgspec.msgpack.decode(packed))
         except Exception as error:  # also what the constructor of a value raises
             raise Refused(f"no message of this version: {type(error).__name__}") from None
 
     def _plain(self, value: Any) -> Any:
-        """Returns a value as JSON: a list that begins with what it is, or a number, a string or None."""
+        """Returns a value as a list that begins with what it is, or a number, a string or None."""
         match value:
             case None | bool() | str():
                 return value
@@ -64,7 +71,7 @@ class WireFormat:
             case Mapping():
                 return ["dict", *([self._plain(key), self._plain(each)] for key, each in value.items())]
             case np.ndarray():
-                return ["array", value.dtype.str, list(value.shape), b64encode(np.ascontiguousarray(value).tobytes()).decode()]
+                return ["array", value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
             case AuroraError():
                 return [self._name(value), str(value)]
         assert is_dataclass(value), f"{type(value).__name__} does not travel between hosts"
@@ -77,7 +84,7 @@ class WireFormat:
 
     def _value(self, plain: Any) -> Any:
         if not isinstance(plain, list):
-            if isinstance(plain, dict):
+            if isinstance(plain, (dict, bytes)):
                 raise ValueError
             return plain
         kind, *parts = plain
@@ -102,9 +109,9 @@ _CLASSES: Mapping[Any, type | tuple[type, ...]] = {int: (int, float), float: (in
 _COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "list": list, "set": set}
 
 
-def _array(dtype: str, shape: list[int], content: str) -> np.ndarray:
+def _array(dtype: str, shape: list[int], content: bytes) -> np.ndarray:
     """Returns an array. Raises ValueError or TypeError if it is none of numbers."""
     found = np.dtype(dtype)
     if found.kind not in "biuf":
         raise ValueError
-    return np.frombuffer(b64decode(content, validate=True), found).reshape(shape).copy()
+    return np.frombuffer(content, found).reshape(shape).copy()

@@ -14,6 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.elastic import serving as running
+from aurora.elastic.elastic_rank import EpochOrders, EpochWork
+from aurora.elastic.request_journal import RequestJournal, fewest_first
+from aurora.elastic.serving import run_elastic
 from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode
@@ -23,11 +27,8 @@ from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
 from aurora.planner.migration.recovery import program_among
 from aurora.runtime import change_preparation
-from aurora.runtime import run as running
 from aurora.runtime.distributed.launcher import launch_threads
-from aurora.runtime.elastic_rank import EpochOrders, EpochWork
-from aurora.runtime.request_journal import RequestJournal, fewest_first
-from aurora.runtime.run import run_elastic, verify
+from aurora.runtime.run import verify
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import ControlOptions, PlanOptions, RunOptions
 from tests.conftest import cluster
@@ -223,9 +224,9 @@ def test_what_all_ranks_need_is_compiled_once_before_they_start(monkeypatch, mix
         done.append("ranks")
         raise RankFailed("enough")
 
-    monkeypatch.setattr(running, "compile_decisions", lambda: done.append("decisions"))
-    monkeypatch.setattr(running, "compile_orders", lambda plan: done.append("orders"))
-    monkeypatch.setattr(running, "Supervisor", lambda *args, **named: SimpleNamespace(run=start))
+    monkeypatch.setattr("aurora.runtime.run.compile_decisions", lambda: done.append("decisions"))
+    monkeypatch.setattr("aurora.runtime.run.compile_orders", lambda plan: done.append("orders"))
+    monkeypatch.setattr(running, "CoordinatedRanks", lambda *args, **named: SimpleNamespace(run=start))
     with pytest.raises(RankFailed, match="enough"):
         run_elastic(plan_for([mixtral], 2), [mixtral], [[[1]]], RunOptions(transport="gloo", survive=True, adapt=adapt))
     assert done == (["ranks"] if adapt is None else ["decisions", "orders", "ranks"])

@@ -10,21 +10,19 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from aurora.elastic import epoch_nccl
+from aurora.elastic.epoch_gpu import NcclGpu
+from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport
+from aurora.elastic.lighthouse import Lighthouse
+from aurora.elastic.member import Member
+from aurora.elastic.steps import run_elastic
 from aurora.errors import RankFailed
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed import epoch_nccl
-from aurora.runtime.distributed.elastic_steps import run_elastic
-from aurora.runtime.distributed.epoch_gpu import NcclGpu
-from aurora.runtime.distributed.epoch_groups import _group
-from aurora.runtime.distributed.epoch_nccl import EpochCommunicators, EpochNcclTransport
-from aurora.runtime.distributed.lighthouse import Lighthouse
-from aurora.runtime.distributed.member import Member
 from aurora.runtime.transports import nccl
 from aurora.types import Network
-from tests.runtime.distributed.emulated_gpu import EmulatedGpu, Killed, die
-from tests.runtime.distributed.summed_steps import SummedSteps
-
-SECRET = b"of all members, and of nobody else"
+from tests.elastic.emulated_gpu import EmulatedGpu, Killed, die, gloo_group
+from tests.elastic.processes import end
+from tests.elastic.summed_steps import SummedSteps
 
 
 class ExchangedSteps(SummedSteps):
@@ -54,8 +52,8 @@ class Members:
     """Members as threads. One ends, and says nothing more, when its GPU is about to make the call of `dies`, by its name."""
 
     def __init__(self, steps, dies):
-        self.lost, self.errors, self.works, self.gpus, self.dies = [], [], {}, {}, dies
-        self.lighthouse = Lighthouse(SECRET, 3, absent_s=30, on_lost=lambda name, reason: self.lost.append(name))
+        self.errors, self.works, self.gpus, self.dies = [], {}, {}, dies
+        self.lighthouse, self.members = Lighthouse(), []
         self.steps, self._threads = steps, {}
 
     def start(self, name, on_commit=lambda step: None, waits=False):
@@ -66,7 +64,8 @@ class Members:
                 die(member)
 
         self.gpus[name] = EmulatedGpu(on_call, waits)
-        member = Member(self.lighthouse.address, name, SECRET, timeout_s=60, gpu=self.gpus[name])
+        member = Member(self.lighthouse.address, name, timeout_s=60, expected=3, gpu=self.gpus[name])
+        self.members.append(member)
         self.works[name] = ExchangedSteps(member, self.steps, on_commit=on_commit)
 
         def run():
@@ -86,6 +85,8 @@ class Members:
             self._threads[name].join(60)
             assert not self._threads[name].is_alive()
         assert self.errors == []
+        for member in self.members:
+            end(member)
         self.lighthouse.close()
 
 
@@ -109,7 +110,6 @@ def test_members_that_wait_for_a_lost_one_are_freed_and_go_on_with_new_communica
         assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "c")]
         check_aborted_once(members.gpus[name])
         assert len(members.gpus[name].groups) == 2
-    assert members.lost == ["b"]
 
 
 def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step():
@@ -129,7 +129,6 @@ def test_a_member_that_is_lost_while_communicators_are_made_costs_no_step():
         assert (work.step, work.total) == (30, 465.0)
         assert [members for members, *_ in work.log] == [("a", "b", "c"), ("a", "b", "c")]
         assert [group.made for group in groups] in ([True, False, True], [True, True])  # its end may be heard of before
-    assert members.lost == ["late"]
 
 
 class Stuck(EmulatedGpu):
@@ -207,7 +206,7 @@ def test_torch_has_the_groups_that_nccl_gpus_make(monkeypatch):
 
     def backend(store, rank, ranks, options):
         made.append(options)
-        return _group(store, rank, ranks, 60.0, "127.0.0.1")
+        return gloo_group(store, rank, ranks)
 
     backend.Options = lambda: SimpleNamespace(_timeout=None, config=SimpleNamespace(blocking=None))
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", backend, raising=False)

@@ -1,0 +1,271 @@
+"""Control channel between a rank and the coordinator of its run: the messages, and the rank's end of it.
+
+Members agree at the lighthouse who takes part in an epoch. What each of them does in it the coordinator says: a rank that has
+joined an epoch tells it `Joined`, and gets `EpochStart` when all members have. Messages travel over a pipe that only the rank
+and the process that started it hold.
+"""
+
+import faulthandler
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
+from aurora.elastic.member import Epoch, Member
+from aurora.errors import AuroraError, RankFailed
+from aurora.runtime.distributed.launcher import RankInfo, describe_error
+
+LATE_S = 60.0  # since its start, after which a rank that is not ready for its first epoch says where it is
+OURS = str(Path(__file__).parents[1])  # the folder of aurora's files
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """Coordinator to rank: what it does in an epoch.
+
+    Args:
+        epoch: the epoch's number, as members count.
+        number: its number from 1, as the coordinator counts.
+        members: the ranks that take part, ascending; a member's rank in the epoch's process groups is its index here.
+        assignment: what the coordinator assigned to this rank.
+    """
+
+    epoch: int
+    number: int
+    members: tuple[int, ...]
+    assignment: Any
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Coordinator to rank: an epoch is over."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Coordinator to rank: all work is done. The rank answers with its MemberResult."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Rank to coordinator: it takes part in no epoch and waits for the next.
+
+    Args:
+        lost: why it left its last epoch by itself; None: it was stopped, or is new.
+    """
+
+    lost: str | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Rank to coordinator: it takes part in an epoch.
+
+    Args:
+        epoch: the epoch's number.
+        members: the ranks that take part.
+        state: what this rank holds.
+    """
+
+    epoch: int
+    members: tuple[int, ...]
+    state: Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Rank to coordinator: a value of an epoch, such as new tokens."""
+
+    epoch: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """Rank to coordinator, as its last message: its result, or the AuroraError or MemberCrashed that ended it."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class MemberCrashed:
+    """Value of a MemberResult: an unexpected error ended the rank; the others go on."""
+
+    reason: str
+
+
+class ControlChannel:
+    """A rank's end of its control channel. The process exits when the coordinator is gone.
+
+    Args:
+        connection: to the coordinator.
+        member: takes part in the epochs of the run.
+
+    Attributes:
+        member: as given.
+        epoch: the epoch that the rank has joined last.
+        ready: set when the rank first waits for an epoch.
+    """
+
+    def __init__(self, connection: Connection, member: Member) -> None:
+        self.member = member
+        self.epoch = Epoch(0, (), {}, 0)
+        self.ready = threading.Event()
+        self._connection, self._sending = connection, threading.Lock()
+        self._changed = threading.Condition()
+        self._start: EpochStart | None = None  # what came last
+        self._finish = threading.Event()  # set when all work is done
+        threading.Thread(target=self._receive_messages, daemon=True, name="aurora-control").start()
+
+    @property
+    def stopped(self) -> threading.Event:
+        """Set while the last epoch is over and the next has not begun."""
+        return self.member.stopped
+
+    def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | None:
+        """Waits for the next epoch and what this rank does in it; None: all work is done.
+
+        Args:
+            state: what this rank holds.
+            lost: why it left its last epoch by itself; None: it was stopped, or is new.
+
+        Raises:
+            RankFailed: if another process is a member in this rank's name.
+        """
+        self.ready.set()
+        while not self._finish.is_set():
+            self._send(Waits(lost))
+            try:
+                epoch = self.epoch = self.member.join(timeout_s=math.inf)
+            except RankFailed:
+                if self._finish.is_set():
+                    break
+                raise
+            self._send(Joined(epoch.number, tuple(map(rank_of, epoch.members)), state))
+            self.member.on_stop(self._notify)
+            with self._changed:
+                self._changed.wait_for(lambda: self._finish.is_set() or self.stopped.is_set() or self._started is not None)
+                if not self.stopped.is_set() and (start := self._started) is not None:
+                    return start
+            lost = None
+        return None
+
+    def send_progress(self, value: Any) -> None:
+        """Sends a value to the coordinator during an epoch."""
+        self._send(Progress(self.epoch.number, value))
+
+    def send_result(self, value: Any) -> None:
+        """Sends this rank's result, or the AuroraError or MemberCrashed that ended it. It is the last message."""
+        self._send(MemberResult(value))
+
+    @property
+    def _started(self) -> EpochStart | None:
+        """What this rank does in the epoch that it has joined, once that has come."""
+        return self._start if self._start is not None and self._start.epoch == self.epoch.number else None
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _receive_messages(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                os._exit(1)  # the coordinator is gone
+            match message:
+                case EpochStart():
+                    self._start = message
+                case Stop(epoch):
+                    self.member.stop(epoch)
+                case Finish():
+                    self._finish.set()
+                    self.member.close()
+            self._notify()
+
+
+def member_name(rank: int) -> str:
+    """Returns the name as a member of a rank."""
+    return f"{rank:06d}"
+
+
+def rank_of(name: str) -> int:
+    """Returns the rank of a member."""
+    return int(name)
+
+
+def run_member(
+    connection: Connection,
+    rank_info: RankInfo,
+    target: Callable[..., None],
+    args: tuple[Any, ...],
+    hang_s: float,
+    absent_s: float,
+) -> None:
+    """Runs `target(rank_info, control, *args)` as a rank's main function, and sends the error that ends it.
+
+    Args:
+        connection: to the coordinator.
+        rank_info: of the rank; its host and port are those of the lighthouse.
+        target, args: what the rank runs.
+        hang_s: seconds without a sign of life after which a member is lost.
+        absent_s: seconds after the last arrival for which the first epoch waits for ranks that are not there.
+    """
+    silence_native_code()
+    try:
+        lighthouse, patience_s = (rank_info.host, rank_info.port), hang_s - HEARTBEAT_TIMEOUT_S
+        member = Member(
+            lighthouse, member_name(rank_info.rank), timeout_s=rank_info.timeout_s, expected=rank_info.ranks,
+            absent_s=absent_s, patience_s=patience_s,
+        )  # fmt: skip
+        control = ControlChannel(connection, member)
+    except AuroraError as error:
+        connection.send(MemberResult(error))
+        return
+    late = rank_info.rank, control.ready, threading.get_ident()
+    threading.Thread(target=_tell_if_late, args=late, daemon=True, name="aurora-late").start()
+    try:
+        target(rank_info, control, *args)
+    except AuroraError as error:
+        control.send_result(error)
+    except BaseException as error:
+        control.send_result(MemberCrashed(describe_error(error)))
+
+
+def _tell_if_late(rank: int, ready: threading.Event, thread: int) -> None:
+    """Says on stderr where a rank's main thread is, if it is not ready LATE_S after its start; AURORA_DEBUG: all threads."""
+    if ready.wait(LATE_S):
+        return
+    print(f"aurora: rank {rank} is not ready {LATE_S:g} s after its start; it is in {_whereabouts(thread)}", file=sys.stderr)
+    if os.environ.get("AURORA_DEBUG"):
+        faulthandler.dump_traceback(all_threads=True)
+
+
+def _whereabouts(thread: int) -> str:
+    """The innermost function of aurora that a thread of this process is in, and what that has called."""
+    stack = traceback.extract_stack(sys._current_frames()[thread])
+    ours = next((frame for frame in reversed(stack) if frame.filename.startswith(OURS)), stack[0])
+    where = [f"{each.name} ({os.path.basename(each.filename)}:{each.lineno})" for each in (ours, stack[-1])]
+    return where[0] if where[0] == where[1] else ", which has called ".join(where)
+
+
+def silence_native_code() -> None:
+    """Discards what gloo and torchft write on descriptor 2, unless AURORA_DEBUG is set. Python keeps its stderr."""
+    if os.environ.get("AURORA_DEBUG"):
+        return
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    with open(os.devnull, "w") as silent:
+        os.dup2(silent.fileno(), 2)

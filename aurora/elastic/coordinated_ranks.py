@@ -1,0 +1,234 @@
+"""Coordinated ranks: processes, on this host and on others, whose work in each epoch a coordinator assigns.
+
+Who takes part in an epoch the ranks agree on at the lighthouse (see `member`): one that dies, hangs or loses a peer ends the
+epoch, and one that joins waits until the coordinator ends it. The next epoch's members say what they hold, and are told what
+to do once all have.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from aurora.elastic.control_channel import (
+    EpochStart,
+    Finish,
+    Joined,
+    MemberCrashed,
+    MemberResult,
+    Progress,
+    Stop,
+    Waits,
+    run_member,
+)
+from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
+from aurora.elastic.lighthouse import Lighthouse
+from aurora.elastic.member import ABSENT_S
+from aurora.elastic.processes import RankProcesses, StartedRank
+from aurora.errors import AuroraError, RankFailed
+
+LOOK_S = 0.1  # at most, between two looks at processes
+MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the run is given up
+
+
+class Coordinator(Protocol):
+    """Decides what the members of each epoch do. Errors that its methods raise end the run."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all work is done."""
+
+    @property
+    def wants_new_epoch(self) -> bool:
+        """Whether the coordinator has a better assignment for the same members. They then begin a new epoch."""
+
+    def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Returns each member's assignment in an epoch, by rank; `states` is what the members hold."""
+
+    def on_progress(self, rank: int, value: Any) -> bool:
+        """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole."""
+
+    def on_lost(self, rank: int, reason: str) -> None:
+        """Takes note of a lost rank; `reason` is part of a sentence."""
+
+
+class CoordinatedRanks:
+    """Runs the picklable `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
+
+    Args:
+        target: what a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
+        ranks: how many processes to start.
+        coordinator: decides what the members of each epoch do.
+        args: further arguments of `target`.
+        timeout_s: seconds that a rank waits for a peer.
+        hang_s: a rank that gives no sign of life for so many seconds is left out of the next epoch and killed.
+        respawn: how many times each lost rank is restarted; it joins the next epoch when it is ready.
+        watch: called for each epoch with (its number, the process id of every member by rank).
+        lead: which ranks run on other hosts, and who may join; None: all run on this one.
+
+    Attributes:
+        address: with `lead`, host and port on which it listens, from `run` on; else None.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., None],
+        ranks: int,
+        coordinator: Coordinator,
+        args: tuple[Any, ...],
+        *,
+        timeout_s: float,
+        hang_s: float,
+        respawn: int = 0,
+        watch: Callable[[int, dict[int, int]], None] | None = None,
+        lead: Lead | None = None,
+    ) -> None:
+        self._target, self._args, self._ranks = target, args, ranks
+        self._coordinator, self._watch, self._lead = coordinator, watch, lead
+        self.address: tuple[str, int] | None = None
+        self._timeout_s, self._hang_s = timeout_s, hang_s
+        self._respawns_left = [respawn] * ranks
+        self._running: dict[int, StartedRank] = {}
+        self._waiting: set[int] = set()  # ranks that wait for an epoch
+        self._states: tuple[int, dict[int, Any]] = 0, {}  # the last epoch that ranks have joined, and what each of them holds
+        self._epoch, self._number = 0, 0  # the epoch in force, and its number here
+        self._members: tuple[int, ...] = ()  # its ranks
+        self._serving: set[int] = set()  # of them, those not lost since
+        self._progressed = self._stopped = False  # whether the work has advanced in it, and whether it was ended here
+        self._idle_epochs = 0  # how many epochs these ranks have had since the work last advanced
+        self._last_loss = ""
+        self._results: dict[int, Any] = {}
+
+    def run(self) -> dict[int, Any]:
+        """Runs epochs until the coordinator is finished, and ends all processes. Returns the result of each rank still there.
+
+        Raises:
+            RankFailed: if no rank is left, or epochs of the same members end without progress.
+            AuroraError: the one that a rank or the coordinator raises; BadInput if the address of `lead` cannot be used.
+        """
+        with ExitStack() as stack:
+            self._processes = self._started_from(stack)
+            stack.callback(lambda: self._processes.close(self._coordinator.finished))
+            for rank in range(self._ranks):
+                self._processes.start(rank)
+            while not self._coordinator.finished:
+                self._step()
+            return self._collect_results()
+
+    def _started_from(self, stack: ExitStack) -> RankProcesses | LedRanks:
+        """What starts, hears and kills the ranks."""
+        lead = self._lead
+        absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
+        args = (self._target, self._args, self._hang_s, absent_s)
+        if lead is None:
+            lighthouse = stack.enter_context(Lighthouse())
+            return RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
+        led = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
+        stack.callback(led.close, False)
+        stack.enter_context(Lighthouse(*lighthouse_of(led.address)))
+        self.address = led.address
+        return led
+
+    def _step(self) -> None:
+        """Adopts new processes, handles messages, and ends the epoch where a new one is due."""
+        for rank, started in self._processes.adopt_started():
+            if isinstance(started, OSError):
+                self._record_loss(rank, f"did not start: {started}")
+            else:
+                self._running[rank] = started
+        for rank, message in self._processes.messages(LOOK_S):
+            if message is None:
+                self._lose(rank, self._running[rank].exit_reason())
+            else:
+                self._handle(rank, message)
+        if not self._running and not self._processes.starting:
+            raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
+        joins = self._waiting - self._serving
+        if (joins or self._coordinator.wants_new_epoch) and self._progressed:
+            self._stop_epoch()
+
+    def _stop_epoch(self) -> None:
+        """Ends the epoch in force, if it was not ended here before."""
+        if not self._stopped:
+            self._stopped = True
+            for rank in self._serving:
+                self._running[rank].send(Stop(self._epoch))
+
+    def _handle(self, rank: int, message: Any) -> None:
+        """Handles one message from a rank. Raises what the rank raised."""
+        match message:
+            case Waits(lost):
+                self._waiting.add(rank)
+                if lost is not None:
+                    self._last_loss = f"rank {rank}: {lost}"
+            case Joined(epoch, members, state):
+                if epoch > self._states[0]:
+                    self._states = epoch, {}
+                if epoch == self._states[0]:
+                    self._states[1][rank] = state
+                    if self._states[1].keys() == set(members):
+                        self._start_epoch()
+            case Progress(epoch, value) if epoch == self._epoch:
+                if self._coordinator.on_progress(rank, value):
+                    self._idle_epochs, self._progressed = 0, True
+            case MemberResult(AuroraError() as error):
+                raise error
+            case MemberResult(MemberCrashed(reason)):
+                self._lose(rank, reason)
+            case MemberResult(value):
+                self._results[rank] = value
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """Kills a rank, and ends the epoch if it served in it."""
+        del self._running[rank]
+        self._waiting.discard(rank)
+        if rank in self._serving:
+            self._serving.discard(rank)
+            self._stop_epoch()
+        self._processes.kill(rank)
+        self._record_loss(rank, reason)
+
+    def _record_loss(self, rank: int, reason: str) -> None:
+        self._last_loss = f"rank {rank}: {reason}"
+        self._coordinator.on_lost(rank, reason)
+        if self._respawns_left[rank] > 0:
+            self._respawns_left[rank] -= 1
+            self._processes.start(rank)
+
+    def _start_epoch(self) -> None:
+        """Tells all members of the epoch that they have joined what to do in it."""
+        self._epoch, states = self._states[0], dict(sorted(self._states[1].items()))
+        self._stopped = True  # its members have left the one before
+        for rank in self._serving - states.keys():
+            self._lose(rank, "it hangs, or cannot be reached: the next epoch began without it")
+        if not self._coordinator.wants_new_epoch:
+            self._count_idle(tuple(states))
+        self._number, self._members, self._progressed, self._stopped = self._number + 1, tuple(states), False, False
+        self._serving = set(states)
+        self._waiting -= self._serving
+        assignments = self._coordinator.assign(self._number, states)
+        if self._watch is not None:
+            self._watch(self._number, {rank: self._running[rank].pid for rank in states})
+        for rank in states:
+            self._running[rank].send(EpochStart(self._epoch, self._number, self._members, assignments[rank]))
+
+    def _count_idle(self, members: tuple[int, ...]) -> None:
+        """Counts the epoch that ended if it was without progress. Raises RankFailed after too many of the same members."""
+        self._idle_epochs += members == self._members
+        if self._idle_epochs > MAX_IDLE_EPOCHS:
+            raise RankFailed(f"nothing moved in {MAX_IDLE_EPOCHS} epochs; the last ended by {self._last_loss}")
+
+    def _collect_results(self) -> dict[int, Any]:
+        """Ends all ranks' work and collects their results, for at most hang_s; ranks that crash meanwhile have none."""
+        self._respawns_left = [0] * self._ranks
+        expected = self._serving | self._waiting
+        for rank in expected:
+            self._running[rank].send(Finish())
+        until_s = time.monotonic() + self._hang_s
+        while time.monotonic() < until_s and expected & self._running.keys() - self._results.keys():
+            for rank, message in self._processes.messages(LOOK_S):
+                if message is not None:
+                    self._handle(rank, message)
+                elif rank not in self._results:
+                    expected.discard(rank)
+        return {rank: self._results[rank] for rank in sorted(expected & self._results.keys())}

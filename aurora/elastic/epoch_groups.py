@@ -1,0 +1,127 @@
+"""Epoch's process groups: torchft's, made without a global group, and broken off at once when the epoch is over."""
+
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from aurora.elastic.epoch_gpu import RankGpu
+from aurora.elastic.epoch_nccl import EpochCommunicators
+from aurora.errors import RankFailed
+from aurora.runtime.distributed.abandoned_calls import call_ends
+from aurora.runtime.distributed.connections import connected, kept_apart, marked_urgent, open_sockets
+
+
+class EpochGroups:
+    """Process groups of one epoch's members: one gloo group per model, and as many NCCL communicators if they use GPUs.
+
+    gloo cannot stop waiting for a peer that lives but no longer waits. So `abort` shuts the connections: each thread that waits
+    on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to send
+    a message on it, gloo forgets the message, and the thread that waits for it waits until the group's time-out; see
+    `unless_stopped`.
+    """
+
+    def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
+        self.groups = groups
+        self.communicators: EpochCommunicators | None = None
+        self._connections = connections
+        self._lock = threading.Lock()
+
+    def abort(self) -> None:
+        """Shuts all connections and aborts all communicators. May be called from any thread, and more than once."""
+        with self._lock:
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            with suppress(OSError):  # the other end was faster
+                if not kept_apart(connection):
+                    connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        if self.communicators is not None:
+            self.communicators.abort(RankFailed("the epoch is over"))
+
+    def drain(self) -> None:
+        """Waits until what is queued on the GPU has ended, after `abort`; see `EpochCommunicators.drain`."""
+        if self.communicators is not None:
+            self.communicators.drain()
+
+
+def connect_groups(
+    store: str,
+    epoch: int,
+    rank: int,
+    ranks: int,
+    groups: int,
+    timeout_s: float,
+    stopped: threading.Event,
+    gpu: RankGpu | None = None,
+    urgent: Collection[int] = (),
+) -> EpochGroups:
+    """Makes the process groups of an epoch. A collective call: all members of the epoch make it.
+
+    Args:
+        store: address of the torch.distributed store at which the members meet.
+        epoch: the epoch's number, which keeps its groups apart from those of other epochs.
+        rank, ranks: this member's rank in the epoch, and the number of members.
+        groups: how many process groups to make; they listen on the interface in GLOO_SOCKET_IFNAME.
+        timeout_s: seconds to wait for the other members, and later for a peer.
+        stopped: ends the rendezvous when it is set.
+        gpu: this member's GPU, for an NCCL communicator with each group; None: there are none.
+        urgent: which gloo groups have packets that are to go before others; see `marked_urgent`.
+
+    Raises:
+        RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    found: list[EpochGroups] = []
+    lock, waited_for = threading.Lock(), True
+
+    def connect() -> None:
+        before = open_sockets()
+        made = []
+        for group in range(groups):
+            with marked_urgent() if group in urgent else nullcontext():
+                made.append(_group(f"{store}/epoch{epoch}/{group}", epoch, rank, ranks, timeout))
+        with lock:
+            if waited_for:  # if not, gloo closes its sockets, and others may be of the next epoch
+                new = (number for inode, number in open_sockets().items() if inode not in before)
+                found.append(EpochGroups(made, connected(new)))
+
+    reason = "the epoch was over before all had joined"
+    try:
+        call_ends(connect, stopped, 0.0)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+    with lock:
+        waited_for = False
+    if found and stopped.is_set():
+        found.pop().abort()
+    if not found:
+        raise RankFailed(f"rank {rank}: cannot join the other ranks of epoch {epoch}: {reason}")
+    if gpu is not None:
+        found[0].communicators = communicators = EpochCommunicators(gpu)
+        try:
+            open_store = partial(_store, f"{store}/nccl", timeout)
+            communicators.make(open_store, epoch, rank, ranks, groups, timeout_s, stopped)
+        except BaseException:
+            found[0].abort()
+            raise
+    return found[0]
+
+
+def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """Makes one gloo group of torchft's, at a store and prefix; returns torch's own in it, which takes torch's arguments."""
+    from torchft.process_group import ProcessGroupGloo  # takes a while
+
+    group = ProcessGroupGloo(timeout)
+    group.configure(address, str(rank), rank, ranks, quorum_id=epoch)
+    return group.parent
+
+
+def _store(address: str, timeout: timedelta) -> Any:
+    """Returns the store at an address and prefix."""
+    from torchft.process_group import create_store_client
+
+    return create_store_client(address, timeout)

@@ -1,0 +1,316 @@
+"""Connections between the hosts of a run: mutual TLS, and the messages that it carries.
+
+All hosts of a run share one certificate and its key, and each end takes no other certificate. An end that has not shown it yet
+is heard for HELLO_S seconds in all, and says nothing that is kept.
+"""
+
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from aurora.elastic.messages import Alive, Refused, WireFormat
+from aurora.errors import AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed
+from aurora.runtime.distributed.connections import HELLO_S, watched
+
+CERTIFICATE = "AURORA_CERTIFICATE"  # environment variable: a PEM file with the certificate that all hosts share, and its key
+EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+MOST_RANKS = 4096  # of a host
+FRAME_BYTES = 2**30  # no frame is longer
+_LENGTH = struct.Struct(">Q")
+_CHUNK = 2**20
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The certificate that all hosts of a run share, with its key, as TLS takes it."""
+
+    at_leader: ssl.SSLContext
+    at_host: ssl.SSLContext
+
+
+def load_certificate(file: str) -> Certificate:
+    """Returns the certificate of a PEM file that has its key, too.
+
+    Raises:
+        BadInput: if there is none.
+    """
+    found = []
+    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False  # hosts of a run have one certificate, whatever their names are
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_cert_chain(file, password=lambda: "")
+            context.load_verify_locations(file)
+        except (OSError, ValueError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise BadInput(
+                f"{CERTIFICATE}: expected a PEM file with a certificate and its key, found {file}: {reason}"
+            ) from None
+        found.append(context)
+    return Certificate(*found)
+
+
+def certificate_of_hosts(name: str) -> Certificate:
+    """Returns the certificate in the file that the environment variable AURORA_CERTIFICATE names, for a run over several hosts.
+
+    Args:
+        name: the parameter that asks for such a run, for the error message.
+
+    Raises:
+        BadInput: if it is not set or names no certificate with its key, or a secret is set as hosts once shared.
+    """
+    file = os.environ.get(CERTIFICATE)
+    if not file:
+        instead = " in place of AURORA_SECRET" if os.environ.get("AURORA_SECRET") else ""
+        raise BadInput(
+            f"`{name}`: expected the file of a certificate that all hosts share in {CERTIFICATE}{instead}, found none"
+        )
+    return load_certificate(file)
+
+
+@dataclass(frozen=True)
+class JoinRun:
+    """Host to leader, as its first message: it wants to run ranks.
+
+    Args:
+        name: of the host, in messages.
+        process: tells the host's process from others of its name.
+        ranks: which ranks.
+        respawn: how often each of them may be started again, where every host says so for its own.
+        about: what has to be the same on all hosts; see `difference`.
+    """
+
+    name: str
+    process: str
+    ranks: tuple[int, ...]
+    respawn: int
+    about: dict[str, str]
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.about, dict) and all(isinstance(value, str) for value in self.about.values())
+        numbers = isinstance(self.ranks, tuple) and all(isinstance(rank, int) for rank in self.ranks)
+        if not (texts and numbers and 0 < len(self.ranks) <= MOST_RANKS):
+            raise TypeError("about, ranks")
+
+
+@dataclass(frozen=True)
+class HostAdmitted:
+    """Leader to host: it takes part. `job` is what its ranks have to know."""
+
+    job: Any
+
+
+@dataclass(frozen=True)
+class HostRefused:
+    """Leader to host, as its last message: it cannot take part."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartRank:
+    """Leader to host: start a process for this rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class KillRank:
+    """Leader to host: this rank is lost; kill its process if it is there."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class ToRank:
+    """Leader to host: a message for a rank."""
+
+    rank: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    """Host to leader: a rank's process runs."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class FromRank:
+    """Host to leader: a message of a rank."""
+
+    rank: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class RankNotStarted:
+    """Host to leader: a rank's process could not be started."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """Host to leader: a rank's process has ended."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndRun:
+    """Leader to host, as its last message: the run is over.
+
+    Args:
+        complete: whether all work is done.
+    """
+
+    complete: bool
+
+
+HOST_MESSAGES = (
+    Alive, EndRun, FromRank, HostAdmitted, HostRefused, JoinRun, KillRank, RankEnded, RankNotStarted, RankStarted, StartRank,
+    ToRank, AuroraError, BadInput, BrokenPlan, InfeasiblePlan, MissingDependency, RankFailed,
+)  # fmt: skip
+
+
+class HostConnection:
+    """Sends and receives the messages of one connection between a leader and another host. Any thread may send, one receives.
+
+    Args:
+        connection: a connected socket, which this takes over; the other end does the same, with the other `at_leader`.
+        certificate: what all hosts share.
+        at_leader: whether this end is the leader's.
+        wire: packs messages.
+
+    Raises:
+        Refused: if the other end has another certificate or none.
+        OSError: if the connection ends first, or nothing comes in time.
+    """
+
+    def __init__(self, connection: socket.socket, certificate: Certificate, at_leader: bool, wire: WireFormat) -> None:
+        self._wire = wire
+        context = certificate.at_leader if at_leader else certificate.at_host
+        self._socket = context.wrap_socket(connection, server_side=at_leader, do_handshake_on_connect=False)
+        self._socket.setblocking(False)
+        self._using, self._sending = threading.Lock(), threading.Lock()  # TLS takes one call at a time
+        try:
+            self._perform(self._socket.do_handshake, time.monotonic() + HELLO_S)
+        except ssl.SSLCertVerificationError as error:
+            self.end()
+            if error.verify_code == EXPIRED:
+                raise Refused(f"the certificate in {CERTIFICATE} has expired") from None
+            raise Refused(f"it has another certificate; is {CERTIFICATE} the same on both hosts?") from None
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def address(self) -> str:
+        """The address of this host from which it reaches the other."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, message: Any) -> None:
+        """Sends a message. Raises OSError if the connection has ended."""
+        self.send_packed(self.pack(message))
+
+    def pack(self, message: Any) -> bytes:
+        """Returns a message as `send_packed` takes it."""
+        return self._wire.pack(message)
+
+    def send_packed(self, content: bytes) -> None:
+        """Sends what `pack` returned. Raises OSError if the connection has ended."""
+        with self._sending:
+            left = memoryview(_LENGTH.pack(len(content)) + content)
+            while left:
+                part = left[:_CHUNK]
+                left = left[self._perform(partial(self._socket.send, part)) :]
+
+    def receive(self) -> Any:
+        """Waits for a message.
+
+        Raises:
+            Refused: if something else comes.
+            OSError: if the connection has ended.
+        """
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > FRAME_BYTES:
+            raise Refused(f"a frame of {length} bytes")
+        return self._wire.unpack(self._read(length))
+
+    def close(self) -> None:
+        """Ends the connection, and `receive` at both ends."""
+        with suppress(OSError):  # it has ended
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Ends the connection and frees its descriptor; nothing may use it any more."""
+        self.close()
+        self._socket.close()
+
+    def _read(self, length: int) -> bytes:
+        found = bytearray()
+        while len(found) < length:
+            most = min(length - len(found), _CHUNK)
+            if not (part := self._perform(partial(self._socket.recv, most))):
+                raise OSError("the connection ended")
+            found += part
+        return bytes(found)
+
+    def _perform(self, call: Callable[[], _Result], until_s: float | None = None) -> _Result:
+        """Performs a call of TLS, which may wait for either direction. Raises TimeoutError if it lasts until `until_s`."""
+        while True:
+            try:
+                with self._using:
+                    return call()
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            left_s = None if until_s is None else until_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError("timed out")
+            ready = select.poll()
+            ready.register(self._socket.fileno(), events)
+            ready.poll(None if left_s is None else left_s * 1000)
+
+
+@contextmanager
+def secured(
+    connection: socket.socket,
+    certificate: Certificate,
+    at_leader: bool,
+    wire: WireFormat,
+    tried: Callable[[], None] = lambda: None,
+) -> Iterator[HostConnection]:
+    """Context manager that secures a connected socket and ends it; see HostConnection.
+
+    Args:
+        connection, certificate, at_leader, wire: as of HostConnection.
+        tried: called when the other end has shown its certificate, or has not.
+    """
+    with closing(connection), watched(connection):
+        try:
+            found = HostConnection(connection, certificate, at_leader, wire)
+        finally:
+            tried()
+        try:
+            yield found
+        finally:
+            found.end()

@@ -1,0 +1,255 @@
+"""Serving that goes on when ranks are lost, on this host and on others.
+
+`run_elastic` serves, and leads hosts that join; `join_run` is a joining host's part.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aurora.elastic.control_channel import (
+    EpochStart,
+    Finish,
+    Joined,
+    MemberCrashed,
+    MemberResult,
+    Progress,
+    Stop,
+    Waits,
+    run_member,
+)
+from aurora.elastic.coordinated_ranks import CoordinatedRanks
+from aurora.elastic.elastic_rank import (
+    BeganServing,
+    Decided,
+    EpochWork,
+    FetchedWeights,
+    HeldExperts,
+    NewTokens,
+    serve_elastic_rank,
+)
+from aurora.elastic.epoch_gpu import transport_of_host
+from aurora.elastic.host_agreement import difference, this_version
+from aurora.elastic.host_connection import HOST_MESSAGES, JoinRun, certificate_of_hosts
+from aurora.elastic.hosts import Lead, lighthouse_of
+from aurora.elastic.joining_host import JoiningHost
+from aurora.elastic.lighthouse import check_torchft
+from aurora.elastic.messages import WireFormat
+from aurora.elastic.processes import RankProcesses
+from aurora.elastic.request_journal import RequestJournal
+from aurora.errors import AuroraError, BadInput
+from aurora.io.journals import JournalFile
+from aurora.io.plans import plan_digest
+from aurora.models.hub import model_digest
+from aurora.runtime.expert_moves import ExpertTransfer
+from aurora.runtime.order_calibration import OrderCalibration
+from aurora.runtime.order_choice import OrdersUsed
+from aurora.runtime.result import Answers, RankResult, RunResult, Token, TokenTimes, measured_trace
+from aurora.runtime.run import check_arrivals, check_run, compile_what_ranks_call
+from aurora.runtime.transports.process_groups import rank_info_from_environment
+from aurora.types import (
+    Cluster,
+    ControlOptions,
+    ControlReport,
+    Gpu,
+    Hierarchy,
+    Order,
+    Placement,
+    Plan,
+    Program,
+    RunOptions,
+    SlicePolicy,
+    SubChannels,
+)
+from aurora.types.addresses import parse_address
+from aurora.types.arrays import FloatArray
+from aurora.types.control import ControlWindow, PlacementChange
+from aurora.types.program import Barrier, Compute, Exchange
+
+WIRE = WireFormat(
+    *HOST_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,
+    EpochStart, EpochWork, Exchange, ExpertTransfer, FetchedWeights, Finish, Gpu, HeldExperts, Hierarchy, Joined, MemberCrashed,
+    MemberResult, NewTokens, Order, OrderCalibration, OrdersUsed, Placement, PlacementChange, Program, Progress, RankResult,
+    RunOptions, SlicePolicy, Stop, SubChannels, Token, TokenTimes, Waits,
+)  # fmt: skip
+
+
+def run_elastic(
+    plan: Plan,
+    models: Sequence[str | Path],
+    prompts: Sequence[Sequence[list[int]]],
+    options: RunOptions,
+    load_MLE: Sequence[FloatArray] | None = None,
+    watch: Callable[[int, dict[int, int]], None] | None = None,
+    journal: str | Path | None = None,
+    resume: bool = False,
+    cost_MG: FloatArray | None = None,
+    arrivals: Sequence[Sequence[float]] = (),
+) -> RunResult:
+    """Serves prompts and goes on with the remaining ranks when some are lost; see `aurora.run`.
+
+    Args:
+        plan, models, prompts, options: as in `aurora.run`.
+        load_MLE: for each model, (L, E) tokens of each expert, by which experts that no rank holds any more are placed. None:
+            all experts count as equal.
+        watch: called for each epoch with (its number, the process id of every member by rank).
+        journal, resume: as in `aurora.run`.
+        cost_MG: as of `controlled`.
+        arrivals: as in `aurora.run`.
+
+    Returns:
+        The result; if the run cannot go on, the result so far, with `failure` set.
+    """
+    check_torchft()
+    check_run(plan, models, prompts, options)
+    check_arrivals(prompts, arrivals)
+    if rank_info_from_environment(options.timeout_s) is not None:
+        raise BadInput("`survive`: starts its ranks by itself, expected none of torchrun's variables")
+    options = _with_transport(plan, options)
+    layers_M = [(len(model.dispatch_L), model.placement.experts) for model in plan.models]
+    loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
+    began_s, failure = time.perf_counter(), None
+    results: list[RankResult] = []
+    about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
+    compile_what_ranks_call(plan, options)
+    opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
+    with opened as file:
+        requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG, arrivals)
+        ranks = CoordinatedRanks(
+            serve_elastic_rank, len(plan.cluster), requests, (plan, [str(path) for path in models], prompts, options, began_s),
+            timeout_s=options.timeout_s, hang_s=options.hang_s, respawn=options.respawn, watch=watch, lead=lead,
+        )  # fmt: skip
+        try:
+            results = list(ranks.run().values())
+        except AuroraError as error:
+            if not any(answers.tokens for answers in requests.answers_M):
+                raise
+            failure = str(error)
+    seconds, names_M = max(answers.seconds for answers in requests.answers_M), tuple(model.model for model in plan.models)
+    transport = results[0].transport if results else "none"
+    trace, from_s = measured_trace(results, names_M, len(plan.cluster))
+    trace = replace(trace, control_M=requests.control_M)
+    answers_M, changes = tuple(requests.answers_M), tuple(requests.changes)
+    # Who has served longest tells of the orders.
+    longest = max(results, key=lambda result: sum(sum(used.exchanges.values()) for used in result.orders_M), default=None)
+    calibration, orders_M = (None, ()) if longest is None else (longest.calibration, tuple(longest.orders_M))
+    start_s = requests.start_s or 0.0
+    return RunResult(answers_M, seconds, trace, transport, calibration, orders_M, None, changes, failure, start_s, from_s)
+
+
+def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
+    """Returns options that name the transport of a run that survives lost ranks; see `transport_of_host`."""
+    gpus, asked = plan.cluster.gpus, options.transport
+    if any(model.hierarchy is not None for model in plan.models):  # an aborted step leaves rows that name any experts
+        if asked == "nccl":
+            raise BadInput("`survive`: on nccl expected a plan with flat all-to-alls, found one over servers")
+        asked = "gloo" if asked == "auto" else asked
+    local = len(gpus) if options.lead is None else sum(gpu.node == options.node for gpu in gpus)
+    return replace(options, transport=transport_of_host(asked, local))
+
+
+def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:
+    """Returns all that answers depend on, by which runs are told apart."""
+    return {
+        "models": [[model.model, model.identity.fingerprint] for model in plan.models],
+        "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
+        "max_new_tokens": options.max_new_tokens,
+        "dtype": options.dtype,
+    }
+
+
+def lead_of(
+    plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions, began_s: float
+) -> Lead | None:
+    """Returns what the leader of a run over several hosts has to know; None: the run is on this host alone.
+
+    Args:
+        plan, models, prompts, options: as in `aurora.run`.
+        began_s: when the run began, by time.perf_counter.
+
+    Raises:
+        BadInput: if the certificate is missing, the address is none, or no GPU of the plan is on the node.
+    """
+    if options.lead is None:
+        return None
+    address, certificate, about = parse_address("lead", options.lead), certificate_of_hosts("lead"), about_run(plan, models)
+    ranks_of = ranks_by_node(plan)
+    if options.node is not None:
+        _check_node(options.node, ranks_of)
+    others = {name_of(node): ranks for node, ranks in ranks_of.items() if node != options.node}
+
+    def refusal(host: JoinRun) -> str | None:
+        if (why := difference(about, host.about)) is not None:
+            return why
+        if others.get(host.name) != host.ranks:
+            return f"`node`: expected one of the plan's other nodes, {', '.join(name.split()[1] for name in others)}"
+        return None
+
+    def job() -> tuple[Any, ...]:
+        return [list(requests) for requests in prompts], options, time.perf_counter() - began_s
+
+    awaited = {rank: name for name, ranks in others.items() for rank in ranks}
+    local = () if options.node is None else ranks_of[options.node]
+    return Lead(address, certificate, local, WIRE, refusal, job, awaited)
+
+
+def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> None:
+    """Serves on the ranks of `options.node` in the run that is led at `options.join`, until that is complete.
+
+    Prompts and all other options are the leader's. Times of traces agree with the leader's to the time of one message.
+
+    Args:
+        plan, models: as in `aurora.run`; the same as the leader's.
+        options: of which only `join`, `node` and `timeout_s` are used, the last one as the time without a leader.
+
+    Raises:
+        BadInput: if the leader refuses this host, or it has no certificate.
+        MissingDependency: if torchft is not installed.
+        RankFailed: if the leader ends the run before it is complete, or is gone for `timeout_s`.
+    """
+    assert options.join is not None
+    assert options.node is not None
+    check_torchft()
+    leader, certificate, ranks_of = parse_address("join", options.join), certificate_of_hosts("join"), ranks_by_node(plan)
+    _check_node(options.node, ranks_of)
+    local, paths = ranks_of[options.node], [str(model) for model in models]
+
+    def processes(job: tuple[Any, ...]) -> RankProcesses:
+        prompts, leaders, since_s = job
+        transport_of_host(leaders.transport, len(local))
+        args = plan, paths, prompts, leaders, time.perf_counter() - since_s
+        member_args = serve_elastic_rank, args, leaders.hang_s, leaders.timeout_s
+        return RankProcesses(run_member, member_args, len(plan.cluster), lighthouse_of(leader), leaders.timeout_s, local)
+
+    JoiningHost(
+        leader, certificate, name_of(options.node), local, about_run(plan, models), WIRE, processes, timeout_s=options.timeout_s
+    ).run()
+
+
+def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
+    """Returns what has to be the same on all hosts, by what it is in words. All of the models' files are read."""
+    files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
+    return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
+
+
+def ranks_by_node(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Returns the ranks of each of a plan's nodes."""
+    nodes = [gpu.node for gpu in plan.cluster.gpus]
+    return {node: tuple(rank for rank, its in enumerate(nodes) if its == node) for node in sorted(set(nodes))}
+
+
+def name_of(node: int) -> str:
+    """Returns the name of the host that is a node."""
+    return f"node {node}"
+
+
+def _check_node(node: int, nodes: Mapping[int, tuple[int, ...]]) -> None:
+    if node not in nodes:
+        raise BadInput(f"`node`: expected one of the plan's, {', '.join(map(str, nodes))}, found {node}")
