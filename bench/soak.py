@@ -84,7 +84,7 @@ class FaultInjector:
         if self.over or (self.kills is not None and len(self.done) >= self.kills):
             self.over = True
             return
-        kind = self.rng.choice(["kill", "kill", "kill two", "stop"]) if mixed else "kill"
+        kind = self.next_kind(mixed)
         ranks = self.rng.sample(sorted(pids), min(len(pids) - 1, 2 if kind == "kill two" else 1))
         for rank in ranks:
             try:
@@ -97,6 +97,10 @@ class FaultInjector:
         self.done.append(kind)
         after_s = time.monotonic() - self._began_s
         print(f"{len(self.done)}: {kind}, rank {' and '.join(map(str, ranks))}, epoch {epoch}, {after_s:.1f} s", flush=True)
+
+    def next_kind(self, mixed: bool) -> str:
+        """Draws what happens next."""
+        return self.rng.choice(["kill", "kill", "kill two", "stop"]) if mixed else "kill"
 
     @property
     def away_s(self) -> list[float]:

@@ -5,8 +5,10 @@ port, so it listens on one address only, loopback unless told otherwise.
 """
 
 import os
+import threading
+from contextlib import suppress
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from aurora.errors import BadInput, MissingDependency
@@ -20,7 +22,7 @@ _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
 class Lighthouse:
-    """Runs torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
+    """Keeps torchft's lighthouse for one run, until `close`; a context manager. It ends with the process that made it.
 
     Args:
         host, port: the only address on which it listens; port 0: any free one.
@@ -37,21 +39,41 @@ class Lighthouse:
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
         check_torchft()
         listen(host, port).close()  # a sentence if it cannot be used
-        info = RankInfo(0, 1, "", 0, START_S, 0, 1, launched=True)
-        self._child = start_process(info, _serve, host, port, heartbeat_timeout_s)
-        try:
-            connection = self._child[1]
-            found = connection.recv() if connection.poll(START_S) else "nothing came from it"
-        except (EOFError, OSError):
-            found = "its process ended"
-        if not isinstance(found, int):
-            self.close()
-            raise BadInput(f"{address_text((host, port))}: the lighthouse did not start: {found}")
-        self.address = (host, found)
+        self._heartbeat_timeout_s, self._closed = heartbeat_timeout_s, threading.Event()
+        self.address = host, port
+        self._child = self._start()
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="aurora-lighthouse")
+        self._keeper.start()
 
     def close(self) -> None:
         """Ends the lighthouse. Epochs go on without it."""
+        self._closed.set()
+        self._child[0].kill()
+        self._keeper.join()
         end_processes([self._child])
+
+    def _start(self) -> tuple[Any, Connection]:
+        """Starts the process, and takes note of its port."""
+        host, port = self.address
+        info = RankInfo(0, 1, "", 0, START_S, 0, 1, launched=True)
+        child = start_process(info, _serve, host, port, self._heartbeat_timeout_s)
+        try:
+            found = child[1].recv() if child[1].poll(START_S) else "nothing came from it"
+        except (EOFError, OSError):
+            found = "its process ended"
+        if not isinstance(found, int):
+            end_processes([child])
+            raise BadInput(f"{address_text(self.address)}: the lighthouse did not start: {found}")
+        self.address = host, found
+        return child
+
+    def _keep(self) -> None:
+        """Starts the process anew when it was lost: members find it again at its port."""
+        while not self._closed.is_set():
+            wait([self._child[0].sentinel])
+            if not self._closed.is_set():
+                with suppress(BadInput):
+                    self._child = self._start()
 
     def __enter__(self) -> "Lighthouse":
         return self
