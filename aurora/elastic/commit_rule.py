@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """Which trained state a member holds its part of. Parts of equal versions fit together; later versions are greater.
+    """Version of the trained state that a member holds its part of. Parts of equal versions fit together; later ones are greater.
 
     Args:
         epoch: the epoch in which the last step was voted on; 0: the state that training began with.
@@ -28,7 +28,7 @@ NOTHING = Version(0, -1)  # version of a member that holds no usable state
 
 @dataclass(frozen=True)
 class MemberSteps:
-    """What a member has committed and prepared.
+    """Steps that a member has committed and prepared.
 
     Args:
         committed: the state that it holds.
@@ -52,7 +52,7 @@ class MemberSteps:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What the members of a new epoch go on from.
+    """State that the members of a new epoch go on from, and who has to change.
 
     Args:
         version: the state to go on from; NOTHING: no member holds a usable state.

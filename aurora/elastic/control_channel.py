@@ -169,7 +169,7 @@ class ControlChannel:
 
     @property
     def _started(self) -> EpochStart | None:
-        """What this rank does in the epoch that it has joined, once that has come."""
+        """Work of this rank in the epoch that it has joined, once it has been told."""
         return self._start if self._start is not None and self._start.epoch == self.epoch.number else None
 
     def _notify(self) -> None:

@@ -36,11 +36,11 @@ class Coordinator(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether all work is done."""
+        """True if all work is done."""
 
     @property
     def wants_new_epoch(self) -> bool:
-        """Whether the coordinator has a better assignment for the same members. They then begin a new epoch."""
+        """True if the coordinator has a better assignment for the same members. They then begin a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
         """Returns each member's assignment in an epoch, by rank; `states` is what the members hold."""
@@ -116,7 +116,7 @@ class CoordinatedRanks:
             return self._collect_results()
 
     def _started_from(self, stack: ExitStack) -> RankProcesses | LedRanks:
-        """What starts, hears and kills the ranks."""
+        """Returns the processes of the ranks; opens what they need until `stack` is closed."""
         lead = self._lead
         absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
         args = (self._target, self._args, self._hang_s, absent_s)

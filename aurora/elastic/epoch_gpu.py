@@ -16,7 +16,7 @@ from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_
 
 
 class RankGpu(Protocol):
-    """What communicators of an epoch ask of this rank's GPU. Tests put an emulation in its place."""
+    """Calls that communicators of an epoch make to this rank's GPU. Tests put an emulation in its place."""
 
     device: str
 

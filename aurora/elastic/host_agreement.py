@@ -1,4 +1,4 @@
-"""What has to be the same on all hosts of a run."""
+"""Agreement of hosts: properties that have to be the same on all hosts of a run."""
 
 from collections.abc import Mapping
 from importlib.metadata import version

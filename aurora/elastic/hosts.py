@@ -46,7 +46,7 @@ def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Lead:
-    """What the leader of a run over several hosts has to know.
+    """Leader of a run over several hosts: its address, its ranks, and who may join.
 
     Args:
         address: host and port on which it listens, and nowhere else; its own ranks' process groups listen on this host, too.
@@ -151,7 +151,7 @@ class LedRanks:
 
     @property
     def joined(self) -> list[JoinRun]:
-        """What the hosts that have joined say of themselves."""
+        """Requests of the hosts that have joined."""
         with self._lock:
             return [host.about for host in self._hosts.values()]
 

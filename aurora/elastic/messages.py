@@ -15,7 +15,7 @@ from aurora.errors import AuroraError
 
 
 class Refused(Exception):
-    """What the other end of a connection sent is no message, or not one that it may send."""
+    """Raised when the other end of a connection sends no message, or one that it may not send."""
 
 
 @dataclass(frozen=True)

@@ -86,15 +86,15 @@ class StateLost(RankFailed):
 
 
 class StepWork(Protocol):
-    """What a member does in each step, and what it holds. Calls of `begin` and `prepare` are collective."""
+    """Work of a member in each step, and the state that it holds. Calls of `begin` and `prepare` are collective."""
 
     @property
     def step(self) -> int:
-        """How many steps the state that is held has had; -1: none is held."""
+        """Number of steps that the held state has had; -1: none is held."""
 
     @property
     def steps(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
 
     def restore(self) -> int:
         """Goes back to the last checkpoint, as all members do when none holds a usable state. Returns its number of steps."""

@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass
 class _Copies:
-    """What workers have sent that hold the same batches: (result, its senders) for each different result."""
+    """Results of workers that hold the same batches: (result, its senders) for each different result."""
 
     versions: list[tuple[Array, list[int]]] = field(default_factory=list)
     settled: bool = False  # whether the first version is the one that counts
@@ -84,7 +84,7 @@ class AggregationRound:
 
     @property
     def determined(self) -> bool:
-        """Whether what has arrived determines the sum."""
+        """True if what has arrived determines the sum."""
         if self._code.needed is not None:
             return self._weights is not None
         return all(copies.settled for copies in self._copies.values())
@@ -190,7 +190,7 @@ class AggregationRound:
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two results are the same: integers exactly, other numbers but for rounding."""
+    """Returns whether two results are the same: integers exactly, other numbers but for rounding."""
     if a.dtype.kind != "f":
         return np.array_equal(a, b)
     largest = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))

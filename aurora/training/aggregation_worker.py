@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """What workers are started with; each round names one of the codes by its index."""
+    """Job that workers are started with; each round names one of the codes by its index."""
 
     work: Work
     codes: tuple[GradientCode, ...]
