@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """Version of the trained state that a member holds its part of. Parts of equal versions fit together; later ones are greater.
+    """Version of the state that a member holds its part of. Parts of equal versions fit together; later ones are greater.
 
     Args:
         epoch: the epoch in which the last step was voted on; 0: the state that training began with.
