@@ -167,10 +167,10 @@ def test_requests_arrive_while_experts_follow_them(monkeypatch, mixtral):
     monkeypatch.setattr(LivePlacement, "_learn", lambda live, step_s: steps_s.append(step_s) or learn(live, step_s))
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
     prompts, options = [prompts_for(mixtral, 4)], RunOptions(20, 2, "memory", 120, keep_logits=True, adapt=EAGER)
-    result = aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0, 0.0, 3.0, 3.0]])
+    result = aurora.run(plan, [mixtral], prompts, options, arrivals=[[0.0, 0.0, 8.0, 8.0]])
     check_moved(mixtral, result, verify(result, [mixtral], prompts, options))
     (report,) = result.control_M
-    assert report.series[0].at_s < 3 < report.series[-1].at_s
+    assert report.series[0].at_s < 8 < report.series[-1].at_s
     assert steps_s.count(0.0) == 4  # no step's: on two ranks at the beginning, and after the pause
 
 
