@@ -334,7 +334,7 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
         ),
         (
             ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "-o", "out"],
-            ["--join: expected a secret that all hosts share in AURORA_SECRET, found none"],
+            ["--join: expected the file of a certificate that all hosts share in AURORA_CERTIFICATE, found none"],
         ),
         (
             ["train", "MIXTRAL", "--text", "text.txt", "--elastic", "--join", "10.0.0.1:1", "--resume", "-o", "out"],
@@ -383,7 +383,9 @@ def test_bad_input(aurora, folder, planned, monkeypatch, args, patterns):
 
 def test_a_model_without_experts(aurora, folder):
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     LlamaForCausalLM(LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
                                  vocab_size=259)).save_pretrained(folder / "dense")  # fmt: skip
     refused(aurora("profile", folder / "dense", "--text", folder / "text.txt"), "LlamaForCausalLM has no MoE layers")
