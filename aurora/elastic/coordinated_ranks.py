@@ -108,7 +108,6 @@ class CoordinatedRanks:
         """
         with ExitStack() as stack:
             self._processes = self._started_from(stack)
-            stack.callback(lambda: self._processes.close(self._coordinator.finished))
             for rank in range(self._ranks):
                 self._processes.start(rank)
             while not self._coordinator.finished:
@@ -120,14 +119,17 @@ class CoordinatedRanks:
         lead = self._lead
         absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
         args = (self._target, self._args, self._hang_s, absent_s)
+        found: RankProcesses | LedRanks
         if lead is None:
             lighthouse = stack.enter_context(Lighthouse())
-            return RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
-        led = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
-        stack.callback(led.close, False)
-        stack.enter_context(Lighthouse(*lighthouse_of(led.address)))
-        self.address = led.address
-        return led
+            found = RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
+        else:
+            found = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
+        stack.callback(lambda: found.close(self._coordinator.finished))
+        if isinstance(found, LedRanks):
+            stack.enter_context(Lighthouse(*lighthouse_of(found.address)))
+            self.address = found.address
+        return found
 
     def _step(self) -> None:
         """Adopts new processes, handles messages, and ends the epoch where a new one is due."""
@@ -182,6 +184,7 @@ class CoordinatedRanks:
         """Kills a rank, and ends the epoch if it served in it."""
         del self._running[rank]
         self._waiting.discard(rank)
+        self._states[1].pop(rank, None)  # the epoch that it has joined does not begin
         if rank in self._serving:
             self._serving.discard(rank)
             self._stop_epoch()

@@ -6,12 +6,14 @@ import re
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from aurora.elastic import control_channel
+from aurora.elastic.control_channel import Joined, Waits
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.processes import Outbox, RankProcess
 from aurora.errors import BadInput, RankFailed
@@ -154,6 +156,26 @@ def test_one_that_is_lost_while_the_next_epoch_begins():
     coordinator.watch = watch
     assert run(coordinator) == {0: 0, 3: 3}
     assert coordinator.epochs[-1] == (0, 3)
+
+
+def test_one_that_is_lost_after_it_has_joined_keeps_the_epoch_from_beginning():
+    coordinator = Counting()
+    ranks = CoordinatedRanks(meets, 3, coordinator, (), timeout_s=9.0, hang_s=9.0)
+    sent = []
+    ranks._processes = SimpleNamespace(kill=lambda rank: None)
+    ranks._running = {rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(3)}
+    for rank in range(3):
+        ranks._handle(rank, Waits())
+    for rank in (0, 1):
+        ranks._handle(rank, Joined(7, (0, 1, 2), "here"))
+    ranks._lose(1, "killed")
+    ranks._handle(2, Joined(7, (0, 1, 2), "here"))
+    assert (coordinator.epochs, sent) == ([], [])
+    for rank in (0, 2):
+        ranks._handle(rank, Joined(9, (0, 2), "here"))
+    assert coordinator.epochs == [(0, 2)]
+    assert [(start.epoch, start.number, start.members) for start in sent] == [(9, 1, (0, 2))] * 2
+    assert coordinator.losses == {1: "killed"}
 
 
 def test_one_that_stops_in_the_middle_of_a_message_is_ended():
