@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from aurora.elastic.commit_rule import NOTHING, MemberSteps, Version, settle
-from aurora.runtime.distributed import commit_rule
+from aurora.elastic import commit_rule
 
 NAMES = "abc"
 STEPS = 2
