@@ -104,7 +104,11 @@ class JoinedTraining(JoiningHost):
         assert options.join is not None
         self._path, self._files, self._options, self._output, self._watch = path, files, options, output, watch
         self._address = parse_address("join", options.join)
-        self._label = f"{own_address(self._address)}-{token_hex(3)}"
+        try:
+            address = own_address(self._address)
+        except OSError as error:
+            raise BadInput(f"`join`: {address_text(self._address)} cannot be reached: {error.strerror}") from None
+        self._label = f"{address}-{token_hex(3)}"
         first = randbelow(2**32) * MOST_RANKS  # tells this host's ranks from those of others
         self._job: tuple[str, Mapping[str, Any], str] | None = None  # the first one
         self._samples_NT: IntArray | None = None
