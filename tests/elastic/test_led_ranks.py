@@ -6,11 +6,12 @@ import ssl
 import struct
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from aurora.elastic import hosts
 from aurora.elastic.control_channel import (
     EpochStart,
     Finish,
@@ -23,8 +24,8 @@ from aurora.elastic.control_channel import (
     run_member,
 )
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
-from aurora.elastic.host_connection import HOST_MESSAGES
-from aurora.elastic.hosts import Lead, lighthouse_of
+from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, JoinRun, secured
+from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
 from aurora.elastic.joining_host import JoiningHost
 from aurora.elastic.messages import WireFormat
 from aurora.elastic.processes import RankProcesses
@@ -315,3 +316,29 @@ def test_an_address_that_is_taken_is_told():
         ranks = CoordinatedRanks(meets, 1, Counting(), ("good",), timeout_s=9.0, hang_s=9.0, lead=lead)
         with pytest.raises(BadInput, match=r"port \d+ on 127.0.0.1 cannot be used: Address already in use"):
             ranks.run()
+
+
+def test_however_many_connect_few_are_heard():
+    """Of a thousand connections without a certificate the leader serves a bounded number, and a host joins when they are gone."""
+    lead = Lead(("127.0.0.1", 0), certificate(), (), WIRE, lambda host: None, lambda: None)
+    led = LedRanks(run_member, (), 0, lead, 60.0)
+
+    def heard():
+        return sum(thread.name.startswith("aurora-host-") for thread in threading.enumerate())
+
+    with ExitStack() as stack:
+        stack.callback(led.close)
+        crowd = [stack.enter_context(socket.create_connection(led.address)) for _ in range(1000)]
+        assert 0 < heard() <= hosts.MOST_UNPROVED
+        for connection in crowd:
+            connection.close()
+        while heard():
+            time.sleep(0.01)
+        leader, ours = (
+            secured(socket.create_connection(led.address), certificate(), False, WIRE),
+            JoinRun("a", "b", (1,), 0, {}),
+        )
+        connection = stack.enter_context(leader)
+        connection.send(ours)
+        assert isinstance(connection.receive(), HostAdmitted)
+        assert led.joined == [ours]
