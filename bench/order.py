@@ -19,7 +19,8 @@ from machine import machine
 from tables import Table, today, write
 
 import aurora
-from aurora.planner.alltoall.birkhoff import birkhoff, slots, sub_channels
+from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
+from aurora.planner.alltoall.decomposition import slots
 from aurora.planner.alltoall.hierarchical_order import RAILS, hierarchical_order
 from aurora.planner.alltoall.open_shop import NO_CUTS, SMALL, SMALL_TRIES, dense, search
 from aurora.planner.alltoall.registry import ORDER

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from aurora.planner.alltoall.birkhoff import slots
+from aurora.planner.alltoall.decomposition import slots
 from aurora.types.arrays import BoolArray, IntArray
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 

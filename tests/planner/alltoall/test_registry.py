@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.planner.alltoall.birkhoff import LOSS, slots, sub_channel_slots
+from aurora.planner.alltoall.birkhoff import LOSS, sub_channel_slots
+from aurora.planner.alltoall.decomposition import slots
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds
