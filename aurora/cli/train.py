@@ -82,14 +82,10 @@ def _not_waited_for(result: TrainResult) -> list[str]:
 
 def _table(result: TrainResult) -> Table:
     """A table of some steps, the first and the last among them."""
-    from rich.table import Table
+    from aurora.reports.formatting import seconds, table_of
 
-    from aurora.reports.formatting import right, seconds
-
-    table = Table(*right("step", "loss", "router loss", "gradient norm", "time", "experts moved"))
     every = max(1, -(-len(result.steps) // SHOWN))
-    for step in result.steps:
-        if step.step % every == 0 or step is result.steps[-1] or step.moved:
-            numbers = (f"{step.loss:.4f}", f"{step.router_loss:.4f}", f"{step.gradient_norm:.4f}")
-            table.add_row(str(step.step), *numbers, seconds(step.seconds), str(step.moved))
-    return table
+    shown = [step for step in result.steps if step.step % every == 0 or step is result.steps[-1] or step.moved]
+    numbers = dict.fromkeys(("loss", "router loss", "gradient norm"), "{:.4f}".format)
+    rows = [(step.step, step.loss, step.router_loss, step.gradient_norm, step.seconds, step.moved) for step in shown]
+    return table_of({"step": str, **numbers, "time": seconds, "experts moved": str}, rows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from rich.table import Column, Table
+from rich.table import Table
 
 from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, speedup, table_of, text
 from aurora.reports.plan_tables import estimated
@@ -131,22 +131,25 @@ def served_table(models: Sequence[ServedModel], transport: str, start_s: float) 
     """
     names = distinct([each.model for each in models])
     with_start = ", ".join(f"{each.tokens_per_s_with_start:.1f}" for each in models)
-    table = Table(
-        Column("model", overflow="fold", min_width=min(MOST_NAME, max(map(len, names)))),
-        *right("requests", "tokens\n/s", "TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"),
+    rows = []
+    for name, each in zip(names, models, strict=True):
+        requests = str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}"
+        rows.append((name, requests, each.tokens_per_s, *_p50_p99(each.ttft_s, each.tpot_s)))
+    columns: Columns = {"model": text, "requests": str, "tokens\n/s": "{:.1f}".format}
+    table = table_of(
+        {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
+        rows,
         title=f"served over {transport}",
         caption=f"with the {start_s:.1f} s before serving {with_start} tokens/s; TTFT: from a request's arrival to its "
         "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )
-    for name, each in zip(names, models, strict=True):
-        times = [percentiles(seconds_X)[p] for seconds_X in (each.ttft_s, each.tpot_s) for p in ("p50", "p99")]
-        table.add_row(
-            name,
-            str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}",
-            f"{each.tokens_per_s:.1f}",
-            *(DASH if value is None else seconds(value) for value in times),
-        )
+    table.columns[0].overflow, table.columns[0].min_width = "fold", min(MOST_NAME, max(map(len, names)))
     return table
+
+
+def _p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
+    """The median and the 99th percentile of each kind of seconds."""
+    return [percentiles(seconds_X)[name] for seconds_X in times for name in ("p50", "p99")]
 
 
 def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
@@ -201,17 +204,17 @@ def models_table(summary: Summary) -> Table | None:
     """
     if len(summary.models) == 1:
         return None
-    columns = ("steps", "time", *(f"{what} {name}" for what in ("step", "TPOT") for name in ("p50", "p99")))
-    table = Table(
-        Column("model", overflow="fold"),
-        *right(*columns),
+    rows = [
+        (each.model, len(each.step_s_T), each.seconds, *_p50_p99(each.step_s_T, each.between_s_X)) for each in summary.models
+    ]
+    times = ("time", "step p50", "step p99", "TPOT p50", "TPOT p99")
+    table = table_of(
+        {"model": text, "steps": str, **dict.fromkeys(times, seconds)},
+        rows,
         caption="time: from the start of a model's first step to the end of its last; TPOT: from the end of a step to the end "
         "of the next, for which a request that generates waits",
     )
-    for model in summary.models:
-        times = [percentiles(each_X)[name] for each_X in (model.step_s_T, model.between_s_X) for name in ("p50", "p99")]
-        cells = [DASH if value is None else seconds(value) for value in times]
-        table.add_row(model.model, str(len(model.step_s_T)), seconds(model.seconds), *cells)
+    table.columns[0].overflow = "fold"
     table.add_row("all", "", seconds(summary.seconds), *[""] * 4)
     return table
 
