@@ -476,10 +476,9 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     run = [*torchrun, warm / "aurora", "run"]
     from aurora.planner.plan import make_plan
-    from aurora.types import Profile
 
     four = load_profile(folder / "a.npz")
-    two = Profile(**{**vars(four), "tokens_TLSE": np.array(four.tokens_TLSE[:, :, :2])})
+    two = replace(four, tokens_TLSE=np.array(four.tokens_TLSE[:, :, :2]))
     save(make_plan(cluster(1e6, 1e6), [two]), folder / "two.json")
     (folder / "prompts.txt").write_text("import os\nclass A:\nthe end\n")
     given = ["two.json", "--model", str(shipped("models/mixtral-topics")), "--prompts", "prompts.txt", "--max-new-tokens", "2"]
