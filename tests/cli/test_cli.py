@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from dataclasses import replace
 
 import numpy as np
 import psutil
