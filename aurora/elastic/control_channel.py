@@ -13,7 +13,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -144,8 +143,9 @@ class ControlChannel:
         """
         self.ready.set()
         while not self._finish.is_set():
+            self._send(Waits(lost))
             try:
-                epoch = self.epoch = self.member.join(timeout_s=math.inf, seen=partial(self._send, Waits(lost)))
+                epoch = self.epoch = self.member.join(timeout_s=math.inf)
             except RankFailed:
                 if self._finish.is_set():
                     break

@@ -272,9 +272,9 @@ def test_a_lost_rank_comes_back_and_is_used(late_s, tmp_path):
     coordinator.assign = until_back
     assert run(coordinator, "good", tmp_path / "started", late_s, ranks=3, respawn=1) == {0: 0, 1: 1, 2: 2}
     everyone = (0, 1, 2)
-    assert coordinator.epochs in (
-        [[everyone, (0, 2), everyone]] if late_s else [[everyone, everyone], [everyone, (0, 2), everyone]]
-    )
+    assert coordinator.epochs[0] == coordinator.epochs[-1] == everyone
+    assert set(coordinator.epochs[1:-1]) <= {(0, 2)}  # while it gets ready
+    assert not late_s or (0, 2) in coordinator.epochs
 
 
 def test_one_with_a_bug_is_left_behind_and_says_what_it_was():
