@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,8 @@ class ControlChannel:
         """
         self.ready.set()
         while not self._finish.is_set():
-            self._send(Waits(lost))
             try:
-                epoch = self.epoch = self.member.join(timeout_s=math.inf)
+                epoch = self.epoch = self.member.join(timeout_s=math.inf, seen=partial(self._send, Waits(lost)))
             except RankFailed:
                 if self._finish.is_set():
                     break

@@ -8,6 +8,7 @@ to do once all have.
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aurora.elastic.control_channel import (
@@ -28,6 +29,7 @@ from aurora.elastic.processes import RankProcesses, StartedRank
 from aurora.errors import AuroraError, RankFailed
 
 LOOK_S = 0.1  # at most, between two looks at processes
+SETTLE_S = 0.5  # from the first rank that has joined an epoch: what its members have said before has come by then
 MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the run is given up
 
 
@@ -50,6 +52,16 @@ class Coordinator(Protocol):
 
     def on_lost(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank; `reason` is part of a sentence."""
+
+
+@dataclass
+class _JoinedEpoch:
+    """An epoch that ranks have joined and that has not begun yet: some may still have to say so, or are lost."""
+
+    number: int  # as members count
+    members: tuple[int, ...]
+    since_s: float  # since when, by time.monotonic
+    states: dict[int, Any] = field(default_factory=dict)  # of the ranks that have said so
 
 
 class CoordinatedRanks:
@@ -90,7 +102,7 @@ class CoordinatedRanks:
         self._respawns_left = [respawn] * ranks
         self._running: dict[int, StartedRank] = {}
         self._waiting: set[int] = set()  # ranks that wait for an epoch
-        self._states: tuple[int, dict[int, Any]] = 0, {}  # the last epoch that ranks have joined, and what each of them holds
+        self._joined: _JoinedEpoch | None = None
         self._epoch, self._number = 0, 0  # the epoch in force, and its number here
         self._members: tuple[int, ...] = ()  # its ranks
         self._serving: set[int] = set()  # of them, those not lost since
@@ -145,9 +157,19 @@ class CoordinatedRanks:
                 self._handle(rank, message)
         if not self._running and not self._processes.starting:
             raise RankFailed(f"all ranks are lost; the last, {self._last_loss}")
+        self._give_up_joined()
         joins = self._waiting - self._serving
         if (joins or self._coordinator.wants_new_epoch) and self._progressed:
             self._stop_epoch()
+
+    def _give_up_joined(self) -> None:
+        """Ends an epoch that cannot begin, because one of its members was lost as it joined."""
+        joined = self._joined
+        if joined is None or time.monotonic() - joined.since_s < SETTLE_S or self._waiting >= set(joined.members):
+            return
+        for rank in joined.states:
+            self._running[rank].send(Stop(joined.number))
+        self._joined = None
 
     def _stop_epoch(self) -> None:
         """Ends the epoch in force, if it was not ended here before."""
@@ -163,13 +185,13 @@ class CoordinatedRanks:
                 self._waiting.add(rank)
                 if lost is not None:
                     self._last_loss = f"rank {rank}: {lost}"
-            case Joined(epoch, members, state):
-                if epoch > self._states[0]:
-                    self._states = epoch, {}
-                if epoch == self._states[0]:
-                    self._states[1][rank] = state
-                    if self._states[1].keys() == set(members):
-                        self._start_epoch()
+            case Joined(epoch, members, state) if epoch > self._epoch:
+                if self._joined is None or epoch > self._joined.number:
+                    self._joined = _JoinedEpoch(epoch, members, time.monotonic())
+                if epoch == self._joined.number:
+                    self._joined.states[rank] = state
+                    if self._joined.states.keys() == set(members):
+                        self._start_epoch(self._joined)
             case Progress(epoch, value) if epoch == self._epoch:
                 if self._coordinator.on_progress(rank, value):
                     self._idle_epochs, self._progressed = 0, True
@@ -184,7 +206,8 @@ class CoordinatedRanks:
         """Kills a rank, and ends the epoch if it served in it."""
         del self._running[rank]
         self._waiting.discard(rank)
-        self._states[1].pop(rank, None)  # the epoch that it has joined does not begin
+        if self._joined is not None:
+            self._joined.states.pop(rank, None)
         if rank in self._serving:
             self._serving.discard(rank)
             self._stop_epoch()
@@ -198,9 +221,10 @@ class CoordinatedRanks:
             self._respawns_left[rank] -= 1
             self._processes.start(rank)
 
-    def _start_epoch(self) -> None:
+    def _start_epoch(self, joined: _JoinedEpoch) -> None:
         """Tells all members of the epoch that they have joined what to do in it."""
-        self._epoch, states = self._states[0], dict(sorted(self._states[1].items()))
+        self._joined = None
+        self._epoch, states = joined.number, dict(sorted(joined.states.items()))
         self._stopped = True  # its members have left the one before
         for rank in self._serving - states.keys():
             self._lose(rank, "it hangs, or cannot be reached: the next epoch began without it")

@@ -103,6 +103,7 @@ class Member:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._asked_s: float | None = None  # since when it waits for an epoch
+        self._seen: Callable[[], None] = lambda: None  # called when the others see that
         self._over_s: float | None = None  # since when its epoch is over
         self._epoch = Epoch(0, (), {}, 0)
         self._processes: dict[str, str] = {}  # of the epoch's members, by name
@@ -126,13 +127,16 @@ class Member:
         assert self._groups is not None
         return self._groups
 
-    def join(self, data: Any = None, agreed: bool = False, timeout_s: float | None = None) -> Epoch:
+    def join(
+        self, data: Any = None, agreed: bool = False, timeout_s: float | None = None, seen: Callable[[], None] = lambda: None
+    ) -> Epoch:
         """Waits for the next epoch.
 
         Args:
             data: what the other members are told of this one; JSON.
             agreed: whether all members leave the last epoch by agreement; if not, they are stopped.
             timeout_s: seconds to wait; None: as long as for other members.
+            seen: called, by another thread, when the others have seen that this member waits.
 
         Raises:
             RankFailed: if no epoch begins in time, another process has this name, or the member is closed meanwhile.
@@ -140,7 +144,7 @@ class Member:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         with self._changed:
             self._said = msgspec.structs.replace(self._said, serving=False, agreed=agreed, data=data)
-            self._asked_s = time.monotonic()
+            self._asked_s, self._seen = time.monotonic(), seen
             self.stopped.set()
             if not self._threads:
                 for target in (self._take_rounds, self._give_signs):
@@ -321,6 +325,8 @@ class Member:
             if ours is not None and ours.process != self._said.process:
                 self._refused = f"{self.name}: another process is {self.name}"
             elif ours is not None and self._asked_s is not None and not ours.serving:
+                self._seen()
+                self._seen = lambda: None
                 now_ms = found.created.seconds * 1000 + found.created.nanos // 1_000_000
                 if (number := next_epoch(entries, now_ms, self._absent_s)) > self._epoch.number:
                     self._begin(number, entries)
