@@ -32,7 +32,9 @@ from aurora.elastic.host_connection import (
 )
 from aurora.elastic.messages import Alive, Refused, WireFormat
 from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
+from aurora.errors import BadInput
 from aurora.runtime.distributed.connections import listen
+from aurora.types.option_checks import MOST_PORT
 
 ALIVE_S = 0.1  # between two signs of life on a connection, by which its kernel notices that the other host is gone
 MOST_UNPROVED = 64  # connections that have not shown the certificate yet; more are ended at once
@@ -40,8 +42,15 @@ FAREWELL_S = 1.0  # for what was sent last to be read
 
 
 def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
-    """Returns the address of the lighthouse of a run that is led at an address: the port after it."""
-    return leader[0], leader[1] + 1
+    """Returns the address of the lighthouse of a run that is led at an address: the port after it.
+
+    Raises:
+        BadInput: if there is no such port.
+    """
+    host, port = leader
+    if port == MOST_PORT:
+        raise BadInput(f"expected a leader's port with one after it for the lighthouse, at most {MOST_PORT - 1}, found {port}")
+    return host, port + 1
 
 
 @dataclass(frozen=True)

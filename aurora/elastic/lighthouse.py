@@ -38,7 +38,10 @@ class Lighthouse:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
         check_torchft()
-        listen(host, port).close()  # a sentence if it cannot be used
+        try:
+            listen(host, port).close()  # a sentence if it cannot be used
+        except BadInput as error:
+            raise BadInput(f"the lighthouse: {error}") from None
         self._heartbeat_timeout_s, self._closed = heartbeat_timeout_s, threading.Event()
         self.address = host, port
         self._child = self._start()

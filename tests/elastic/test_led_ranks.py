@@ -27,6 +27,7 @@ from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, JoinRun, secured
 from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
 from aurora.elastic.joining_host import JoiningHost
+from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.messages import WireFormat
 from aurora.elastic.processes import RankProcesses
 from aurora.errors import AuroraError, BadInput, RankFailed
@@ -342,3 +343,15 @@ def test_however_many_connect_few_are_heard():
         connection.send(ours)
         assert isinstance(connection.receive(), HostAdmitted)
         assert led.joined == [ours]
+
+
+def test_a_leader_needs_the_port_after_its_own():
+    assert lighthouse_of(("::1", 29600)) == ("::1", 29601)
+    with pytest.raises(
+        BadInput, match="expected a leader's port with one after it for the lighthouse, at most 65534, found 65535"
+    ):
+        lighthouse_of(("10.0.0.1", 65535))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        _, port = taken.getsockname()
+        with pytest.raises(BadInput, match=f"^the lighthouse: port {port} on 127.0.0.1 cannot be used"):
+            Lighthouse(port=port)
