@@ -115,6 +115,7 @@ class JoinedTraining(JoiningHost):
         self._steps = KeptSteps()
         self._remarks: list[str] = []
         self._lost: list[str] = []
+        self._finished: set[int] = set()  # ranks that have taken all steps
         super().__init__(
             self._address, certificate_of_hosts("join"), f"host {self._label}", tuple(range(first, first + options.ranks)),
             shared_by_hosts(path), WIRE, self._make_processes, timeout_s=options.timeout_s, respawn=options.respawn,
@@ -134,10 +135,12 @@ class JoinedTraining(JoiningHost):
                     self._watch(message.step.step, {each % MOST_RANKS: pid for each, pid in self.pids.items()})
             case MemberFinished(remarks):
                 self._remarks += remarks
+                self._finished.add(rank)
 
     def ended(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank."""
-        self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
+        if rank not in self._finished:
+            self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
         """Returns the steps that the leader's log lacks, if there are any."""

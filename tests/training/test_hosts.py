@@ -110,7 +110,8 @@ def test_a_host_that_joins_loses_a_rank_and_the_leader_writes_what_all_have_done
     (lost,) = led.lost
     assert lost.startswith("host 127.0.0.1-")
     assert ": rank 0 was lost after " in lost
-    assert joined.lost[0].startswith("rank 0 was lost after ")
+    (lost_there,) = joined.lost
+    assert lost_there.startswith("rank 0 was lost after ")
     assert lost.endswith(": killed by signal 9")
     logged = {json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()}
     assert logged == set(range(OPTIONS.steps))
