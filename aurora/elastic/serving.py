@@ -48,6 +48,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.io.journals import JournalFile
 from aurora.io.plans import plan_digest
 from aurora.models.hub import model_digest
+from aurora.models.loading import load_config, load_tokenizer
 from aurora.runtime.expert_moves import ExpertTransfer
 from aurora.runtime.order_calibration import OrderCalibration
 from aurora.runtime.order_choice import OrdersUsed
@@ -117,8 +118,9 @@ def run_elastic(
     loads_MLE = load_MLE or [np.ones(shape) for shape in layers_M]
     began_s, failure = time.perf_counter(), None
     results: list[RankResult] = []
-    about, lead = _told_apart_by(plan, prompts, options), lead_of(plan, models, prompts, options, began_s)
+    lead = lead_of(plan, models, prompts, options, began_s)
     compile_what_ranks_call(plan, options)
+    about = {} if journal is None else _told_apart_by(plan, models, prompts, options)
     opened = nullcontext() if journal is None else closing(JournalFile(Path(journal), about, resume))
     with opened as file:
         requests = RequestJournal(plan, prompts, loads_MLE, options.adapt is not None, file, cost_MG, arrivals)
@@ -155,13 +157,20 @@ def _with_transport(plan: Plan, options: RunOptions) -> RunOptions:
     return replace(options, transport=transport_of_host(asked, local))
 
 
-def _told_apart_by(plan: Plan, prompts: Sequence[Sequence[list[int]]], options: RunOptions) -> dict[str, Any]:
-    """Returns all that answers depend on, by which runs are told apart."""
+def _told_apart_by(
+    plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions
+) -> dict[str, Any]:
+    """Returns all that answers depend on, by which runs are told apart. All of the models' files are read."""
     return {
         "models": [[model.model, model.identity.fingerprint] for model in plan.models],
         "prompts": hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest(),
         "max_new_tokens": options.max_new_tokens,
         "dtype": options.dtype,
+        "model files": [model_digest(path) for path in models],
+        "answers": [
+            [len(requests), load_config(path).vocab_size, load_tokenizer(path).eos_token_id]
+            for path, requests in zip(models, prompts, strict=True)
+        ],
     }
 
 

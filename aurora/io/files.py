@@ -26,7 +26,7 @@ MOST_HEADER_BYTES = 1 << 26  # largest header
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)  # what zipfile raises
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
-SCHEMAS = {"aurora plan": 5, "aurora profile": 2, "aurora record": 2}
+SCHEMAS = {"aurora journal": 2, "aurora plan": 5, "aurora profile": 2, "aurora record": 2}
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)  # by contents of another form
 SPOKEN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 MADE_BY = {  # the command that makes a file of a format
@@ -34,6 +34,7 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora placement": "aurora place or aurora import",
     "aurora profile": "aurora profile",
     "aurora curves": "aurora profile",
+    "aurora journal": "aurora run --survive",
     "aurora trace": "aurora simulate or aurora run",
     "aurora record": "the vLLM plugin",
 }

@@ -1,8 +1,9 @@
-"""Journals of answers (JSON lines, schema 1): tokens that a run has produced, on disk while it serves.
+"""Journals of answers (JSON lines, schema 2): tokens that a run has produced, on disk while it serves.
 
 The first line has `format`, `schema`, and what the run is of. Each other line has new tokens of one answer: numbers of `model`
-and `prompt`, `at` (the number of tokens before them), `tokens`, and whether the answer is `finished` by them. Lines are only
-appended; a last line that is cut off, as by a full disk or a power cut, is left out.
+and `prompt`, `at` (the number of tokens before them), `tokens`, and whether the answer is `finished` by them. Every line ends
+with its `checksum`, a CRC-32 of it and of all lines before. Lines are only appended; the first one that is damaged or cut off,
+as by a full disk or a power cut, and those after it are left out. Schema 1 has no checksums.
 """
 
 import errno
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.io.files import naming, open_locked, schema_of
+from aurora.io.files import check_schema, naming, open_locked, schema_of
 
 FORMAT = "aurora journal"
+UNCHECKED = 1  # schema without checksums and without what later heads have
 SYNC_S = 0.5  # between two writes
 LOG = logging.getLogger("aurora.run")
 
@@ -42,7 +45,7 @@ JournalledAnswers = dict[tuple[int, int], JournalledAnswer]  # by the numbers of
 
 def load_journal(path: Path) -> JournalledAnswers:
     """Reads the answers of a journal. Raises BadInput if the file cannot be read or is no journal."""
-    return _read(path)[1]
+    return _read(path, {})[1]
 
 
 class JournalFile:
@@ -53,14 +56,16 @@ class JournalFile:
 
     Args:
         path: the file.
-        about: what tells the run from others, as JSON values by name.
+        about: what tells the run from others, as JSON values by name. With `answers`, a list by model of [number of prompts,
+            number of token ids, id that ends an answer or None], and `max_new_tokens`, what the file has must be answers of it.
         resume: go on from the file if it is there; otherwise it must not be.
 
     Attributes:
         resumed: the answers that the file had.
 
     Raises:
-        BadInput: if the file cannot be used, is in use, is there without `resume`, or is of a run with another `about`.
+        BadInput: if the file cannot be used, is in use, is there without `resume`, is of a run with another `about`, or has
+            answers that this run cannot have given.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], resume: bool) -> None:
@@ -72,10 +77,15 @@ class JournalFile:
                 self._begin(path, head)
             elif not resume:
                 raise BadInput(f"{path}: an interrupted run left it: expected `resume`, which goes on from it, or no such file")
-            found, self.resumed, whole_bytes = _read(path)
-            for name, value in head.items():
-                if found.get(name) != value:
+            found, self.resumed, whole_bytes, self._checksum = _read(path, about)
+            earlier = found["schema"] == UNCHECKED
+            for name, value in about.items():
+                if found.get(name, value if earlier else None) != value:
                     raise BadInput(f"{path}: expected the journal of this run, found one of a run with other {name}")
+            if earlier:
+                LOG.warning("%s: an earlier version wrote it, without checksums: what it has is taken as it is", path)
+            if damaged := path.stat().st_size - whole_bytes:
+                LOG.warning("%s: its last %d bytes are damaged or cut off: left out, and produced anew", path, damaged)
             self._file.truncate(whole_bytes)
             undone.pop_all()
         self._path, self._empty, self._failed = path, not self.resumed, False
@@ -104,7 +114,7 @@ class JournalFile:
     def _begin(self, path: Path, head: Mapping[str, Any]) -> None:
         """Writes the first line."""
         try:
-            line = json.dumps(head).encode() + b"\n"
+            line, _ = _sealed(head, 0)
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -120,7 +130,8 @@ class JournalFile:
             new, self._new = self._new, {}
         for (model, prompt), (at, answer) in new.items():
             line = {"model": model, "prompt": prompt, "at": at, "tokens": answer.tokens, "finished": answer.finished}
-            self._unwritten += json.dumps(line, separators=(",", ":")).encode() + b"\n"
+            sealed, self._checksum = _sealed(line, self._checksum)
+            self._unwritten += sealed
         if not self._unwritten:
             return
         try:
@@ -134,22 +145,60 @@ class JournalFile:
             self._failed = True
 
 
-def _read(path: Path) -> tuple[dict[str, Any], JournalledAnswers, int]:
-    """A journal's first line, its answers, and the bytes of its whole lines."""
+def _sealed(row: Mapping[str, Any], before: int) -> tuple[bytes, int]:
+    """A row as a line, and its checksum, which that of the line before goes into."""
+    text = json.dumps(row, separators=(",", ":")).encode()
+    checksum = zlib.crc32(text, before)
+    return b'%s,"checksum":%d}\n' % (text[:-1], checksum), checksum
+
+
+def _opened(line: bytes, before: int) -> tuple[bool, int]:
+    """Whether the line is as `_sealed` made it, and its checksum."""
+    text, _, stated = line.rpartition(b',"checksum":')
+    checksum = zlib.crc32(text + b"}", before)
+    return stated == b"%d}" % checksum, checksum
+
+
+def _read(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], JournalledAnswers, int, int]:
+    """A journal's first line, its answers, the bytes of its whole lines, and the last one's checksum."""
     with naming(path):
-        content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+        first, *lines = path.read_bytes().split(b"\n")[:-1] or [b""]
     answers: JournalledAnswers = {}
     try:
-        head, *lines = map(json.loads, whole.splitlines())
+        head = json.loads(first)
         if head["format"] != FORMAT:
             raise ValueError(f"format {head['format']!r}")
+        if head["schema"] != UNCHECKED:
+            check_schema(path, head, FORMAT)
+        intact, checksum = _opened(first, 0)
+        if not intact and head["schema"] != UNCHECKED:
+            raise ValueError("its first line is damaged")
+        whole_bytes = len(first) + 1
         for line in lines:
-            answer = answers.setdefault((int(line["model"]), int(line["prompt"])), JournalledAnswer())
-            if line["at"] != len(answer.tokens) or answer.finished:
-                raise ValueError(f"tokens at {line['at']} of an answer of {len(answer.tokens)}")
-            answer.tokens += map(int, line["tokens"])
-            answer.finished = bool(line["finished"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+            intact, after = _opened(line, checksum)
+            if not intact and head["schema"] != UNCHECKED:
+                break
+            _take(answers, json.loads(line), head | about)
+            whole_bytes, checksum = whole_bytes + len(line) + 1, after
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadInput(f"{path}: expected the journal of an interrupted run: {error}") from None
-    return head, answers, len(whole)
+    return head, answers, whole_bytes, checksum
+
+
+def _take(answers: JournalledAnswers, row: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Adds a line to the answers. Raises ValueError if no run `about` this writes it."""
+    model, prompt, at, tokens, finished = (row[name] for name in ("model", "prompt", "at", "tokens", "finished"))
+    answer = answers.setdefault((model, prompt), JournalledAnswer())
+    if any(type(number) is not int or number < 0 for number in (model, prompt, at, *tokens)) or type(finished) is not bool:
+        raise ValueError("numbers that are none")
+    if at != len(answer.tokens) or answer.finished:
+        raise ValueError(f"tokens at {at} of an answer of {len(answer.tokens)}")
+    answer.tokens, answer.finished = answer.tokens + tokens, finished
+    if "answers" in about:
+        prompts, vocabulary, end = about["answers"][model]
+        complete = len(answer.tokens) == about["max_new_tokens"] or end in tokens
+        fits = prompt < prompts and max(tokens, default=0) < vocabulary and len(answer.tokens) <= about["max_new_tokens"]
+        if not fits or finished != complete or end in tokens[:-1]:
+            raise ValueError(
+                f"answer {prompt} of model {model} is none of {prompts} of at most {about['max_new_tokens']} tokens"
+            )

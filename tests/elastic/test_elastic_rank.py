@@ -303,6 +303,13 @@ def test_when_nobody_has_an_expert_any_more_another_run_goes_on_from_the_journal
     assert {(0, request): (tokens, request in kept.finished) for request, tokens in kept.tokens.items()} == {
         key: (answer.tokens, answer.finished) for key, answer in load_journal(journal).items()
     }
+    other = shutil.copytree(mixtral, tmp_path / "other")
+    weights = next(other.glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-2] ^= 1  # one bit of one weight
+    weights.write_bytes(content)
+    with pytest.raises(BadInput, match="expected the journal of this run, found one of a run with other model files"):
+        run_elastic(plan_for([mixtral], 2), [other], prompts, options, journal=journal, resume=True)
     options = replace(options, keep_logits=True)
     result = run_elastic(plan_for([mixtral], 2), [mixtral], prompts, options, journal=journal, resume=True)
     answers = result.answers_M[0]

@@ -1,14 +1,19 @@
 """Journals of answers: what is added is there afterwards, whole, and only the run that it is of goes on from it."""
 
 import json
-from contextlib import closing
+import shutil
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aurora.errors import BadInput
-from aurora.io.journals import JournalFile, JournalledAnswer, load_journal
+from aurora.io.journals import UNCHECKED, JournalFile, JournalledAnswer, _sealed, load_journal
 
 ABOUT = {"prompts": "abc", "max_new_tokens": 4}
+OLDER = Path(__file__).parents[1] / "older_files" / "run.journal.jsonl"
 
 
 @pytest.fixture
@@ -91,12 +96,121 @@ def test_journals_of_others_are_refused(path):
         JournalFile(path, ABOUT, resume=False)
     with pytest.raises(BadInput, match="found one of a run with other max_new_tokens"):
         JournalFile(path, ABOUT | {"max_new_tokens": 5}, resume=True)
-    head = path.read_text().splitlines()[0]
-    for lines in ("[]\n", '{"a": 1}\n', f'{head}\n{{"model":0}}\n', f"{head}\n{json.dumps(line(at=1))}\n"):
+
+
+def test_what_is_no_journal_is_refused(path):
+    for lines in ("", "\n", "[]\n", '{"a": 1}\n', "[" * 100_000 + "\n", OLDER.read_text() + '{"model":0}\n'):
         path.write_text(lines)
         with pytest.raises(BadInput, match="expected the journal of an interrupted run"):
-            JournalFile(path, ABOUT, resume=True)
+            load_journal(path)
+    head, _ = _sealed({"format": "aurora journal", "schema": 99}, 0)
+    path.write_bytes(head)
+    with pytest.raises(BadInput, match="expected schema = 2, found 99; make it anew with aurora run --survive"):
+        load_journal(path)
 
 
-def line(at):
-    return {"model": 0, "prompt": 0, "at": at, "tokens": [1], "finished": False}
+OF_TWO = ABOUT | {"answers": [[4, 100, 9], [1, 50, None]]}
+WRITTEN = [(0, 3, 0, [7, 8], False), (1, 0, 0, [5, 9, 9, 9], True), (0, 3, 2, [9], True), (0, 0, 0, [1], False)]
+
+
+def answers_of(rows):
+    found = {}
+    for model, prompt, _, tokens, finished in rows:
+        answer = found.setdefault((model, prompt), JournalledAnswer())
+        answer.tokens, answer.finished = answer.tokens + tokens, finished
+    return found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("journal") / "answers.journal.jsonl"
+    journal = JournalFile(path, OF_TWO, resume=False)
+    for row in WRITTEN:
+        journal.add(*row)
+        journal._write()
+    journal.close()
+    return path
+
+
+@given(damage=st.data())
+def test_of_a_damaged_journal_whole_lines_before_the_damage_are_taken_and_nothing_else(written, damage, tmp_path_factory):
+    """Bytes are changed, taken out or put in, lines exchanged or repeated: never an answer that the run has not given."""
+    content, path = bytearray(written.read_bytes()), written.with_name("damaged.journal.jsonl")
+    lines = content.splitlines(keepends=True)
+    at = damage.draw(st.integers(0, len(content) - 1))
+    match damage.draw(st.sampled_from(["byte", "cut", "gap", "put in", "repeated", "exchanged"])):
+        case "byte":
+            content[at] ^= damage.draw(st.integers(1, 255))
+        case "cut":
+            del content[at:]
+        case "gap":
+            del content[at : at + damage.draw(st.integers(1, 200))]
+        case "put in":
+            content[at:at] = damage.draw(st.binary(min_size=1, max_size=20))
+        case "repeated":
+            content = bytearray(b"").join([*lines, damage.draw(st.sampled_from(lines))])
+        case "exchanged":
+            content = bytearray(b"").join(damage.draw(st.permutations(lines)))
+    path.write_bytes(content)
+    possible = [answers_of(WRITTEN[:many]) for many in range(len(WRITTEN) + 1)]
+    with suppress(BadInput):
+        assert load_journal(path) in possible
+        with closing(JournalFile(path, OF_TWO, resume=True)) as journal:
+            assert journal.resumed in possible
+
+
+def test_a_damaged_tail_is_cut_and_told(written, path, caplog):
+    lines = written.read_bytes().splitlines(keepends=True)
+    flipped = lines[2].replace(b"5,9", b"5,8")
+    assert flipped != lines[2]
+    path.write_bytes(b"".join([*lines[:2], flipped, *lines[3:]]))
+    with closing(JournalFile(path, OF_TWO, resume=True)) as journal:
+        assert journal.resumed == answers_of(WRITTEN[:1])
+        journal.add(0, 0, 0, [2], False)
+    said = f"{path}: its last {sum(map(len, lines[2:]))} bytes are damaged or cut off: left out, and produced anew"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    assert load_journal(path) == answers_of([WRITTEN[0], (0, 0, 0, [2], False)])
+
+
+@pytest.mark.parametrize(
+    "row",
+    {
+        "a model that is none": (2, 0, 0, [1], False),
+        "a foreign prompt": (0, 4, 0, [1], False),
+        "a negative prompt": (0, -1, 0, [1], False),
+        "beyond the vocabulary": (1, 0, 0, [50], False),
+        "negative": (0, 0, 0, [-1], False),
+        "text": (0, 0, 0, ["1"], False),
+        "true": (True, 0, 0, [1], False),
+        "over the limit": (0, 0, 0, [1, 2, 3, 4, 5], True),
+        "not finished at the limit": (0, 0, 0, [1, 2, 3, 4], False),
+        "finished before": (0, 0, 0, [1, 2], True),
+        "after its end": (0, 0, 0, [9, 2], False),
+        "not finished by its end": (0, 0, 0, [9], False),
+        "later": (0, 0, 1, [1], False),
+        "a number for finished": (0, 0, 0, [1], 0),
+    }.items(),
+    ids=lambda each: each[0],
+)
+def test_what_no_run_can_have_written_is_refused_whatever_its_checksum(path, row):
+    names = ("model", "prompt", "at", "tokens", "finished")
+    head, before = _sealed({"format": "aurora journal", "schema": 2, **OF_TWO}, 0)
+    line, _ = _sealed(dict(zip(names, row[1], strict=True)), before)
+    path.write_bytes(head + line)
+    with pytest.raises(BadInput, match="expected the journal of an interrupted run"):
+        JournalFile(path, OF_TWO, resume=True)
+    assert path.read_bytes() == head + line
+
+
+def test_a_journal_without_checksums_is_gone_on_from_and_told(path, caplog):
+    shutil.copy(OLDER, path)
+    head = json.loads(OLDER.read_text().splitlines()[0])
+    assert head["schema"] == UNCHECKED
+    about = {name: head[name] for name in ("models", "prompts", "max_new_tokens", "dtype")}
+    with closing(JournalFile(path, about | {"model files": ["new"], "answers": [[32, 256, None]]}, resume=True)) as journal:
+        assert len(journal.resumed) == 32
+        journal.add(0, 3, 10, [7], False)
+    assert "an earlier version wrote it, without checksums" in caplog.text
+    assert load_journal(path)[0, 3].tokens[10:] == [7]
+    with pytest.raises(BadInput, match="is none of 32 of at most 40 tokens"):
+        JournalFile(path, about | {"answers": [[32, 100, None]]}, resume=True)
