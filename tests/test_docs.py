@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -21,6 +22,7 @@ from aurora.io import load_cluster
 from aurora.types.run_options import TRANSPORTS
 
 ROOT = Path(__file__).parents[1]
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 PAGES = {
     str(file.relative_to(ROOT)): re.findall(r"^```(\w+)\n(.*?)^```", file.read_text(), re.MULTILINE | re.DOTALL)
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -29,18 +31,66 @@ EXPECTED = {  # what the last block of a page prints, or a part of it
     "docs/how-to/python.md": "tensor([0., 1., 2., 3.])\n",
     "README.md": "exclusive, equal GPUs gap ",
 }
+RUN = [page for page, blocks in PAGES.items() if {"bash", "python"} & {kind for kind, _ in blocks}]
+REPORTED = [page for page in RUN if any(".html" in text for kind, text in PAGES[page] if kind in ("bash", "python"))]
+ALONE = ("README.md", *(page for page in RUN if page not in REPORTED))  # others run where their reports are opened
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=() if page in EXPECTED else pytest.mark.full)
-        for page, blocks in PAGES.items()
-        if {"bash", "python"} & {kind for kind, _ in blocks}
-    ],
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=() if page in EXPECTED else pytest.mark.full) for page in ALONE])
 def test_every_example_runs(page, tmp_path, warm):
+    run_page(page, tmp_path, warm)
+
+
+@pytest.mark.full
+@pytest.mark.browser
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [*REPORTED, "aurora demo"])
+def test_every_report_of_a_page_has_no_empty_section(page, tmp_path, warm):
+    """Each report that a page's commands write is opened in a browser: every section shows charts or tables, every tile a number."""
+    if page == "aurora demo":
+        subprocess.run([warm / "aurora", "demo", "-o", tmp_path / "demo"], check=True, capture_output=True, timeout=900)
+    else:
+        run_page(page, tmp_path, warm)
+    reports = [path for path in sorted(tmp_path.rglob("*.html")) if not path.is_symlink()]
+    assert reports
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium; the reports were written, not opened")
+    for report in reports:
+        assert empty_parts(report) == []
+
+
+def empty_parts(report):
+    """What a report's page lacks, in words, and what the browser complains of."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    lacks = []
+    with sync_api.sync_playwright() as playwright:
+        tab = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000).new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("console", lambda message: lacks.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: lacks.append(str(error)))
+        tab.goto(report.as_uri())
+        for chart in tab.locator("[data-chart]").all():
+            chart.scroll_into_view_if_needed()
+            tab.wait_for_selector(f"[data-chart={chart.get_attribute('data-chart')}][data-drawn]")
+            if not chart.locator(".words").inner_text():
+                lacks.append(f"chart {chart.get_attribute('data-chart')} says nothing")
+        lacks += [f"{each.inner_text()}" for each in tab.locator("section .missing").all()]
+        lacks += [
+            f"tile {each.inner_text()}"
+            for each in tab.locator(".tiles > div").all()
+            if "–" in each.locator(".value").inner_text()
+        ]
+        sections = tab.locator("section").all()
+        lacks += [
+            f"section {each.get_attribute('id')}" for each in sections if not each.locator("canvas, tbody tr, li").count()
+        ]
+        assert len(sections) > 1
+    return lacks
+
+
+def run_page(page, tmp_path, warm):
+    """Runs the commands and Python of a page in a folder, as they stand there."""
     for name in ("profiles", "aurora", "bench", "LICENSE", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(warm), str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -36,9 +36,9 @@ def recommend(
         output: folder for the plan and the engine's file.
     """
     from aurora.advisor.recommend import SERVING_ENGINES, save_recommendation
-    from aurora.advisor.sharing import sharing_advice
     from aurora.io import load_cluster, load_profile
-    from aurora.reports.comparisons import recommendation_lines, recommendation_table
+    from aurora.reports.advice import recommendation_lines, sharing_advice
+    from aurora.reports.comparisons import recommendation_table
     from aurora.reports.json_objects import recommendation_json
 
     if (not gpus) == (cluster is None):

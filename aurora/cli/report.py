@@ -41,6 +41,7 @@ def report_files(
 ) -> None:
     """Write the report on the plan and traces in these files; without `profiles` those that the plan names, if unchanged."""
     from aurora.io import load_plan, load_trace
+    from aurora.planner.evaluate import repriced
     from aurora.reports.write import report as written
 
     loaded, missing = load_plan(plan), ""
@@ -51,4 +52,6 @@ def report_files(
         if profiles:
             raise
         traffic, missing = [], str(error)
+    if not profiles and traffic:
+        loaded = repriced(loaded, traffic)
     written(loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline)

@@ -155,7 +155,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
             {
                 "model": m.model,
                 "fingerprint": m.fingerprint,
-                "profile": {"path": m.profile_path, "digest": m.profile_digest},
+                "profile": {"path": m.profile_path, "digest": m.profile_digest, "traffic": m.traffic_digest},
                 **{name: getattr(m, name) for name in _SIZES},
                 "dense_layers": list(m.dense_layers),
                 **({"deduplicated": True} if m.deduplicated else {}),
@@ -206,6 +206,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
                 m.get("deduplicated") is True,
                 _hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
+                str(m["profile"].get("traffic", "")),
             )
         )
     rows = found["cluster"]["gpu"]

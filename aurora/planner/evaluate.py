@@ -1,7 +1,7 @@
 """A plan on traffic that it was not made for: its time, beside a plan made for that traffic, and how far traffic has moved."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from aurora.planner.check.fit import check_traffic
 from aurora.planner.network.switch import timed_steps
 from aurora.planner.placement.grouping import balanced
 from aurora.planner.placement.slot_counts import even_slots
-from aurora.planner.plan import layer_seconds, make_plan, objective_between
+from aurora.planner.plan import layer_seconds, make_plan, objective_between, planned_scenario
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
@@ -103,6 +103,29 @@ def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -
         )
 
 
+def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Returns the plan with its seconds by these profiles, of its own traffic, if their compute curves are others now."""
+    pairs = list(zip(plan.models, profiles, strict=True))
+    more = any(not np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)  # domains, which a plan does not name
+    if more or all(m.profile_digest == p.digest or (m.deduplicated and m.hierarchy is None) for m, p in pairs):
+        return plan
+    scenario, placements = planned_scenario(plan, profiles), [model.placement for model in plan.models]
+    value_s_L = scenario.seconds(placements)
+    bound_s = sum(min(scenario.bound(scenario.costs(layer)), value_s) for layer, value_s in enumerate(value_s_L.tolist()))
+    placed = scenario.placed(placements, float(value_s_L.sum()), bound_s)
+    return replace(
+        plan,
+        models=tuple(replace(model, profile_digest=profile.digest) for model, profile in pairs),
+        objective_s=placed.objective_s,
+        bound_s=placed.bound_s,
+        assignment_bound_s=None,
+        unseen_s=placed.unseen_s,
+        slot_gain=None,
+        between_s=objective_between(plan, profiles),
+        notes=(*plan.notes, "priced anew by compute times that were measured after it was made"),
+    )
+
+
 @dataclass(frozen=True)
 class Drift:
     """The distance of a second profile's traffic from a first's, and what a plan made for the first loses on it.
@@ -182,7 +205,7 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     for profile in (before, after):
         if not profile.tokens_TLSE.any():
             raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
-    if plan is not None and [model.profile_digest for model in plan.models] != [before.digest]:
+    if plan is not None and [model.made_from(before) for model in plan.models] != [True]:
         raise BadInput(f"drift: expected a plan for the first profile, {before.model!r} alone, found one made from others")
     hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
     loads = before.load_LE, after.load_LE

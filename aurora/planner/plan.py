@@ -334,6 +334,7 @@ def schedule_model(
         tuple(schedule.cut for schedule in schedules if schedule.cut),
         deduplicated,
         hierarchy,
+        profile.traffic_digest,
     )
 
 

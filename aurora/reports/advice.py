@@ -1,25 +1,35 @@
-"""Advice: what to do next, in sentences that follow from a report's figures."""
+"""Advice: all sentences that say what to do. Each follows from figures, and what is advised was tried and is better by them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from aurora.advisor.sharing import sharing_advice
+from aurora.advisor.recommend import WORTH as SURE
+from aurora.advisor.recommend import Recommendation
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, MICRO_BATCHES, THREE_MODELS, WORTH, WaysCompared
+from aurora.errors import AuroraError
 from aurora.planner.placement.slot_counts import memory_slots_G
+from aurora.planner.plan import layer_seconds, make_plan, schedule_model
 from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
+from aurora.planner.resolve_options import remade
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
-from aurora.types.arrays import gap
+from aurora.types import Placement, Plan
+from aurora.types.arrays import evenly_spaced, gap
 
 # thresholds for a sentence, each a part of the quantity named
 OFF = 0.1  # a prediction off by more
 MOST, FULL = 0.5, 0.8  # of a rank's time
 LOPSIDED = 0.2  # the busiest port or GPU above the mean
 SLACK = 0.03  # what a bound leaves to gain
+LEAST = 0.005  # what a plan that was tried has to gain
 SEARCHES = ("local-search", "exact")  # of COLOCATE
+TRIED_LAYERS = 8  # at most, for which other plans are made
 
 
 def advice(found: ReportNumbers) -> list[str]:
@@ -36,11 +46,15 @@ def _control(found: ReportNumbers) -> Iterator[str]:
                 f"Read the log of {model}'s control loop: planning, moving or writing a line failed {report.failures} times, "
                 f"and it was stuck {report.stuck} times. Experts may have stayed where they were."
             )
-        if report.dry_run and report.changes:
-            first, last = report.series[0], report.series[-1]
+        windows = [next((w for w in report.series if w.at_s >= change.at_s), None) for change in report.changes]
+        now, then = (
+            np.mean([getattr(w, name) for w in windows if w is not None] or [0.0])
+            for name in ("balancedness", "expected_balancedness")
+        )
+        if report.dry_run and then > now:
             yield (
                 f"Let the experts of {model} move (aurora run without --dry-run): {size(report.bytes)} of weights would have "
-                f"moved, and balancedness gone from {first.balancedness:.3f} to {last.balancedness:.3f}."
+                f"moved, each time with a balancedness of {then:.3f} expected after {now:.3f}, the mean of its changes."
             )
 
 
@@ -79,7 +93,7 @@ def _prediction(found: ReportNumbers) -> Iterator[str]:
 
 
 def _placement(found: ReportNumbers) -> Iterator[str]:
-    """One verdict on the placement, then the busiest port and the experts, with what helps there if anything does."""
+    """One verdict on the placement, by plans that were tried, then the busiest port and the experts."""
     plan, bounds_s, slots = found.of.plan, found.placement_bounds_s, None
     replicated = plan.options.place in (*REPLICAS, *SURVIVE)
     kind, saved = "no placement", _saved(plan.objective_s, plan.bound_s)
@@ -87,24 +101,51 @@ def _placement(found: ReportNumbers) -> Iterator[str]:
         planned_s = found.objective_s[1]
         saved, replicas = _saved(planned_s, bounds_s[replicated]), _saved(planned_s, bounds_s[1])
         kind = "no placement" if replicated else "no placement without replicas"
-        slots = _next_slots(found) if not replicated and replicas > saved + SLACK else None
+        slots = _next_slots(found) if not replicated and replicas > saved + SLACK and plan.slot_gain != 0 else None
     kept_s = plan.assignment_bound_s  # colocation keeps the groups of experts
     reach = saved if kept_s is None or not plan.colocated else _saved(plan.objective_s, kept_s)
     searched = plan.options.colocate in SEARCHES if plan.colocated else replicated or plan.options.place == SWAP_SEARCH
+    option, what = "", {}
     if slots:
-        yield (
-            f"Try replicas (aurora plan --slots-per-gpu {slots}): no placement without them is more than {percent(saved)} "
-            f"shorter, with them the bound is {percent(replicas)} below this plan."
-        )
+        option, what = f"replicas (aurora plan --slots-per-gpu {slots})", {"place": "auto", "slots_per_gpu": slots}
     elif reach > SLACK and not searched:
-        other = f"--colocate {' or '.join(SEARCHES)}" if plan.colocated else f"--place {SWAP_SEARCH}"
-        yield f"Try {other}: the bound on what it searches is {percent(reach)} below this plan."
+        name, method = ("colocate", SEARCHES[0]) if plan.colocated else ("place", SWAP_SEARCH)
+        option, what = f"--{name} {method}", {name: method}
+    gained, tried = _tried(found, what) if what and found.of.profiles else (0.0, None)
+    if tried is not None and gained > LEAST:
+        bound = f"no placement without them is more than {percent(saved)} shorter"
+        yield (
+            f"Try {option}: such a plan takes {percent(gained)} less time on this traffic; "
+            + (bound if slots else f"the bound on what it searches is {percent(reach)} below this plan")
+            + "."
+        )
     elif saved <= SLACK:
         yield f"Moving experts has no more to give: {kind} is more than {percent(saved)} shorter."
-    mend = "replicate" if slots else "move" if saved > SLACK else ""
-    yield from _ports(found, mend)
-    if mend:
-        yield from _experts(found, mend)
+    whole = slots and gained > LEAST and tried is not None and len(tried.models[0].dispatch_L) == len(plan.models[0].dispatch_L)
+    held = tried.models[0].placement if whole and tried is not None else None
+    yield from _ports(found, held)
+    yield from _experts(found, held)
+
+
+def _replicated(tried: Placement | None, layer: int, expert: int) -> bool:
+    """Returns whether a placement that was tried replicates an expert."""
+    return tried is not None and int((tried.split_EG(layer)[expert] > 0).sum()) > 1
+
+
+def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> tuple[float, Plan | None]:
+    """How much less time the traffic takes by a plan with other options, and that plan, of some of many layers; or none."""
+    plan, profiles = found.of.plan, found.of.profiles
+    some = evenly_spaced(profiles[0].layers, TRIED_LAYERS)
+    if plan.colocated or len(some) == profiles[0].layers:
+        some = np.arange(max(profile.layers for profile in profiles))
+    else:
+        profiles = tuple(profile.at_layers(some) for profile in profiles)
+    try:
+        made = make_plan(plan.cluster, profiles, replace(remade(plan.options), **options))
+    except AuroraError:
+        return 0.0, None
+    now_s = layer_seconds(plan, [model.placement for model in plan.models], found.of.profiles)[some].sum()
+    return _saved(float(now_s), made.objective_s), made
 
 
 def _saved(value_s: float, bound_s: float) -> float:
@@ -118,8 +159,8 @@ def _next_slots(found: ReportNumbers) -> int | None:
     return slots if memory_slots_G(found.of.plan.cluster, found.of.profiles).min() >= slots else None
 
 
-def _ports(found: ReportNumbers, mend: str) -> Iterator[str]:
-    """The port that costs most above its layer's mean, over all models. mend: what helps against a hot expert, if anything."""
+def _ports(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
+    """The port that costs most above its layer's mean, over all models, and what it is busy with; tried: as in `_experts`."""
     lost = []
     for number, flows in enumerate(found.traffic_M):
         lost_L = flows.port_s_BLG[1].max(axis=1) - flows.port_s_BLG[1].mean(axis=1)
@@ -132,39 +173,55 @@ def _ports(found: ReportNumbers, mend: str) -> Iterator[str]:
     split_E = found.of.plan.models[number].placement.split_EG(layer)[:, gpu]
     tokens_SE = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=0)
     into_E = np.delete(tokens_SE, gpu, axis=0).sum(axis=0) * split_E
-    sends = tokens_SE[gpu].sum() - (tokens_SE[gpu] * split_E).sum()
+    sends, own_S = tokens_SE[gpu].sum() - (tokens_SE[gpu] * split_E).sum(), tokens_SE.sum(axis=1)
     model, over = found.of.models[number], percent(skew(port_s_G))
     at = f"The port of GPU {gpu} is the bottleneck of {model}, layer {layer}: {over} above the mean"
-    if into_E.sum() / cluster.in_Bps_G[gpu] < sends / cluster.out_Bps_G[gpu]:
-        yield f"{at}, by what it sends: deal its requests over more ranks, or give it the faster port."
-    elif mend:
+    if into_E.sum() / cluster.in_Bps_G[gpu] >= sends / cluster.out_Bps_G[gpu]:
         expert = int(into_E.argmax())
-        yield f"{at}; {mend} expert {expert} first, which draws {percent(into_E[expert] / into_E.sum())} of what it receives."
+        mended = ", and such a plan replicates it" if number == 0 and _replicated(tried, layer, expert) else ""
+        yield f"{at}. Expert {expert} draws {percent(into_E[expert] / into_E.sum())} of what it receives{mended}."
+    elif (more := gap(float(own_S[gpu]), float(own_S.mean()))) > LOPSIDED:
+        yield f"{at}, by what it sends. Deal requests evenly: this rank has {percent(more)} more tokens than the mean."
+    else:
+        yield f"{at}, by what it sends."
 
 
-def _experts(found: ReportNumbers, mend: str) -> Iterator[str]:
+def _experts(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
+    """What slow GPUs cost; tried: a placement of the first model with replicas, if one was tried and is faster."""
     for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
         if over > LOPSIDED:
             layer = int((flows.expert_s_BLG[1].max(axis=1) - flows.expert_bound_s_L).argmax())
-            top = int(found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=(0, 1)).argmax())
+            load_E = found.of.profiles[number].tokens_TLSE[:, layer].sum(axis=(0, 1))
+            top, first = int(load_E.argmax()), ""
+            if number == 0 and _replicated(tried, layer, top):
+                first = f", where such a plan replicates expert {top}"
             yield (
                 f"Experts of {model} are uneven: the slowest GPUs compute {seconds(after_s)} over all layers, "
-                f"{percent(over)} above their bound ({seconds(before_s)} without the plan); most is lost in layer {layer}, "
-                f"where expert {top} is the first to {mend}."
+                f"{percent(over)} above their bound ({seconds(before_s)} without the plan); most is lost in layer {layer}"
+                f"{first}."
             )
 
 
 def _orders(found: ReportNumbers) -> Iterator[str]:
-    for model, planned in zip(found.of.models, found.of.plan.models, strict=True):
+    """Yields how far dispatches are from their bounds, and the order "auto" if it is shorter on the given traffic."""
+    for number, (model, planned) in enumerate(zip(found.of.models, found.of.plan.models, strict=True)):
         over = gap(float(planned.dispatch_s_L.sum()), float(planned.bound_s_L.sum()))
-        if over > SLACK:
-            layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
-            yield (
-                f"Try other orders for {model} (aurora order PROFILE --layer {layer} --method all): its dispatches take "
-                f"{percent(over)} longer than their bounds, most in layer {layer}."
+        if over <= SLACK:
+            continue
+        layer = int((planned.dispatch_s_L - planned.bound_s_L).argmax())
+        said = f"ispatches of {model} take {percent(over)} longer than their bounds, most in layer {layer}."
+        if found.of.profiles and planned.hierarchy is None:
+            rng, given = np.random.default_rng(found.of.plan.options.seed), found.of.profiles[number : number + 1]
+            auto = schedule_model(
+                found.of.plan.cluster, given, planned.placement, "auto", rng, "", deduplicated=planned.deduplicated
             )
+            shorter = _saved(sum(there.seconds for there, _ in found.planned_MLW[number]), float(auto.dispatch_s_L.sum()))
+            if shorter > LEAST:
+                yield f"Try --order auto: dispatches take {percent(shorter)} less time on this traffic. D{said}"
+                continue
+        yield f"D{said}"
 
 
 def _time(found: ReportNumbers) -> Iterator[str]:
@@ -173,14 +230,14 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     if number is None:
         return
     name, one = found.of.traces[number][0], found.summaries[number]
-    network, compute = (sum(one.phases[phase] for phase in phases) / max(one.seconds, 1e-30) for phases in (EXCHANGES, COMPUTE))
+    network, compute = (took_s / max(one.seconds, 1e-30) for took_s in (one.exchanging_s, one.computing_s))
     what = f"in {name} a rank's port is busy {percent(network)} of the time, its GPU {percent(compute)}"
     busiest = max(network, compute)
     if busiest < FULL and not found.of.plan.colocated and found.sharing is not None:
         yield f"{sharing_advice(found.sharing)} Now {what}."
     elif busiest < FULL and not found.of.plan.colocated and not found.of.profiles:
-        most = f"; at most {1 / max(busiest, 1e-3):.1f} times the throughput" if busiest > MOST else ""
-        yield f"Share these GPUs with a second model (two --profile), which would fill the rest: {what}{most}."
+        most = f" sharing is worth at most {1 / max(busiest, 1e-3):.1f} times the throughput," if busiest > MOST else ""
+        yield f"Pass --profile to learn whether to share these GPUs with a second model:{most} {what}."
     elif busiest > MOST:
         yield f"Faster {'ports' if network > compute else 'GPUs'} would help most: {what}."
     else:
@@ -188,5 +245,59 @@ def _time(found: ReportNumbers) -> Iterator[str]:
     if skew(one.utilisation_G) > LOPSIDED:
         yield (
             f"GPU {int(one.utilisation_G.argmax())} computes {percent(skew(one.utilisation_G))} more than the mean in {name}, "
-            f"while GPU {int(one.utilisation_G.argmin())} computes least: deal requests to ranks with that in mind."
+            f"and GPU {int(one.utilisation_G.argmin())} least."
         )
+
+
+def sharing_advice(compared: WaysCompared) -> str:
+    """Returns a sentence that says what to do: the way with the largest gain, as shown, or to leave the GPUs to the model.
+
+    Args:
+        compared: of one model, and of others like it.
+    """
+    gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
+    at = f"with {compared.batch} tokens of a rank in a step (simulated)"
+    two = max((way for way in (BY_EXCHANGE, BY_LAYER) if way in gains), key=gains.__getitem__, default="")
+    told = {MICRO_BATCHES: "two micro-batches of this model alone {}x"}
+    told |= {two: f"a second model, {two}, {{}}x", THREE_MODELS: "three models {}x"}
+    known = {way: gains[way] for way in told if way in gains}
+    best = max(known, key=known.__getitem__, default=MICRO_BATCHES)
+    most = known.get(best, 1.0)
+    others = [told[way].format(f"{gain:.2f}") for way, gain in known.items() if way != best]
+    rest = "; ".join([*others, *([] if two else ["memory does not hold a second model like it"])])
+    if most < WORTH and not two:
+        return f"Leave the GPUs to this model: two micro-batches of it {most:.2f}x {at}, and {rest}."
+    if most < WORTH:
+        return f"Leave the GPUs to this model: neither a second model nor micro-batches bring more than {most:.2f}x {at}."
+    if best == MICRO_BATCHES:
+        return f"Cut each step into two micro-batches that overlap: {most:.2f}x the throughput {at}; {rest}."
+    share = "between three models" if best == THREE_MODELS else f"with a second model, {two}"
+    return f"Share these GPUs {share}: {most:.2f}x the throughput of one after the other {at}; {rest}."
+
+
+def recommendation_lines(found: Recommendation, measured: bool) -> list[str]:
+    """Returns a recommendation in sentences.
+
+    Args:
+        found: the recommendation.
+        measured: whether its traffic was recorded.
+    """
+    said = []
+    if found.best is None:
+        said.append(f"Keep {found.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
+    elif found.best.low is None:
+        said.append(
+            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x (best case: measured on its own training traffic)."
+        )
+    else:
+        said.append(
+            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
+            f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
+        )
+        said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
+    if not measured:
+        said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Pass --profile.")
+    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:
+        said.append("The command is for one server: add the engine's options for several.")
+    said.append("Steps are MoE layers with the attention between them, simulated.")
+    return said

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
-from aurora.advisor.recommend import CONFIDENCE, WORTH, Recommendation
+from aurora.advisor.recommend import CONFIDENCE, Recommendation
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell, MeasuredCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
@@ -100,7 +100,7 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
             lines.append(f"| x {bandwidth:g} | {' | '.join(f'{one.way} {one.gain:.2f}' for one in won)} |")
     lines += ["", "## All ways", ""]
     lines += [line for said in left_out_lines(cells) for line in (said, "")]
-    heads = ("skew", "bandwidth", "batch", "way", "gain", "tokens/s", "TPOT p50 / p99, by model", "utilisation", "")
+    heads = ("skew", "bandwidth", "batch", "way", "gain", "tokens processed/s", "TPOT p50 / p99, by model", "utilisation", "")
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for cell in cells:
         for one in cell.compared.outcomes:
@@ -157,7 +157,7 @@ def recommendation_table(found: Recommendation) -> Table:
     """Returns a table of the candidates of a recommendation beside the engine's default."""
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    table = Table("plan", "step", "tokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
+    table = Table("plan", "step", "tokens\nprocessed/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
     table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
     for candidate in found.candidates:
         between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
@@ -169,29 +169,3 @@ def recommendation_table(found: Recommendation) -> Table:
             between,
         )
     return table
-
-
-def recommendation_lines(found: Recommendation, measured: bool) -> list[str]:
-    """Returns a recommendation in sentences.
-
-    Args:
-        found: the recommendation.
-        measured: whether its traffic was recorded.
-    """
-    said = []
-    if found.best is None:
-        said.append(f"Nothing is worth doing: no plan is surely faster than {found.engine}'s default by {WORTH - 1:.0%}.")
-    elif found.best.low is None:
-        said.append(f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on the traffic that it was made for.")
-    else:
-        said.append(
-            f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
-            f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
-        )
-        said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
-    if not measured:
-        said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Give --profile.")
-    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:
-        said.append("The command is for one server: add the engine's options for several.")
-    said.append("Steps are MoE layers with the attention between them, simulated.")
-    return said

@@ -25,7 +25,7 @@ from aurora.reports.sections import (
     timeline_section,
     traffic_section,
 )
-from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
+from aurora.reports.trace_times import TIMED_PHASES
 
 STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a decode step (time per output token)"}
 
@@ -46,25 +46,25 @@ class Tile:
 
 
 def tiles(found: ReportNumbers) -> list[Tile]:
-    """Returns what the plan is worth in tokens per second and seconds per step, then the prediction's error and the gap."""
+    """Returns tokens processed per second, seconds per step and the speed-up, then the prediction's error and the gap."""
     plan = found.of.plan
     return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), bounds_line(plan))]
 
 
 def _worth(found: ReportNumbers) -> Iterator[Tile]:
-    """Tokens per second, seconds per step, and the speed-up, each beside what it is compared with."""
+    """Tokens processed per second, seconds per step, and the speed-up, each beside what it is compared with."""
     served, both = found.serving, found.speedup
     if served is not None:
         before = both[0] if both is not None and both[1].by == served.by else None
         part = "" if served.by == "measured" else "; MoE layers only"
         many = f"a step of {' and '.join(found.of.models)}" if len(found.of.models) > 1 else "a step"
         if served.tokens is None or served.tokens_per_s is None:
-            yield Tile(f"Tokens per second, {served.by}", DASH, found.of.without)
+            yield Tile(f"Tokens processed per second, {served.by}", DASH, found.of.without)
         else:
             about = "" if served.exact else "about "
             against = f"against {about}{_count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
-            note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}{part}"
-            yield Tile(f"Tokens per second, {served.by}", f"{about}{_count(served.tokens_per_s)}", note)
+            note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}, prompts included{part}"
+            yield Tile(f"Tokens processed per second, {served.by}", f"{about}{_count(served.tokens_per_s)}", note)
         against = f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {served.steps} steps"
         stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
         yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
@@ -114,10 +114,9 @@ def phase_chart(found: ReportNumbers, tables: tuple[Sheet, ...]) -> Chart:
     ]
     columns = {key: np.array([*phases.values()]) for _, key, phases in shown}
     words = " ".join(
-        f"{name}: exchanges {seconds(sum(map(phases.__getitem__, EXCHANGES)))}, "
-        f"computing {seconds(sum(map(phases.__getitem__, COMPUTE)))}, waiting "
-        f"{seconds(phases['counts'] + phases['waiting'])} a rank."
-        for name, _, phases in shown
+        f"{name}: of {seconds(one.seconds)} a rank exchanges for {seconds(one.exchanging_s)}, computes for "
+        f"{seconds(one.computing_s)} and waits for {seconds(one.phases['waiting'])}."
+        for (name, _), one in zip(found.of.traces, found.summaries, strict=True)
     )
     series = [[name, key] for name, key, _ in shown]
     about = {"axis": "phase", "names": list(TIMED_PHASES), "series": series, "unit": "s"}
@@ -147,7 +146,7 @@ def provenance(found: ReportNumbers) -> list[Sheet]:
     ]
     for given, age in ((found.of.profiles, ""), (found.of.later, "later, ")):
         for name, model, profile in zip(found.of.models, plan.models, given, strict=False):
-            same = "the plan's own" if profile.digest == model.profile_digest else "other than the plan was made from"
+            same = "the plan's own" if model.made_from(profile) else "other than the plan was made from"
             about = [("sha256", profile.digest), ("traffic", same), *profile.provenance.items()]
             sheets.append(
                 Sheet(f"Profile of {name} ({age}as given)", ("what", "found"), tuple((str(k), str(v)) for k, v in about))

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import Any
 
 from aurora.advisor.recommend import Recommendation
-from aurora.advisor.sharing import sharing_advice
 from aurora.advisor.sweep import GridCell
 from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
 from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
 from aurora.planner.placement.explain import LayerExplanation
+from aurora.reports.advice import sharing_advice
 from aurora.reports.trace_tables import ServedModel, percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic

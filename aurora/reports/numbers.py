@@ -190,7 +190,7 @@ class Serving:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second; None if the tokens are unknown."""
+        """Tokens processed per second, prompts included; None if the tokens are unknown."""
         return None if self.tokens is None else self.tokens / self.seconds
 
 
@@ -234,8 +234,8 @@ class ReportNumbers:
         """Each model's drift; empty without later profiles. A drift has a loss only if the plan was made from that profile."""
         plan = self.of.plan
         pairs = zip(self.of.profiles, self.of.later, strict=False)
-        made_from = [model.profile_digest for model in plan.models]
-        return tuple(drift(given, later, plan if made_from == [given.digest] else None) for given, later in pairs)
+        made_from = [model.made_from(given) for model, given in zip(plan.models, self.of.profiles, strict=False)]
+        return tuple(drift(given, later, plan if made_from == [True] else None) for given, later in pairs)
 
     @cached_property
     def sharing(self) -> WaysCompared | None:

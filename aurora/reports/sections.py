@@ -303,7 +303,9 @@ def phase_sheets(found: ReportNumbers) -> tuple[Sheet, ...]:
     heads = ("phase", *(name for name, _ in found.of.traces))
     rows = [(phase, *(seconds(summary.phases[phase]) for summary in found.summaries)) for phase in TIMED_PHASES]
     rows.append(("start to end", *(seconds(summary.seconds) for summary in found.summaries)))
-    means = Sheet("Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases of different models may overlap.")
+    means = Sheet(
+        "Seconds by phase, the mean over ranks", heads, tuple(rows), "Phases overlap where several models share a rank."
+    )
     return (means,) if found.comparison is None else (means, sheet(comparison_table(found.comparison)))
 
 

@@ -41,7 +41,7 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
         "",
         *right(*found, *(["speed-up"] if len(found) == 2 else [])),
         title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
-        caption="tokens/s: generated, from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
+        caption="generated: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
         "output token after it; percentiles of requests",
     )
 
@@ -53,7 +53,9 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
         table.add_row(name, *cells, *factor)
 
     rates = [each.tokens_per_s for each in served]
-    add("tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
+    add(
+        "tokens generated/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True
+    )
     ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_X) for each in served])
     for what, times in (("TTFT", ttfts), ("TPOT", tpots)):
         for name in times[0]:
@@ -135,12 +137,12 @@ def served_table(models: Sequence[ServedModel], transport: str, start_s: float) 
     for name, each in zip(names, models, strict=True):
         requests = str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}"
         rows.append((name, requests, each.tokens_per_s, *_p50_p99(each.ttft_s, each.tpot_s)))
-    columns: Columns = {"model": text, "requests": str, "tokens\n/s": "{:.1f}".format}
+    columns: Columns = {"model": text, "requests": str, "tokens\ngenerated\n/s": "{:.1f}".format}
     table = table_of(
         {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
         rows,
         title=f"served over {transport}",
-        caption=f"with the {start_s:.1f} s before serving {with_start} tokens/s; TTFT: from a request's arrival to its "
+        caption=f"{with_start} tokens generated/s including {start_s:.1f} s start-up; TTFT: from a request's arrival to its "
         "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )
     table.columns[0].overflow, table.columns[0].min_width = "fold", min(MOST_NAME, max(map(len, names)))

@@ -5,7 +5,7 @@ under way there. A rank waits between its events, whatever for: a peer, the port
 busiest direction of a port is busy with it, so that waiting for ranks that come late is no network time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -237,8 +237,9 @@ class Summary:
     Attributes:
         kind: "predicted" or "measured".
         seconds: seconds from the first event of the run to the last.
-        phases_M: for each model, a rank's seconds in each of TIMED_PHASES, the mean over ranks. They add up to the time from a
-            rank's first event to its last.
+        phases: the seconds in which at least one model of a rank is in each of TIMED_PHASES, the mean over ranks; it waits
+            while none is in any other. A single model's add up to the time from a rank's first event to its last.
+        exchanging_s, computing_s: the same of EXCHANGES, and of COMPUTE.
         utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
         layers: one LayerSummary per layer, by model and then by layer.
         models: one ModelSummary per model, or micro-batch.
@@ -246,15 +247,12 @@ class Summary:
 
     kind: str
     seconds: float
-    phases_M: tuple[Mapping[str, float], ...]
+    phases: Mapping[str, float]
+    exchanging_s: float
+    computing_s: float
     utilisation_G: FloatArray
     layers: tuple[LayerSummary, ...]
     models: tuple[ModelSummary, ...]
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """A rank's seconds in each phase, the mean over ranks, all models added; phases of different models may overlap."""
-        return {phase: sum(phases[phase] for phases in self.phases_M) for phase in TIMED_PHASES}
 
     @property
     def utilisation(self) -> float:
@@ -295,7 +293,18 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
             layers.append(LayerSummary(name, layer, span_s(trace, rows), dispatch_s, combine_s, waiting_s, bound_s))
     models = tuple(ModelSummary(name, *step_times(trace, model)) for model, name in enumerate(names_M))
     seconds = trace.seconds
-    return Summary(trace.kind, seconds, phase_seconds(trace, found), busy_G / max(seconds, 1e-30), tuple(layers), models)
+    phases = {phase: any_model_s(found, trace.ranks, (phase,)) for phase in TRACE_PHASES}
+    phases["waiting"] = any_model_s(found, trace.ranks, TIMED_PHASES) - any_model_s(found, trace.ranks, TRACE_PHASES)
+    exchanging_s, computing_s = (any_model_s(found, trace.ranks, each) for each in (EXCHANGES, COMPUTE))
+    used_G = busy_G / max(seconds, 1e-30)
+    return Summary(trace.kind, seconds, phases, exchanging_s, computing_s, used_G, tuple(layers), models)
+
+
+def any_model_s(found: Bars, ranks: int, phases: Sequence[str]) -> float:
+    """Returns the seconds in which at least one model of a rank is in one of these of TIMED_PHASES, the mean over ranks."""
+    rows = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in phases])
+    _, _, start_s, end_s = union(found.rank_X[rows], found.start_s_X[rows], found.end_s_X[rows])
+    return float((end_s - start_s).sum()) / ranks
 
 
 def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:

@@ -23,7 +23,7 @@ from aurora.types.cluster import Cluster
 from aurora.types.network import Cut
 from aurora.types.options import PlanOptions
 from aurora.types.placement import Placement
-from aurora.types.profile import ModelIdentity
+from aurora.types.profile import ModelIdentity, Profile
 from aurora.types.schedule import Hierarchy, Order
 
 
@@ -51,6 +51,7 @@ class ModelPlan(Value):
         dense_layers: the model's numbers of its decoder layers without experts, as in Profile.
         deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
         hierarchy: the servers and chunks of its all-to-alls, which then have two hops; None if they are flat.
+        traffic_digest: the profile's digest without its compute curves; empty in plans of earlier versions.
 
     Raises:
         BadInput: if there are not two orders and loads for each layer, a size is below zero, a deduplicated model with flat
@@ -76,6 +77,7 @@ class ModelPlan(Value):
     cut_L: tuple[Cut, ...] = ()
     deduplicated: bool = False
     hierarchy: Hierarchy | None = None
+    traffic_digest: str = ""
 
     def __post_init__(self) -> None:
         what, layers, experts = f"plan of {self.model!r}", len(self.placement.slots_LG), self.placement.experts
@@ -106,6 +108,12 @@ class ModelPlan(Value):
         """Properties that tell the model from others."""
         sizes = (len(self.dispatch_L), self.placement.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
         return ModelIdentity(self.model, self.fingerprint, *sizes)
+
+    def made_from(self, profile: Profile) -> bool:
+        """Returns whether a profile holds the traffic that this was planned from; its compute curves may be others."""
+        if not self.traffic_digest:
+            return profile.digest == self.profile_digest
+        return profile.traffic_digest == self.traffic_digest
 
     @property
     def bound_s_L(self) -> FloatArray:

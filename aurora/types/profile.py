@@ -344,13 +344,22 @@ class Profile(Value):
     @cached_property
     def digest(self) -> str:
         """The sha256 of everything that planning reads; a plan keeps it to recognise its profile."""
+        return self._digest(curves=True)
+
+    @cached_property
+    def traffic_digest(self) -> str:
+        """The sha256 of the same but for the points of compute curves, which are others whenever they are measured."""
+        return self._digest(curves=False)
+
+    def _digest(self, curves: bool) -> str:
         sha = hashlib.sha256(self.tokens_TLSE.tobytes())
         sizes = (self.dispatch_bytes, self.combine_bytes, self.expert_bytes, self.other_bytes)
         sha.update(repr((self.model, self.fingerprint, self.tokens_TLSE.shape, self.top_k, sizes)).encode())
         for kind, phases in self.curves.items():
             for phase in (*PHASES, *({OVERHEAD} & set(phases))):
                 sha.update(f"{kind} {phase}".encode())
-                sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
+                if curves:
+                    sha.update(phases[phase].tokens_X.tobytes() + phases[phase].seconds_X.tobytes())
         if self.expert_groups != (1, 1):
             sha.update(repr(self.expert_groups).encode())
         if self.routing is not None:

@@ -309,4 +309,4 @@ def planned_profile(plan: Plan, path: Path) -> Profile | None:
         profile = load_profile(path.parent / model.profile_path)
     except AuroraError:
         return None
-    return profile if profile.digest == model.profile_digest else None
+    return profile if model.made_from(profile) else None

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,7 +21,9 @@ import aurora
 from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, save, shipped
 from aurora.io.journals import JournalFile
+from aurora.planner.evaluate import evaluate, repriced
 from aurora.runtime.run import run
+from aurora.types import Curve
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
 from tests.conftest import cluster
@@ -238,7 +241,36 @@ def test_plans_find_their_profiles_from_any_folder(aurora, folder, monkeypatch):
     monkeypatch.chdir("/")
     assert aurora("simulate", folder / "plans/p.json")[0] == 0
     shutil.copy(folder / "b.npz", folder / "a.npz")
-    refused(aurora("simulate", folder / "plans/p.json"), r"a\.npz: has changed since .*p\.json was made")
+    refused(aurora("simulate", folder / "plans/p.json"), r"p\.json: was planned from a different version of .*a\.npz")
+
+
+def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert aurora("plan", "--cluster", DEMO, "--profile", "a.npz", "-o", "p.json")[0] == 0
+    assert aurora("simulate", "p.json", "--json")[2] == ""
+    before, profile = load_plan("p.json"), load_profile("a.npz")
+    curves = {
+        kind: {phase: Curve(curve.tokens_X, 3 * curve.seconds_X) for phase, curve in phases.items()}
+        for kind, phases in profile.curves.items()
+    }
+    slower = replace(profile, curves=curves)
+    assert repriced(before, [profile]) == before
+    assert repriced(before, [slower]).objective_s == pytest.approx(evaluate(before, slower).served_s_L.sum())
+    assert before.bound_s < repriced(before, [slower]).bound_s <= repriced(before, [slower]).objective_s
+    save(slower, "a.npz")
+    code, _, told = aurora("simulate", "p.json", "--json")
+    assert code == 0
+    assert "a.npz has compute times measured after" in told
+    assert aurora("report", "p.json", "p.predicted.npz", "-o", "r.html")[0] == 0
+    page = Path("r.html").read_text()
+    assert "priced anew by compute times" in page
+    assert 'class="missing"' not in page.split("<noscript>")[0] + page.split("</noscript>")[1]
+    written = json.loads(Path("p.json").read_text())
+    del written["models"][0]["profile"]["traffic"]  # as of earlier versions, which know one digest
+    Path("p.json").write_text(json.dumps(written))
+    refused(aurora("simulate", "p.json"), r"p\.json: was planned from a different version of .*a\.npz")
+    save(profile, "a.npz")
+    assert aurora("simulate", "p.json")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_the_answer_comes_first(alone):
     (_, trace), slow = alone.traces
     runs = replace(alone, traces=(slow, ("c.npz", replace(trace, kind="measured"))))
     assert "Speed-up, measured" in (found := page(runs))
-    assert "Tokens per second, measured" in found
+    assert "Tokens processed per second, measured" in found
     assert "against" in found
     assert "1.25x" in found
     baseline = Baseline("in turn", {"predicted": 1.0, "measured": 5 * slow[1].seconds})

@@ -29,7 +29,7 @@ def test_the_last_measured_run_is_what_the_plan_gives(alone):
     assert found.tokens_per_s == pytest.approx(tokens(alone.profiles[0]) / took_s)
     assert found.step_s == pytest.approx(took_s / 2)
     shown = tiles(ReportNumbers(alone))
-    assert [tile.title for tile in shown[:2]] == ["Tokens per second, measured", "Time per step, measured"]
+    assert [tile.title for tile in shown[:2]] == ["Tokens processed per second, measured", "Time per step, measured"]
     assert "MoE layers only" not in shown[0].note
     assert "MoE layers only" in tiles(ReportNumbers(replace(alone, traces=alone.traces[:1])))[0].note
 

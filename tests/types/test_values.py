@@ -141,6 +141,7 @@ def test_the_digest_sees_every_input():
     ]  # fmt: skip
     assert len({p.digest for p in [base, *others]}) == len(others) + 1
     assert profile(base.tokens_TLSE).digest == base.digest
+    assert [p.traffic_digest == base.traffic_digest for p in others] == [False] * 3 + [True] + [False] * 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.floats(0, 9)), min_size=1, max_size=5, unique_by=lambda p: p[0]))

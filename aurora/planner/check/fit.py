@@ -56,7 +56,7 @@ def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
     unproved = [
         repr(profile.model)
         for model, profile in zip(plan.models, profiles, strict=True)
-        if profile.digest != model.profile_digest and not profile.identity.proves(model.identity)
+        if not model.made_from(profile) and not profile.identity.proves(model.identity)
     ]
     if not unproved:
         return ""
