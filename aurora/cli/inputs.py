@@ -1,13 +1,12 @@
 """Files and packages that subcommands need, checked before any work begins."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aurora.cli.options import RUNNING
-from aurora.errors import BadInput
+from aurora.errors import AuroraError, BadInput
 from aurora.types import Plan, Profile
 
 
@@ -93,10 +92,12 @@ def _exists(path: Path) -> bool:
 
 def _profiles_named_by(path: Path) -> list[Path]:
     """Returns the profiles that a plan's file names; none if it is no plan."""
+    from aurora.io import load_json
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else {}
+        found = load_json(path) if path.suffix == ".json" else {}
         return [path.resolve().parent / str(model["profile"]["path"]) for model in found["models"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (AuroraError, OSError, ValueError, KeyError, TypeError):
         return []  # the command says what is wrong with it
 
 

@@ -89,6 +89,10 @@ def main() -> None:
         _refuse_usage(error)
     except MemoryError:
         _refuse("not enough memory for this")
+    except SystemExit as ended:  # typer and rich end with 1 when nobody reads the output to its end, as `| head`
+        sys.exit(0 if ended.code == 1 else ended.code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         if error.filename is None:  # a full disk behind the output, which cannot take what is left either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import tomllib
 import zipfile
@@ -29,6 +30,17 @@ SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora journal": 2, "aurora plan": 5, "aurora profile": 2, "aurora record": 2}
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)  # by contents of another form
 SPOKEN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+KINDS = {  # of files, by their first bytes
+    "a zip archive (as .npz and .pt are)": (b"PK",),
+    "an .npy array": (b"\x93NUMPY",),
+    "a gzip archive": (b"\x1f\x8b",),
+    "UTF-16 text": (b"\xff\xfe", b"\xfe\xff"),
+    "a pickle": (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
+    "an SQLite database": (b"SQLite",),
+    "a GGUF model": (b"GGUF",),
+    "an HDF5 file": (b"\x89HDF",),
+    "a Parquet file": (b"PAR1",),
+}
 MADE_BY = {  # the command that makes a file of a format
     "aurora plan": "aurora plan",
     "aurora placement": "aurora place or aurora import",
@@ -38,6 +50,9 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora trace": "aurora simulate or aurora run",
     "aurora record": "the vLLM plugin",
 }
+
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # of a model in the Hugging Face hub
 
 
 @contextmanager
@@ -54,31 +69,76 @@ def naming(path: Path | str, form: str = "") -> Iterator[None]:
         BadInput: if the file cannot be read, or its contents are not of that form.
     """
     try:
+        check_ends(path)
         yield
     except AuroraError as error:
         raise type(error)(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except UnicodeDecodeError:
-        raise BadInput(f"{path}: expected UTF-8 text") from None
+        raise BadInput(f"{path}: expected {form or 'UTF-8 text'}, found {kind_of(Path(path))}") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
     except MALFORMED as error:
         if not form:
             raise
-        raise BadInput(f"{path}: not {form}: {type(error).__name__}: {error}") from None
+        raise BadInput(f"{path}: not {form}: {reason(error)}") from None
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file as text. Raises BadInput if it cannot be read."""
-    with naming(path):
-        return path.read_text(encoding="utf-8")
+def reason(error: Exception) -> str:
+    """Returns on one line why contents are not of a form, by the error that they led to."""
+    said = " ".join(str(error).split())[:200]
+    if isinstance(error, KeyError) and isinstance(error.args[0], str):
+        return f"{said} is missing"
+    return said if isinstance(error, (*DAMAGED, ValueError)) else f"{type(error).__name__}: {said}"
+
+
+def check_ends(*paths: Path | str) -> None:
+    """Raises BadInput if to read a path may take for ever: a named pipe, a device, a socket. Pipes of the shell's pass."""
+    with suppress(OSError, ValueError):  # reading says what is wrong
+        for path in map(Path, paths):
+            if path.exists() and not path.is_file() and not path.is_dir() and path.resolve().exists():
+                raise BadInput(f"{path}: not a regular file")
+
+
+def kind_of(path: Path, own: str = "") -> str:
+    """Returns in words what kind of file lies at a path, by its first bytes; of one of ours, by the format that it states.
+
+    Args:
+        path: the file.
+        own: how the words of the kind that was expected, and is not as expected inside, begin.
+    """
+    start = b""
+    with suppress(Exception):  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
+        with path.open("rb") as file:
+            start = file.read(512)
+        if start.startswith(b"PK"):
+            with zipfile.ZipFile(path) as archive:
+                return f"an {NpzArrays(archive).header()['format']} (.npz)"
+        if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{"):
+            return f"an {json.loads(path.read_bytes())['format']} (JSON)"
+    if start[8:10] == b'{"':
+        return "a file of safetensors"
+    text = "text" if start.isascii() and b"\0" not in start else "text of another encoding, or no text"
+    found = next((kind for kind, signs in KINDS.items() if start.startswith(signs)), text if start else "an empty file")
+    return f"{found} of other contents, or one cut short" if own and found.startswith(own) else found
+
+
+def open_text(path: Path, newline: str | None = None) -> IO[str]:
+    """Opens a UTF-8 text file, with or without a byte order mark; call it in `naming`."""
+    return path.open(encoding="utf-8-sig", newline=newline)
+
+
+def read_text(path: Path, form: str = "") -> str:
+    """Read a UTF-8 file as text. Raises BadInput if it cannot be read; `form` says in words what is expected."""
+    with naming(path, form), open_text(path) as file:
+        return file.read()
 
 
 def load_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON object. Raises BadInput if the file holds anything else."""
     try:
-        found = json.loads(read_text(Path(path)))
+        found = json.loads(read_text(Path(path), "JSON"))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -95,23 +155,40 @@ def json_of_line(line: str) -> Any:
 
 
 def load_model_config(source: str | Path) -> dict[str, Any]:
-    """Reads a model's transformers config.json. Raises BadInput if it is missing or not JSON.
+    """Reads a model's transformers config.json, or Mistral's params.json. Raises BadInput if it is missing or not JSON.
 
     Args:
-        source: the file, the model's folder, or the name of a model that comes with the package, such as "mixtral-topics".
+        source: the file, the model's folder, its name in the local Hugging Face cache, such as "org/model", or that of a model
+            that comes with the package, such as "mixtral-topics".
     """
     if not str(source):
         raise BadInput("`model`: expected a config.json or its folder, found an empty name")
     path = Path(source)
     if not path.exists() and path.name == str(source) and (named := shipped(f"models/{source}")).is_dir():
         path = named
-    return load_json(path / "config.json" if path.is_dir() else path)
+    if not path.exists() and HUB_NAME.fullmatch(str(source)):
+        path = _cached_config(str(source))
+    if path.is_dir():
+        params = path / "params.json"
+        path = params if params.exists() and not (path / "config.json").exists() else path / "config.json"
+    return load_json(path)
+
+
+def _cached_config(name: str) -> Path:
+    """Returns the config.json of a model in the local Hugging Face cache, or raises BadInput."""
+    with suppress(ImportError, ValueError):
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(found := try_to_load_from_cache(name, "config.json"), str):
+            return Path(found)
+    fetch = f"`hf download {name} config.json` puts it there"
+    raise BadInput(f"{name}: no such file, and no model of this name in the local hub cache: {fetch}")
 
 
 def load_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises BadInput if it cannot be read."""
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path, "TOML"))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not TOML: {error}") from None
 
@@ -296,12 +373,11 @@ def check_size(what: str, declared: int) -> None:
 
 def load_npy(path: Path) -> NDArray[Any]:
     """Open the array of an .npy file as a memory map. Raises BadInput if the file holds anything else."""
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile):  # numpy's advice is to unpickle
-        raise BadInput(f"{path}: expected an .npy array of numbers, found another kind of file, or one cut short") from None
+    with naming(path):
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile):  # numpy's advice is to unpickle
+            raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
     if not isinstance(found, np.ndarray):
         raise BadInput(f"{path}: expected one array")
     check_size("the array", found.nbytes)
@@ -322,15 +398,15 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
         BadInput: if the file is missing, damaged, of another format or schema, or holds arrays that its format has not.
     """
     what = " or ".join(readers)
-    with ExitStack() as stack:
+    with naming(path), ExitStack() as stack:
         try:
             arrays = NpzArrays(stack.enter_context(zipfile.ZipFile(path)))
             about = arrays.header()
             form = str(about.pop("format"))
-        except FileNotFoundError:
-            raise BadInput(f"{path}: no such file") from None
+        except OSError:
+            raise
         except Exception:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
-            raise BadInput(f"{path}: expected an {what}, found another kind of file, or one cut short") from None
+            raise BadInput(f"expected an {what}, found {kind_of(path, 'a zip')}") from None
         if form not in readers:
             raise BadInput(f"{path}: expected an {what}, found format {form!r}")
         check_schema(path, about, form)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import json_of_line, load_npy, naming, read_text
+from aurora.io.files import json_of_line, load_npy, naming, open_text, read_text
 from aurora.types.option_checks import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
@@ -84,12 +84,10 @@ def check_corpus(paths: Sequence[str | Path]) -> None:
         BadInput: if one is missing, is not a regular file, or does not begin like text, JSON lines or token ids.
     """
     for path in map(Path, paths):
-        if not path.is_file():
-            raise BadInput(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))
         if path.suffix == ".npy":
             load_token_ids(path)
             continue
-        with naming(path), path.open(encoding="utf-8") as text:
+        with naming(path), open_text(path) as text:
             first = text.readline(BEGINNING)
         if path.suffix == ".jsonl" and first.strip() and len(first) < BEGINNING:
             read_corpus_row(path, 1, first)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import BadInput, check_one_of, need
-from aurora.io.files import NpzArrays, check_size, load_json, load_npy, naming
+from aurora.io.files import NpzArrays, check_size, kind_of, load_json, load_npy, naming, open_text, reason
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
 
@@ -90,14 +90,12 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         check_one_of("format", form, ROUTING_FORMATS)
         if where and form != "csv":
             raise BadInput("`where` is for the columns of csv")
-        if not path.is_file():
-            raise BadInput("not a regular file" if path.exists() else "no such file")
         try:
             found = ROUTING_FORMATS[form].read(path, shape, where)
         except UnicodeDecodeError:
             raise
         except MALFORMED as error:
-            raise BadInput(f"not of {form}: {' '.join(str(error).split())[:200]}") from None
+            raise BadInput(f"not of {form}: {reason(error)}") from None
         if found.rank is None and not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
     return found
@@ -277,7 +275,7 @@ def _csv(
     moe_layers = frozenset(shape.moe_layers)
     found: dict[int, IntArray] = {}
     seen: dict[str, set[str]] = {}
-    with path.open(encoding="utf-8", newline="") as text:
+    with open_text(path, newline="") as text:
         rows = csv.DictReader(text, strict=True)
         try:
             columns = list(rows.fieldnames or ())
@@ -353,7 +351,7 @@ def _whole(line: int, name: str, cell: str | None) -> int:
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
     """Yield the numbered lines of a text file that are not blank."""
-    with path.open(encoding="utf-8") as text:
+    with open_text(path) as text:
         number = 0
         while line := text.readline(LINE):
             number += 1
@@ -365,6 +363,7 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
 
 def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file with these names, or all."""
+    _check_zip(path, "an .npz archive")
     with zipfile.ZipFile(path) as archive:
         arrays = NpzArrays(archive)
         if missing := [name for name in names if name not in arrays]:
@@ -372,13 +371,20 @@ def _load_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
         return {name: arrays[name] for name in names or arrays}
 
 
+def _check_zip(path: Path, what: str) -> None:
+    """Raises BadInput unless a file is a zip archive."""
+    with path.open("rb") as file:
+        whole = zipfile.is_zipfile(file)
+    if not whole:
+        raise BadInput(f"expected {what}, found {kind_of(path, 'a zip')}")
+
+
 def _load_pt(path: Path) -> Any:
     """The contents of a .pt file, loaded with `weights_only`."""
     need("torch")
     import torch
 
-    if not zipfile.is_zipfile(path):
-        raise BadInput("expected the zip format of torch.save, or the file is cut short")
+    _check_zip(path, "the zip format of torch.save")
     with zipfile.ZipFile(path) as archive:
         check_size("the archive", sum(info.file_size for info in archive.infolist()))
     try:

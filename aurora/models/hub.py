@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, need
+from aurora.io.files import HUB_NAME, check_ends
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +30,9 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
         MissingDependency: if huggingface_hub is not installed.
     """
     if str(name) and _exists(Path(name)):
+        check_ends(*Path(name).glob("*"))
         return Path(name)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(name)):
+    if HUB_NAME.fullmatch(str(name)):
         need("huggingface_hub")
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

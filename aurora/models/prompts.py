@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from aurora.errors import BadInput
+from aurora.io.files import naming, open_text
 from aurora.io.prompts import load_prompts, load_token_ids, read_corpus_row
 
 BLOCK_CHARS = 1 << 20  # text that is tokenized at a time
@@ -49,16 +50,12 @@ class Corpus:
         before = 0
         for file in self._files:
             self.read_bytes = before
-            try:
+            with naming(file):
                 if file.suffix == ".npy":
                     yield from self._ids(file)
                 else:
-                    with file.open(encoding="utf-8") as text:
+                    with open_text(file) as text:
                         yield from self._lines(file, text, before) if file.suffix == ".jsonl" else self._text(text, before)
-            except UnicodeDecodeError:
-                raise BadInput(f"{file}: expected UTF-8 text") from None
-            except OSError as error:
-                raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
             before += file.stat().st_size
         self.read_bytes = self.size_bytes
 

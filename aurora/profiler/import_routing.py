@@ -16,6 +16,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io.engine_records import load_records
+from aurora.io.files import naming
 from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
 from aurora.planner.workload.model_config import Shape
 from aurora.types import CoActivation, Profile, ProfileOptions, TokenRouting
@@ -169,11 +170,8 @@ def _routing_of_passes(domains: Sequence[RecordedRouting], own: Sequence[IntArra
 
 def file_digest(path: str | Path) -> str:
     """Returns the first 16 digits of a file's sha256, or raises BadInput."""
-    try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    with naming(path), Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:

@@ -161,7 +161,7 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
         shards = _shards_in(path)
         if not shards:
             found.append(f"{path}: shards are missing")
-        elif broken := [shard for shard in shards if f"-{_digest(shard)}." not in shard.name]:
+        elif broken := [shard for shard in shards if not shard.is_file() or f"-{_digest(shard)}." not in shard.name]:
             found.append(f"{broken[0]}: is not what was written")
         else:
             with safe_open(shards[0], framework="pt") as file:

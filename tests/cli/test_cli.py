@@ -308,7 +308,9 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
         (["plan", "--cluster", "nan.toml", "--profile", "a.npz"], ["out_Bps must be a number above zero, found nan"]),
         (
             ["plan", "--cluster", "DEMO", "--profile", "cut.npz"],
-            [r"cut\.npz: expected an aurora profile, found another kind of file, or one cut short"],
+            [
+                r"cut\.npz: expected an aurora profile, found a zip archive \(as .npz and .pt are\) of other contents, or one cut short"
+            ],
         ),
         (["plan", "--cluster", "DEMO", "--profile", "text.txt"], [r"text\.txt: expected an aurora profile"]),
         (
@@ -537,3 +539,12 @@ def test_the_demo(aurora, tmp_path, monkeypatch):
     predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
     assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
     assert predicted.names_M == measured.names_M
+
+
+def test_a_reader_that_wants_no_more_is_no_failure(tmp_path):
+    """As `| head` does; the output is longer than a pipe holds."""
+    command = (
+        f"set -o pipefail; {sys.executable} -m aurora synthetic zipf:1 mixtral-topics --json --output {tmp_path}/p.npz | true"
+    )
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -143,5 +143,8 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         load_records(tmp_path)
     path = save_record(two.record(), tmp_path)
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(BadInput, match=r"rank-1.npz: expected an aurora record, found another kind of file, or one cut short"):
+    with pytest.raises(
+        BadInput,
+        match=r"rank-1.npz: expected an aurora record, found a zip archive \(as .npz and .pt are\) of other contents, or one cut short",
+    ):
         load_records(tmp_path)

@@ -376,7 +376,7 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
     [
         (lambda p: p.update(schema=1), BadInput, "expected schema = 5, found 1; make it anew with aurora plan"),
         (lambda p: p.update(format="other"), BadInput, "expected an aurora plan"),
-        (lambda p: p.pop("models"), BadInput, "KeyError"),
+        (lambda p: p.pop("models"), BadInput, "'models' is missing"),
         (
             lambda p: p["models"][0]["layers"][0].update(slots=[[0], [1]]),
             BadInput,
@@ -405,7 +405,11 @@ def test_every_truncation_of_a_plan_is_refused(tmp_path, plan):
             "dense_layers: expected ascending layer numbers below",
         ),
         (lambda p: p["models"][0].update(expert_bytes=-1), BadInput, "expected expert_bytes of zero or more, found -1"),
-        (lambda p: p["models"][0]["layers"][0].update(load=[1]), BadInput, "ValueError|expected loads of 2 layers x 8 experts"),
+        (
+            lambda p: p["models"][0]["layers"][0].update(load=[1]),
+            BadInput,
+            "inhomogeneous shape|expected loads of 2 layers x 8 experts",
+        ),
         (lambda p: p.update(between_s=[2.0, 1.0]), BadInput, "the fewer first, found 2.0 and 1.0"),
         (lambda p: p.update(between_s="12"), BadInput, "between_s: expected numbers"),
         (
@@ -435,7 +439,8 @@ def test_a_combine_is_written_only_if_it_is_not_the_dispatch_backwards(tmp_path,
     assert load_plan(tmp_path / "p.json") == plan
 
 
-OTHER = "bad.npz: expected an aurora profile, found another kind of file, or one cut short$"
+OTHER = r"bad.npz: expected an aurora profile, found a zip archive \(as .npz and .pt are\) of other contents, or one cut short$"
+KINDS = "bad.npz: expected an aurora profile, found (an empty file|text|a pickle|an .npy array|a zip .* of other contents.*)$"
 
 
 @pytest.mark.parametrize(
@@ -473,7 +478,7 @@ def test_a_file_that_is_no_profile_is_answered_in_one_sentence(tmp_path, content
     else:
         np.save(tmp_path / "bad.npy", np.array([{}], dtype=object) if content == "pickled" else np.zeros(3), allow_pickle=True)
         (tmp_path / "bad.npy").rename(tmp_path / "bad.npz")
-    with pytest.raises(BadInput, match=OTHER):
+    with pytest.raises(BadInput, match=KINDS):
         load_profile(tmp_path / "bad.npz")
 
 
