@@ -7,6 +7,7 @@ its shards are there and are what their names say.
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -31,10 +32,11 @@ from aurora.training.state import ExpertState, TrainState
 from aurora.training.tensor_exchange import exchange_tensors
 from aurora.types import Network, Placement
 
-SHARD = re.compile(r"shard-(\d+)-of-(\d+)-([0-9a-f]{16})\.safetensors")
-STEP = re.compile(r"step-(\d{8})")
+SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)-([0-9a-f]{16})\.safetensors")
+STEP = re.compile(r"step-([0-9]{8})")
 KEPT = 2  # whole checkpoints; older ones are removed
 SCHEMA = 1
+LOG = logging.getLogger("aurora.train")
 ROOT = 0  # the rank that writes
 
 
@@ -140,6 +142,7 @@ class CheckpointWriter:
                 _remove_older(self._folder)
         except (OSError, SafetensorError, RuntimeError) as error:  # the last of a GPU, which ends the rank too
             self.failures.append(f"{folder}: shard {rank} of {ranks} was not written: {error}")
+            LOG.warning("%s; training goes on", self.failures[-1])  # now: a run that is killed has no end to tell it at
             with suppress(OSError):
                 temporary.unlink()
 
@@ -161,7 +164,7 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
         shards = _shards_in(path)
         if not shards:
             found.append(f"{path}: shards are missing")
-        elif broken := [shard for shard in shards if not shard.is_file() or f"-{_digest(shard)}." not in shard.name]:
+        elif broken := [shard for shard in shards if not _is_whole(shard)]:
             found.append(f"{broken[0]}: is not what was written")
         else:
             with safe_open(shards[0], framework="pt") as file:
@@ -262,11 +265,19 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
+def _is_whole(shard: Path) -> bool:
+    """Returns whether a shard is a file, which can be read, with the digest that its name says."""
+    with suppress(OSError):
+        return shard.is_file() and f"-{_digest(shard)}." in shard.name
+    return False
+
+
 def _steps_in(folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints of a run, whole or not, by the number of steps, ascending."""
     if not folder.is_dir():
         return []
-    return sorted((int(found[1]), path) for path in folder.iterdir() if (found := STEP.fullmatch(path.name)))
+    named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted((int(found[1]), path) for found, path in named if found)
 
 
 def _shards_in(folder: Path) -> tuple[Path, ...]:

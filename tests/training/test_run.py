@@ -92,7 +92,7 @@ def test_a_model_that_a_full_disk_does_not_take_is_a_sentence(folder, straight, 
         train(folder, [straight[1] / "text.txt"], replace(OPTIONS, steps=1, ranks=1), output=tmp_path / "out")
 
 
-def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path):
+def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path, caplog):
     result, made = straight
     (tmp_path / "checkpoints").write_text("no folder")
     (tmp_path / "log.jsonl").mkdir()
@@ -102,6 +102,10 @@ def test_files_that_cannot_be_written_end_no_training(folder, straight, tmp_path
         "shard 0 of 2 was not written",
         "shard 1 of 2 was not written",
     ]
+    said = [record.getMessage() for record in caplog.records if record.name == "aurora.train"]
+    assert sorted(said) == [f"{remark}; training goes on" for remark in again.remarks[1:]], (
+        "when it happens, not at the end alone"
+    )
     np.testing.assert_allclose(losses(again), losses(result)[:1], rtol=0, atol=1e-9)
 
 

@@ -3,10 +3,12 @@
 Ranks start from a fork server that has imported torch already, die with their parent, and leave no process behind.
 """
 
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import signal
 import socket
 import sys
 import threading
@@ -27,6 +29,7 @@ from aurora.runtime.distributed.connections import listen
 
 # Imported once, in the process that ranks are forked from: seconds that every rank would spend by itself.
 PRELOAD = [
+    "aurora.runtime.distributed.fork_server",
     "torch.distributed",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
@@ -35,6 +38,7 @@ PRELOAD = [
     "aurora.runtime.distributed.launcher",
     "aurora.runtime.serving_rank",  # with what ranks of every run import
 ]
+PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a better explanation, or for their end
 
 
@@ -241,6 +245,8 @@ def _raise_failure(failures: dict[int, AuroraError], deaths: dict[int, int], ran
 
 def _child_main(connection: Connection, rank_info: RankInfo, main: Callable[..., None], args: tuple[Any, ...]) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with the fork server, even while it is stopped
     _set_up_torch(rank_info)
     main(connection, rank_info, *args)
     connection.close()

@@ -3,8 +3,11 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -200,3 +203,44 @@ def test_an_error_of_a_rank_that_is_a_thread_comes_when_the_others_have_ended():
     with pytest.raises(BadInput, match="this file is wrong"):
         launch_threads(load, 3)
     assert sorted(ended) == [1, 2]
+
+
+LED = """
+import sys, time
+from aurora.runtime.distributed.launcher import launch
+from tests.runtime.distributed.test_launcher import say_and_sleep
+launch(say_and_sleep, 2, sys.argv[1])
+"""
+
+
+def say_and_sleep(rank_info, folder):
+    (Path(folder) / f"rank-{rank_info.rank}").write_text(str(os.getpid()))
+    time.sleep(300)
+
+
+def alive(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and_no_folder(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    leader = subprocess.Popen([sys.executable, "-c", LED, tmp_path], env=environment)
+    family = []
+    try:
+        while len(found := [path.read_text() for path in tmp_path.glob("rank-*")]) < 2 or not all(found):
+            assert leader.poll() is None
+            time.sleep(0.05)
+        family = psutil.Process(leader.pid).children(recursive=True)
+        assert {int(pid) for pid in found} <= {process.pid for process in family}
+        psutil.Process(int(found[0])).suspend()
+        leader.kill()
+        leader.wait()
+        late_s = time.monotonic() + 30
+        while (left := [process for process in family if alive(process)]) and time.monotonic() < late_s:
+            time.sleep(0.05)
+        assert not left
+        assert not list((tmp_path / "temporary").glob("pymp-*"))
+    finally:
+        for process in filter(alive, [psutil.Process(leader.pid)] if leader.poll() is None else family):
+            process.kill()

@@ -1,0 +1,30 @@
+"""End of the fork server with the process that it was started by, whatever ranks still run: imported first, as it starts."""
+
+import os
+import select
+import shutil
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+
+def _end_with(leader: int) -> None:
+    """Ends this process when another ends, and removes that one's folder of sockets, which it leaves if it was killed."""
+    try:
+        select.select([os.pidfd_open(leader)], [], [])
+    except ProcessLookupError:  # it has ended
+        pass
+    except OSError:  # a kernel without pidfd: multiprocessing ends the fork server when no rank runs any more
+        return
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as listener:
+            folder = Path(listener.getsockname() if listener.family == socket.AF_UNIX else "").parent
+            if folder.name.startswith("pymp-"):  # multiprocessing's
+                shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if sys.platform == "linux" and sys.orig_argv[-1].startswith("from multiprocessing.forkserver import main"):
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
