@@ -185,7 +185,7 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
     node = 0
     for part in gpus.split(","):
         name, _, number = part.strip().partition(":")
-        if not name or not re.fullmatch(r"[1-9]\d{0,3}", number):
+        if not name or not re.fullmatch(r"[1-9][0-9]{0,3}", number):
             raise BadInput(f"`gpus`: expected KIND:NUMBER,..., such as h20:8,a100:8, found {part!r}")
         kind = _kind(name, kinds)
         for index in range(int(number)):

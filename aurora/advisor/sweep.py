@@ -16,6 +16,7 @@ from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
 from aurora.types.options import SIMULATED_STEPS
+from aurora.types.read_numbers import finite_number, whole_number
 
 MOST_POINTS = 10_000  # of a grid
 LARGEST = {"bandwidth": 1e24, "skew": 99.0, "tokens": 1e6, "speed": 1e6}  # value of each key
@@ -83,8 +84,8 @@ def read_axis(text: str) -> Axis:
     parts = grid.split(":")
     log = len(parts) == 3 and parts[2].startswith("log")
     try:
-        first, last, count = float(parts[0]), float(parts[1]), int(parts[2].removeprefix("log"))
-    except (ValueError, IndexError):
+        first, last, count = finite_number(parts[0]), finite_number(parts[1]), whole_number(parts[2].removeprefix("log"))
+    except (BadInput, IndexError):
         raise BadInput(f"{text}: expected {key}=FIRST:LAST:COUNT or {key}=FIRST:LAST:logCOUNT") from None
     least = 0.0 if key == "skew" and not log else 1.0 if key == "tokens" else 1e-6
     most = LARGEST[key]

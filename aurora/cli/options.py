@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from aurora.cli.choices import completed, filled
 from aurora.errors import AuroraError, BadInput
 from aurora.types.option_checks import OptionField, check_value
+from aurora.types.read_numbers import finite_number, whole_number
 
 WORST = 3  # layers that tables show without --layers
 ALL = "--help-all"
@@ -180,12 +181,36 @@ def _parameter(
         names = f": {', '.join(how.one_of)}" if how.one_of else f": {{{how.choices.split()[0]}}}" if how.choices else ""
     help_ = text.replace("; None:", "; default:") + (names or "") + instead
     complete, metavar = completed(*how.choices.split(), one_of=how.one_of), how.metavar or None
+    kind = next((each for each in READ if each in (hint, *get_args(hint), *map(_element, get_args(hint)))), None)
+    parser = None if kind is None else READ[kind]
     if argument:
-        made = typer.Argument(help=help_, metavar=metavar, autocompletion=complete)
+        made = typer.Argument(help=help_, metavar=metavar, autocompletion=complete, parser=parser)
     else:
         flags = (how.flag or FLAGS.get(name, "")).split() or ([f"--{name.replace('_', '-')}"] if hint is bool else [])
-        made = typer.Option(*flags, help=help_, metavar=metavar, rich_help_panel=how.panel, autocompletion=complete)
+        made = typer.Option(
+            *flags, help=help_, metavar=metavar, rich_help_panel=how.panel, autocompletion=complete, parser=parser
+        )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, made], default=default)
+
+
+def _element(hint: Any) -> Any:
+    """The type of a list's elements."""
+    return next(iter(get_args(hint)), None)
+
+
+def _reader(read: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """Returns what reads a number of the command line as files' are read."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except BadInput as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+READ: dict[Any, Callable[[str], Any]] = {int: _reader(whole_number), float: _reader(finite_number)}
 
 
 def _read(kind: Any, name: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.io.files import Arrays, load_npz, make_folder, naming, save_npz
+from aurora.io.files import SPOKEN, Arrays, load_npz, make_folder, naming, save_npz
 from aurora.types import PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers, set_checked
 
@@ -69,6 +69,9 @@ class EngineRecord:
 
     def __post_init__(self) -> None:
         what = f"record of rank {self.rank}"
+        for field in fields(self):
+            if field.type in (int, str) and type(getattr(self, field.name)) is not field.type:
+                raise BadInput(f"{what}: {field.name} must be {SPOKEN[field.type]}, found {getattr(self, field.name)!r}")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         set_checked(self, counts, f"{what}, ", "window_T", "tokens_TLE", "passes_L", "most_P")
         set_checked(self, numbers, f"{what}, ", "seconds_LP", "gram_P22", "target_P2")

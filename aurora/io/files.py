@@ -23,12 +23,23 @@ from aurora.errors import AuroraError, BadInput
 Arrays = Mapping[str, NDArray[Any]]
 _Value = TypeVar("_Value")
 MOST_BYTES = 1 << 32  # largest array that a file may declare
+MOST_TEXT = 1 << 30  # bytes of a file that is read as one text
+MOST_UNPACKED = 200  # times its packed size that an archive of more than LEAST_BOMB may have; counts have ten to fifty times
+LEAST_BOMB = 1 << 28
 MOST_HEADER_BYTES = 1 << 26  # largest header
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)  # what zipfile raises
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora journal": 2, "aurora plan": 5, "aurora profile": 2, "aurora record": 2}
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)  # by contents of another form
+MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)  # by contents of another form
 SPOKEN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 KINDS = {  # of files, by their first bytes
     "a zip archive (as .npz and .pt are)": (b"PK",),
@@ -116,7 +127,7 @@ def kind_of(path: Path, own: str = "") -> str:
             with zipfile.ZipFile(path) as archive:
                 return f"an {NpzArrays(archive).header()['format']} (.npz)"
         if start.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"{"):
-            return f"an {json.loads(path.read_bytes())['format']} (JSON)"
+            return f"an {json.loads(read_text(path))['format']} (JSON)"
     if start[8:10] == b'{"':
         return "a file of safetensors"
     text = "text" if start.isascii() and b"\0" not in start else "text of another encoding, or no text"
@@ -132,6 +143,7 @@ def open_text(path: Path, newline: str | None = None) -> IO[str]:
 def read_text(path: Path, form: str = "") -> str:
     """Read a UTF-8 file as text. Raises BadInput if it cannot be read; `form` says in words what is expected."""
     with naming(path, form), open_text(path) as file:
+        check_size("the text", os.fstat(file.fileno()).st_size, MOST_TEXT)
         return file.read()
 
 
@@ -329,6 +341,7 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
+        check_archive(archive)
         self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         self.unread = set(self._members)
 
@@ -365,10 +378,21 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
         return about
 
 
-def check_size(what: str, declared: int) -> None:
-    """Raise BadInput if a declared size is above MOST_BYTES."""
-    if declared > MOST_BYTES:
-        raise BadInput(f"{what}: declares {declared} bytes, expected at most {MOST_BYTES}")
+def check_archive(archive: zipfile.ZipFile) -> None:
+    """Raises BadInput, before anything is unpacked, if members of an archive have one name, or unpack to far more than it."""
+    infos = archive.infolist()
+    names = [info.filename.removesuffix(".npy") for info in infos]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadInput(f"expected each of its arrays once, found {', '.join(twice)[:200]} twice")
+    packed, unpacked = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
+    if unpacked > max(LEAST_BOMB, MOST_UNPACKED * packed):
+        raise BadInput(f"unpacks from {packed} bytes to {unpacked}, expected at most {MOST_UNPACKED} times as many")
+
+
+def check_size(what: str, declared: int, most: int | None = None) -> None:
+    """Raise BadInput if a declared size is above `most`; None: MOST_BYTES."""
+    if declared > (most := MOST_BYTES if most is None else most):
+        raise BadInput(f"{what}: declares {declared} bytes, expected at most {most}")
 
 
 def load_npy(path: Path) -> NDArray[Any]:
@@ -403,7 +427,7 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
             arrays = NpzArrays(stack.enter_context(zipfile.ZipFile(path)))
             about = arrays.header()
             form = str(about.pop("format"))
-        except OSError:
+        except (OSError, BadInput):
             raise
         except Exception:  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
             raise BadInput(f"expected an {what}, found {kind_of(path, 'a zip')}") from None

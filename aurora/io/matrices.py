@@ -8,60 +8,48 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
-from aurora.io.files import load_npy, read_text
+from aurora.io.files import load_npy, naming, read_text
 from aurora.types.arrays import FloatArray, IntArray, square_bytes
 from aurora.types.placement import expert_loads
+from aurora.types.read_numbers import finite_number, whole_number
 
 
 def load_matrix(path: str | Path) -> IntArray:
     """Read a (G, G) matrix of whole numbers of zero or more, as int64. Raises BadInput for anything else."""
-    return _load(Path(path), ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers", _whole, square_bytes)
+    return _load(Path(path), ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers", whole_number, square_bytes)
 
 
 def load_loads(path: str | Path) -> FloatArray:
     """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else."""
-    return _load(Path(path), ".csv or .npy", "a table of loads", _number, expert_loads)
+    return _load(Path(path), ".csv or .npy", "a table of loads", finite_number, expert_loads)
 
 
 def _load(
     path: Path,
     suffixes: str,
     what: str,
-    read_cell: Callable[[Path, str], Any],
+    read_cell: Callable[[str], Any],
     check: Callable[[str, ArrayLike], NDArray[Any]],
 ) -> NDArray[Any]:
     try:
-        if path.suffix == ".npy":
-            found = load_npy(path)
-        elif path.suffix == ".csv":
-            found = _read_csv(path, what, read_cell)
-        else:
-            raise BadInput(f"{path}: expected {suffixes}, found {path.suffix or 'no suffix'}")
-        return check(str(path), found)
+        with naming(path):
+            if path.suffix == ".npy":
+                found = load_npy(path)
+            elif path.suffix == ".csv":
+                found = _read_csv(path, what, read_cell)
+            else:
+                raise BadInput(f"expected {suffixes}, found {path.suffix or 'no suffix'}")
+            return check(str(path), found)
     except AuroraError:
         raise
     except Exception as error:  # numpy raises many kinds for a file that is not its own
         raise BadInput(f"{path}: not {what}: {error}") from None
 
 
-def _read_csv(path: Path, what: str, read_cell: Callable[[Path, str], Any]) -> NDArray[Any]:
+def _read_csv(path: Path, what: str, read_cell: Callable[[str], Any]) -> NDArray[Any]:
     rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
     if len(lengths := {len(row) for row in rows}) > 1:
         raise BadInput(f"{path}: not {what}: expected rows of one length, found {min(lengths)} to {max(lengths)} cells")
-    found = np.array([[read_cell(path, cell) for cell in row] for row in rows], dtype=object)
+    found = np.array([[read_cell(cell) for cell in row] for row in rows], dtype=object)
     found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
-    return found.astype(np.int64 if read_cell is _whole else np.float64) if found.dtype == object else found
-
-
-def _whole(path: Path, cell: str) -> int:
-    try:
-        return int(cell)
-    except ValueError:
-        raise BadInput(f"{path}: expected whole numbers, found {cell.strip()!r}") from None
-
-
-def _number(path: Path, cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        raise BadInput(f"{path}: expected numbers, found {cell.strip()!r}") from None
+    return found.astype(np.int64 if read_cell is whole_number else np.float64) if found.dtype == object else found

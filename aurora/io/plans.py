@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, BrokenPlan
 from aurora.io.clusters import fabric_json, link_curves_json, read_fabric, read_gpus, read_link_curves
 from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
-from aurora.types.arrays import FloatArray, IntArray, numbers
+from aurora.types.arrays import FloatArray, IntArray, counts, numbers
+from aurora.types.read_numbers import finite_number, whole_number
 
 PLACEMENT_FORMAT = "aurora placement"
 
@@ -43,7 +44,10 @@ def placement_from_json(layers: Sequence[Mapping[str, Any]]) -> Placement:
     slots = tuple(tuple(tuple(held) for held in layer["slots"]) for layer in layers)
     if not any("split" in layer for layer in layers):
         return Placement.evenly(slots)
-    shares = [{(int(e), int(g)): float(part) for e, pairs in layer["split"].items() for g, part in pairs} for layer in layers]
+    shares = [
+        {(whole_number(e), whole_number(g)): finite_number(part) for e, pairs in layer["split"].items() for g, part in pairs}
+        for layer in layers
+    ]
     split = tuple(
         tuple(tuple(share[expert, gpu] for expert in held) for gpu, held in enumerate(layer))
         for layer, share in zip(slots, shares, strict=True)
@@ -81,6 +85,7 @@ def save_placement(placement: Placement, method: str, path: Path) -> None:
 
 
 PLAN_FORMAT = "aurora plan"
+DIGEST = "digest"  # of all else in the file; plans of earlier versions have none
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
@@ -95,7 +100,7 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
 
     Raises:
         BadInput: if the file is missing, damaged, or of another format or schema.
-        BrokenPlan: if the plan does not do what it claims.
+        BrokenPlan: if the plan does not do what it claims, or was changed after it was made.
     """
     path = Path(path)
     found = load_json(path)
@@ -107,6 +112,8 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
     with naming(path):
         if checked:
             _check(plan)
+        if found.get("gap") not in (None, plan.gap) or found.get(DIGEST) not in (None, _digest(found)):
+            raise BrokenPlan("was changed after it was made, so that its seconds and bounds are not its own; make it anew")
     return plan
 
 
@@ -120,12 +127,18 @@ def _check(plan: Plan) -> None:
 def save_plan(plan: Plan, path: Path) -> None:
     """Write a plan as readable JSON, checked as `load_plan` checks it. Raises BrokenPlan."""
     _check(plan)
-    write_text(path, _readable(_plan_to_json(plan)) + "\n")
+    found = _plan_to_json(plan)
+    write_text(path, _readable(found | {DIGEST: _digest(found)}) + "\n")
 
 
 def plan_digest(plan: Plan) -> str:
-    """Returns the sha256 of a plan as it is written, as hexadecimal digits."""
-    return hashlib.sha256(_readable(_plan_to_json(plan)).encode()).hexdigest()
+    """Returns the sha256 of what a plan's file says, as hexadecimal digits."""
+    return _digest(_plan_to_json(plan))
+
+
+def _digest(found: Mapping[str, Any]) -> str:
+    """The sha256 of a plan's JSON object without its digest, however it is laid out."""
+    return hashlib.sha256(json.dumps({name: found[name] for name in found if name != DIGEST}).encode()).hexdigest()
 
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -198,10 +211,10 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
                 placement_from_json(layers),
                 dispatches,
                 tuple(map(_combine_from_json, dispatches, layers)),
-                np.array([float(layer["dispatch_s"]) for layer in layers]),
-                np.array([float(layer["fluid_bound_s"]) for layer in layers]),
-                np.array([float(layer["one_to_one_bound_s"]) for layer in layers]),
-                np.array([layer["load"] for layer in layers]),
+                _seconds(layers, "dispatch_s"),
+                _seconds(layers, "fluid_bound_s"),
+                _seconds(layers, "one_to_one_bound_s"),
+                counts("load", [layer["load"] for layer in layers], 2),
                 tuple(m["dense_layers"]),
                 tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
                 m.get("deduplicated") is True,
@@ -213,7 +226,7 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
     links = found["cluster"].get("fabric")
     fabric = None if links is None else read_fabric("cluster", links, gpus)
-    incast = float(found["cluster"].get("incast", 0.0))
+    incast = finite_number(found["cluster"].get("incast", 0.0))
     curves = read_link_curves("cluster", found["cluster"].get("link_curve", []))
     cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast, curves)
     options = _options_from_json(found["options"])
@@ -221,10 +234,10 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         cluster,
         tuple(models),
         options,
-        float(found["objective_s"]),
-        float(found["bound_s"]),
+        finite_number(found["objective_s"]),
+        finite_number(found["bound_s"]),
         _number_or_none(found, "assignment_bound_s"),
-        int(found["epoch"]),
+        whole_number(found["epoch"]),
         None if options.min_replicas is None else _survival(found["models"][0]["layers"]),
         _number_or_none(found, "unseen_s"),
         _number_or_none(found, "slot_gain"),
@@ -233,8 +246,13 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     )
 
 
+def _seconds(layers: Sequence[Mapping[str, Any]], name: str) -> FloatArray:
+    """Seconds of each layer."""
+    return np.array([finite_number(layer[name]) for layer in layers])
+
+
 def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
-    return None if found[name] is None else float(found[name])
+    return None if found[name] is None else finite_number(found[name])
 
 
 def _between(found: Sequence[Any]) -> tuple[float, float]:
@@ -280,7 +298,7 @@ def by_failures(p_K: FloatArray) -> dict[str, float]:
 
 
 def _survival(layers: Sequence[Mapping[str, Any]]) -> FloatArray:
-    return np.array([[float(layer["survival"][str(k + 1)]) for k in range(len(layer["survival"]))] for layer in layers])
+    return np.array([[finite_number(layer["survival"][str(k + 1)]) for k in range(len(layer["survival"]))] for layer in layers])
 
 
 def _order_to_json(order: Order) -> dict[str, Any]:
@@ -300,10 +318,10 @@ def _order_from_json(found: Mapping[str, Any]) -> Order:
     pairs = _pairs_from_text(found["pairs"])
     shares = found.get("shares")
     if shares is not None:
-        shares = np.array([[float(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
-    windows = int(found["sends_open"]), int(found["recvs_open"])
+        shares = np.array([[finite_number(edge) for edge in part.split(":")] for part in shares.split()]).reshape(-1, 2)
+    windows = whole_number(found["sends_open"]), whole_number(found["recvs_open"])
     sub_channels = _sub_channels_from_json(found["sub-channels"]) if "sub-channels" in found else None
-    tier_X = np.array(found["tiers"].split(), dtype=np.int64) if "tiers" in found else None
+    tier_X = np.array([whole_number(each) for each in found["tiers"].split()], dtype=np.int64) if "tiers" in found else None
     return Order(str(found["method"]), pairs, *windows, shares, found.get("paced") is True, sub_channels, tier_X)
 
 
@@ -342,7 +360,7 @@ def _sub_channels_to_json(sub_channels: SubChannels) -> dict[str, list[int]]:
 
 
 def _sub_channels_from_json(found: Mapping[str, Any]) -> SubChannels:
-    return SubChannels(*(np.array(found[name], dtype=np.int64) for name in ("rows", "out", "in")))
+    return SubChannels(*(counts(name, found[name], 1) for name in ("rows", "out", "in")))
 
 
 def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
@@ -352,11 +370,11 @@ def _hierarchy_to_json(hierarchy: Hierarchy) -> dict[str, Any]:
 
 def _hierarchy_from_json(found: Mapping[str, Any]) -> Hierarchy:
     level_from = _whole(found, "level_from") if "level_from" in found else None
-    return Hierarchy(np.array(found["servers"]), _whole(found, "chunks"), level_from)
+    return Hierarchy(found["servers"], _whole(found, "chunks"), level_from)
 
 
 def _cut_from_json(found: Mapping[str, Any]) -> Cut:
-    return Cut(float(found["bound_s"]), int(found["load_bytes"]), tuple(str(link) for link in found["links"]))
+    return Cut(finite_number(found["bound_s"]), whole_number(found["load_bytes"]), tuple(str(link) for link in found["links"]))
 
 
 def _readable(value: Any, line: str = "\n") -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.io.files import Arrays, load_npz, save_npz
 from aurora.types import OVERHEAD, PHASES, CoActivation, ComputeCurves, Curve, Profile, TokenRouting
-from aurora.types.profile import CurvesByKind
+from aurora.types.profile import CurvesByKind, check_counts
 
 PROFILE_FORMAT = "aurora profile"
 _SCALARS = ("model", "fingerprint", "top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes")
@@ -53,7 +53,9 @@ def profile_from_arrays(about: dict[str, Any], arrays: Arrays) -> Profile:
         coactivation = CoActivation(*(arrays[name] for name in _COACTIVATION))
     if "stage_T" in about:
         about["stage_T"] = tuple(about["stage_T"])
-    return Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, coactivation=coactivation, **about)
+    found = Profile(tokens_TLSE=arrays["tokens_TLSE"], curves=curves, routing=routing, coactivation=coactivation, **about)
+    check_counts(found.load_LE, found.top_k)
+    return found
 
 
 CURVES_FORMAT = "aurora curves"

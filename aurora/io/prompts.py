@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
-from aurora.io.files import json_of_line, load_npy, naming, open_text, read_text
+from aurora.io.files import check_keys, json_of_line, load_npy, naming, open_text, read_text
 from aurora.types.option_checks import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
@@ -42,6 +42,7 @@ def load_arriving(path: str | Path) -> list[tuple[str, float]]:
 def _prompt_row(path: Path, number: int, line: str) -> tuple[str, float]:
     match found := json_of_line(line):
         case {"prompt": str(prompt)} if prompt:
+            check_keys(f"{path}, line {number}", "a prompt", found, {"prompt", "at_s"})
             at_s = found.get("at_s", 0)
             if type(at_s) not in (int, float) or not 0 <= at_s <= LONGEST_S:
                 raise BadInput(f"{path}, line {number}: expected at_s from 0 to {LONGEST_S:g} seconds, found {at_s!r}")

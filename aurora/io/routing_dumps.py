@@ -22,9 +22,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import BadInput, check_one_of, need
-from aurora.io.files import NpzArrays, check_size, kind_of, load_json, load_npy, naming, open_text, reason
+from aurora.io.files import (
+    MOST_TEXT,
+    NpzArrays,
+    check_archive,
+    check_size,
+    kind_of,
+    load_json,
+    load_npy,
+    naming,
+    open_text,
+    reason,
+)
 from aurora.planner.workload.model_config import Shape
 from aurora.types.arrays import BoolArray, IntArray, counts
+from aurora.types.profile import check_counts
+from aurora.types.read_numbers import whole_number
 
 LINE = 1 << 26  # characters of a line, at most
 MALFORMED = (  # errors that readers raise for damaged files; zipfile and torch raise RuntimeError
@@ -98,6 +111,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
             raise BadInput(f"not of {form}: {reason(error)}") from None
         if found.rank is None and not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
+        check_counts(found.counts_TLE.sum(axis=0), shape.top_k)
     return found
 
 
@@ -116,10 +130,10 @@ def _sglang_passes(records: list[dict[str, Any]], slots: Any, shape: Shape) -> R
     logical_LP = _moe_rows(counts("last_physical_to_logical_map", _tensor("last_physical_to_logical_map", slots), 2), shape)
     if logical_LP.max(initial=0) >= shape.experts:
         raise BadInput(f"expected experts below {shape.experts} as in the config, found expert {logical_LP.max()}")
-    ranks = {int(record["rank"]) for record in records}
+    ranks = {whole_number(record["rank"]) for record in records}
     if len(ranks) > 1 or min(ranks) < 0:
         raise BadInput(f"expected the passes of one rank, found ranks {sorted(ranks)}")
-    pass_T, at_X = np.unique([int(record["forward_pass_id"]) for record in records], return_inverse=True)
+    pass_T, at_X = np.unique([whole_number(record["forward_pass_id"]) for record in records], return_inverse=True)
     check_size("the counts", 8 * len(pass_T) * shape.layers * shape.experts)
     counts_TLE = np.zeros((len(pass_T), shape.layers, shape.experts), dtype=np.int64)
     used_P = np.zeros(logical_LP.shape[1], dtype=bool)
@@ -167,7 +181,7 @@ def _check_sent(used_P: BoolArray, rank: int) -> None:
 def _sglang_csv(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """SGLang's older recorder: expert_distribution_rank<R>_timestamp<T>.csv, the model's layer numbers."""
     found = _csv(path, shape, where, ("layer_id", "expert_id", "count"))
-    return replace(found, rank=_rank(path, r"expert_distribution_rank(\d+)_timestamp.*\.csv"))
+    return replace(found, rank=_rank(path, r"expert_distribution_rank([0-9]+)_timestamp.*\.csv"))
 
 
 def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -175,15 +189,15 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     need("safetensors")
     from safetensors import SafetensorError, safe_open
 
-    rank = _rank(path, r"rank(\d+)\.safetensors")
+    rank = _rank(path, r"rank([0-9]+)\.safetensors")
     check_size("the file", path.stat().st_size)
     found: dict[tuple[int, int], IntArray] = {}
     try:
         with safe_open(path, framework="numpy") as file:
             for key in file.keys():  # noqa: SIM118
                 number, _, layer = key.partition("_")
-                if int(layer) < shape.decoder_layers:
-                    found[int(number), int(layer)] = counts(key, file.get_tensor(key), 1)
+                if whole_number(layer) < shape.decoder_layers:
+                    found[whole_number(number), whole_number(layer)] = counts(key, file.get_tensor(key), 1)
     except SafetensorError as error:
         raise BadInput(f"not a file of safetensors, or cut short: {error}") from None
     numbers, layers = (sorted(set(each)) for each in zip(*found, strict=True)) if found else ([], [])
@@ -239,7 +253,7 @@ def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
 def _eplb(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """A bare array of loads, as EPLB's `weight`."""
     if path.suffix == ".csv":
-        rows = [[int(cell) for cell in line.split(",")] for _, line in _lines(path)]
+        rows = [[whole_number(cell) for cell in line.split(",")] for _, line in _lines(path)]
         return RecordedRouting(_steps(np.array(rows), shape))
     if path.suffix == ".npy":
         return RecordedRouting(_steps(load_npy(path), shape))
@@ -273,9 +287,11 @@ def _csv(
 ) -> RecordedRouting:
     """A CSV of counts; the layers that it names, in rising order."""
     moe_layers = frozenset(shape.moe_layers)
-    found: dict[int, IntArray] = {}
+    found: dict[tuple[int, int], int] = {}
+    twice = ""
     seen: dict[str, set[str]] = {}
     with open_text(path, newline="") as text:
+        check_size("the text", path.stat().st_size, MOST_TEXT)
         rows = csv.DictReader(text, strict=True)
         try:
             columns = list(rows.fieldnames or ())
@@ -293,14 +309,20 @@ def _csv(
                         f"line {rows.line_num}: expected experts below {shape.experts} and layers {_short(shape.moe_layers)} "
                         f"as in the config, found expert {expert} of layer {layer}"
                     )
-                found.setdefault(layer, np.zeros(shape.experts, dtype=np.int64))[expert] += count
+                if (layer, expert) in found and not twice:
+                    twice = f"line {rows.line_num}: expected one row of expert {expert} of layer {layer}, found two"
+                found[layer, expert] = count
         except csv.Error as error:
             raise BadInput(f"line {rows.line_num}: not CSV: {error}") from None
     if several := [column for column, values in seen.items() if len(values) > 1]:
         raise BadInput(f"expected one value of {', '.join(several)}, found several; choose by `where` {several[0]}=VALUE")
+    if twice:
+        raise BadInput(twice)
     if not found:
         raise BadInput("expected rows of counts, found none" + (f" where {dict(where)}" if where else ""))
-    return RecordedRouting(np.stack([found[layer] for layer in sorted(found)])[None], layers=tuple(sorted(found)))
+    layers = tuple(sorted({layer for layer, _ in found}))
+    counts_LE = np.array([[found.get((layer, expert), 0) for expert in range(shape.experts)] for layer in layers])
+    return RecordedRouting(counts_LE[None], layers=layers)
 
 
 ROUTING_FORMATS: dict[str, RoutingFormat] = {
@@ -344,9 +366,12 @@ def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
 
 def _whole(line: int, name: str, cell: str | None) -> int:
     """A cell as a whole number of zero or more, or BadInput."""
-    if cell is None or not cell.strip().isascii() or not cell.strip().isdigit() or len(cell) > 15:
-        raise BadInput(f"line {line}: expected {name} as a whole number of zero or more, found {cell!r}")
-    return int(cell)
+    try:
+        if not 0 <= (found := whole_number(cell)) < 10**15:
+            raise BadInput(f"expected zero or more, below 1e15, found {found}")
+    except BadInput as error:
+        raise BadInput(f"line {line}: {name}: {error}") from None
+    return found
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
@@ -386,6 +411,7 @@ def _load_pt(path: Path) -> Any:
 
     _check_zip(path, "the zip format of torch.save")
     with zipfile.ZipFile(path) as archive:
+        check_archive(archive)
         check_size("the archive", sum(info.file_size for info in archive.infolist()))
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

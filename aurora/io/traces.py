@@ -16,6 +16,7 @@ import numpy as np
 from aurora.errors import BadInput
 from aurora.io.files import Arrays, json_of_line, load_npz, read_text, save_npz
 from aurora.types import ControlReport, ControlWindow, PlacementChange, Trace
+from aurora.types.read_numbers import finite_number, whole_number
 from aurora.types.requests import MOST_REQUESTS, Requests
 
 TRACE_FORMAT = "aurora trace"
@@ -37,7 +38,7 @@ def trace_from_arrays(about: dict[str, Any], arrays: Arrays) -> Trace:
     """Returns the trace in a file's header `about` and arrays."""
     columns = {name: arrays[name] for name in Trace.COLUMNS}
     control_M = tuple(_control_report(**report) for report in about.get("control_M", ()))
-    return Trace(str(about["kind"]), tuple(about["names_M"]), int(about["ranks"]), **columns, control_M=control_M)
+    return Trace(str(about["kind"]), tuple(about["names_M"]), whole_number(about["ranks"]), **columns, control_M=control_M)
 
 
 def _control_report(changes: list[dict[str, Any]], series: list[dict[str, Any]], **more: Any) -> ControlReport:
@@ -50,9 +51,9 @@ MOST_TOKENS = 1 << 30  # of a request's input or output
 
 
 def _finite(value: Any) -> float:
-    """A finite number of seconds or milliseconds."""
-    found = float(value)
-    if not -1e15 < found < 1e15:
+    """Seconds or milliseconds from zero on."""
+    found = finite_number(value)
+    if not 0 <= found < 1e15:
         raise ValueError
     return found
 
@@ -122,10 +123,12 @@ def _request(path: Path, number: int, row: Mapping[str, Any]) -> tuple[float, in
         raise BadInput(f"{path}, line {number}: expected the columns {known}, found {','.join(map(str, row))[:100]!r}")
     values = [row[name] for name in names]
     try:
-        at_s, tokens = REQUEST_COLUMNS[names](values[0]), [int(value) for value in values[1:]]
-        if not all(1 <= each <= MOST_TOKENS and each == float(value) for each, value in zip(tokens, values[1:], strict=True)):
+        at_s, tokens = REQUEST_COLUMNS[names](values[0]), [whole_number(value) for value in values[1:]]
+        if not all(1 <= each <= MOST_TOKENS for each in tokens):
             raise ValueError
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, BadInput):
         said = ",".join(map(str, values))[:100]
-        raise BadInput(f"{path}, line {number}: expected a time and two numbers of tokens above zero, found {said!r}") from None
+        raise BadInput(
+            f"{path}, line {number}: expected a time from zero on and two numbers of tokens above zero, found {said!r}"
+        ) from None
     return at_s, tokens[0], tokens[1]

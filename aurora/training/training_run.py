@@ -23,6 +23,7 @@ from aurora.training.checkpoint import (
 )
 from aurora.training.trainer import PreparedStep, Trainer
 from aurora.types import TrainOptions
+from aurora.types.read_numbers import whole_number
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
 
@@ -111,8 +112,8 @@ def logged_steps(file: Path) -> set[int]:
     found = set()
     with suppress(OSError), file.open(encoding="utf-8", errors="replace") as log:
         for line in log:
-            with suppress(ValueError, TypeError, KeyError):
-                found.add(int(json.loads(line)["step"]))
+            with suppress(ValueError, TypeError, KeyError, RecursionError, BadInput):
+                found.add(whole_number(json.loads(line)["step"]))
     return found
 
 

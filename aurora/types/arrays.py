@@ -25,9 +25,16 @@ MOST_LAYERS = 4096  # larger layer numbers are typing errors
 def as_array(what: str, value: ArrayLike) -> NDArray[Any]:
     """Returns `value` as an array; a BadInput names it `what` if its rows differ in length."""
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except ValueError:
         raise BadInput(f"{what}: expected rows of one length") from None
+    if array.dtype != np.bool_ and isinstance(value, list | tuple) and _has_bool(value):  # which NumPy takes for 0 and 1
+        raise BadInput(f"{what}: expected numbers, found true or false among them")
+    return array
+
+
+def _has_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_has_bool, value)))
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:

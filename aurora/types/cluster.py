@@ -91,6 +91,8 @@ class Gpu:
     def __post_init__(self) -> None:
         for name in (self.name, self.kind, self.rack or ""):
             check_name(f"gpu {self.name!r}: name, kind and rack", name)
+        if type(self.node) is not int or not 0 <= self.node < 1 << 31:
+            raise BadInput(f"gpu {self.name!r}: node must be a whole number from zero on, found {self.node!r}")
         for field in ("out_Bps", "in_Bps", "speed", "memory_bytes"):
             value = getattr(self, field)
             if not 0 < value < float("inf"):

@@ -18,6 +18,7 @@ from aurora.types.option_checks import (
     option,
 )
 from aurora.types.program import PRIORITIES
+from aurora.types.read_numbers import whole_number
 
 LINK_TRANSPORTS = ("auto", "gloo", "nccl")  # those whose links can be measured
 GATHERED = "allgather"  # and reduce-scatter, instead of all-to-alls
@@ -36,7 +37,7 @@ def read_micro_batches(text: str) -> int:
     """Returns the number of micro-batches that `text` says; 0 for auto. Raises BadInput if it says none."""
     if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
         raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
-    return 0 if text == "auto" else int(text)
+    return 0 if text == "auto" else whole_number(text)
 
 
 @dataclass(frozen=True)

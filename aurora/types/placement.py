@@ -36,7 +36,7 @@ class Placement(Value):
     split_LG: tuple[tuple[tuple[float, ...], ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if any(not isinstance(each, int) or abs(each) >> 62 for layer in self.slots_LG for held in layer for each in held):
+        if any(type(each) is not int or abs(each) >> 62 for layer in self.slots_LG for held in layer for each in held):
             raise BadInput("placement: expected experts as whole numbers")
         if not self.slots_LG or len({len(layer) for layer in self.slots_LG}) != 1:
             raise BadInput("placement: expected one list of GPUs for every layer, all of one length")

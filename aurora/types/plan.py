@@ -54,8 +54,8 @@ class ModelPlan(Value):
         traffic_digest: the profile's digest without its compute curves; empty in plans of earlier versions.
 
     Raises:
-        BadInput: if there are not two orders and loads for each layer, a size is below zero, a deduplicated model with flat
-            all-to-alls has replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
+        BadInput: if there are not two orders and loads for each layer, top_k or a size is out of range, a deduplicated model
+            with flat all-to-alls has replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
     """
 
     model: str
@@ -83,9 +83,12 @@ class ModelPlan(Value):
         what, layers, experts = f"plan of {self.model!r}", len(self.placement.slots_LG), self.placement.experts
         for name in ("dispatch_s_L", "fluid_bound_s_L", "one_to_one_bound_s_L"):
             object.__setattr__(self, name, locked(np.array(getattr(self, name), dtype=np.float64)))
-        for name in ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes"):
+        for name in ("expert_bytes", "other_bytes"):
             if getattr(self, name) < 0:
                 raise BadInput(f"{what}: expected {name} of zero or more, found {getattr(self, name)}")
+        if not 1 <= self.top_k <= experts or self.dispatch_bytes < 1:
+            found = f"found {self.top_k} and {self.dispatch_bytes}"
+            raise BadInput(f"{what}: expected top_k from 1 to {experts} and dispatch_bytes above zero, {found}")
         for name in (self.model, self.fingerprint):
             check_name("plan: model and fingerprint", name)
         object.__setattr__(self, "load_LE", counts(f"{what}, load", self.load_LE, 2))

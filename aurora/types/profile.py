@@ -155,6 +155,29 @@ def _check_curves(what: str, model: str, fingerprint: str, curves: CurvesByKind)
             raise BadInput(f"{what}: the curves of kind {kind!r} lack {', '.join(missing)}")
 
 
+MOST_UNEVEN = 2  # tokens of one layer over those of another; drafts of a MTP layer are more than a step's tokens
+
+
+def check_counts(load_LE: IntArray, top_k: int) -> None:
+    """Checks that a router can have made these counts: every token passes every layer, and chooses an expert once at most.
+
+    Args:
+        load_LE: (L, E) tokens of each expert.
+        top_k: experts per token.
+
+    Raises:
+        BadInput: if an expert has more tokens than its layer, or a layer many more than another.
+    """
+    total_L, most_L = load_LE.sum(axis=1), load_LE.max(axis=1)
+    for layer in np.flatnonzero(most_L > total_L // top_k):
+        tokens = f"one for each of the {total_L[layer] // top_k} tokens ({total_L[layer]} choices at {top_k} a token)"
+        raise BadInput(f"MoE layer {layer}: expected at most {tokens} of one expert, found {most_L[layer]}")
+    if total_L.max() > MOST_UNEVEN * total_L.min():
+        few, many = int(total_L.argmin()), int(total_L.argmax())
+        found = f"{total_L[few]} in MoE layer {few} and {total_L[many]} in {many}"
+        raise BadInput(f"expected about as many choices in every layer, as every token passes all, found {found}")
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
     """The measured routing and compute times of one model. It knows no placement.
@@ -211,9 +234,9 @@ class Profile(Value):
         if 0 in self.tokens_TLSE.shape:
             raise BadInput(f"{what}: tokens_TLSE is empty, its shape is {self.tokens_TLSE.shape}")
         for name in ("top_k", "dispatch_bytes", "combine_bytes", "expert_bytes", "other_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 0 <= value < 2**62:
-                raise BadInput(f"{what}: {name} must be a whole number from zero to 2**62, found {value}")
+            value, least = getattr(self, name), int(name == "dispatch_bytes")
+            if type(value) is not int or not least <= value < 2**62:
+                raise BadInput(f"{what}: {name} must be a whole number from {least} to 2**62, found {value}")
         _check_curves(what, self.model, self.fingerprint, self.curves)
         if not 1 <= self.top_k <= self.experts:
             raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")

@@ -29,9 +29,9 @@ def test_axes():
         ("skew=0:1:log", "expected skew=FIRST:LAST:COUNT"),
         ("skew=0:2:log3", "expected 1e-06 <= FIRST <= LAST"),
         ("speed=2:1:3", "FIRST <= LAST"),
-        ("speed=1:inf:3", "FIRST <= LAST"),
+        ("speed=1:inf:3", "expected speed=FIRST:LAST:COUNT"),
         ("tokens=0:4:3", "expected 1 <= FIRST"),
-        ("skew=0:nan:2", "FIRST <= LAST"),
+        ("skew=0:nan:2", "expected skew=FIRST:LAST:COUNT"),
         ("skew=0:1:0", "a COUNT from 1 to 10000"),
     ],
 )

@@ -117,9 +117,9 @@ def test_the_json_goes_to_a_file(aurora, csv, tmp_path):
     [
         ("1,2", [], "expected a square matrix, found shape"),
         ("1,2\n3", [], "not a matrix of whole numbers|square|one length"),
-        ("0,1.5\n2,0", [], "expected whole numbers, found '1.5'"),
+        ("0,1.5\n2,0", [], "expected a whole number, found '1.5'"),
         ("0,-1\n2,0", [], "zero or more, found -1"),
-        ("0,nan\n2,0", [], "expected whole numbers, found 'nan'"),
+        ("0,nan\n2,0", [], "expected a whole number, found 'nan'"),
         ("0,99999999999999999999\n2,0", [], "too large"),
         (f"0,{2**62}\n{2**62},0", [], "more than 64 bits hold"),
         ("0,1\n1,0", ["--method", "best"], "--method: expected one of auto, openshop"),

@@ -153,7 +153,7 @@ def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
     ("args", "message"),
     [
         (["--time-limit", 0], r"--time-limit: expected more than zero, found 0\.0"),
-        (["--time-limit", "nan"], "--time-limit: expected more than zero, found nan"),
+        (["--time-limit", "nan"], "Invalid value for '--time-limit': expected a number, found 'nan'"),
         (["--objective", "best"], "--objective: expected one of auto, causal, paper, found 'best'"),
         (["--colocate", "local-search", "--assign", "random"], "--assign: random has no effect with --colocate local-search"),
     ],

@@ -19,3 +19,11 @@ def test_other_times_are_refused(tmp_path, at_s):
     path.write_text(f'{{"prompt": "a", "at_s": {at_s}}}\n')
     with pytest.raises(BadInput, match="line 1: expected at_s from 0 to 1e\\+06 seconds, found"):
         load_arriving(path)
+
+
+@pytest.mark.parametrize("key", ["at", "at_S", "arrival_s", "id"])
+def test_a_misspelt_key_is_refused(tmp_path, key):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a", "{key}": 1}}\n')
+    with pytest.raises(BadInput, match=rf"line 1: a prompt: unknown {key}; expected at_s, prompt"):
+        load_arriving(path)

@@ -240,7 +240,7 @@ def test_placement_files(tmp_path):
         ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 0.5]]}}]}, "not a placement: KeyError"),
         ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 0.5], [1, 0.6]]}}]}, "sum to 1 for every expert"),
         ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, 2], [1, -1]]}}]}, "expected shares of zero or more"),
-        ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, float("nan")], [1, 0.5]]}}]}, "expected shares"),
+        ({"layers": [{"slots": [[0], [0]], "split": {"0": [[0, float("nan")], [1, 0.5]]}}]}, "expected a number, found nan"),
         ({"layers": [{"slots": [[0, 0]], "split": {"0": [[0, 1]]}}]}, "expected no expert twice on a GPU"),
         ({"layers": [{"slots": [["0"]]}]}, "expected experts as whole numbers"),
         ({"schema": 2}, "expected schema = 1, found 2"),

@@ -72,8 +72,8 @@ def test_a_byte_order_mark_before_any_text_is_skipped(tmp_path):
         return tmp_path / name
 
     shape = Shape.of(MIXTRAL)
-    csv = write("c.csv", "layer,expert,count\n0,0,3\n1,1,4\n")
-    assert read_dump(csv, "csv", shape, {}).counts_TLE.sum() == 7
+    csv = write("c.csv", "layer,expert,count\n0,0,3\n0,1,3\n1,1,4\n1,0,4\n")
+    assert read_dump(csv, "csv", shape, {}).counts_TLE.sum() == 14
     assert read_dump(write("l.csv", "1,2,3,4\n4,3,2,1\n"), "eplb-load", shape, {}).counts_TLE.sum() == 20
     assert aurora.io.load_loads(write("l.csv", "1,2\n")).tolist() == [[1, 2]]
     assert aurora.io.load_cluster(write("c.toml", Path(shipped("clusters/demo-4.toml")).read_text())).gpus

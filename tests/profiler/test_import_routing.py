@@ -167,7 +167,7 @@ def npy_bytes(value):
         ("eplb-load", "w.npy", npy_bytes(LOADS)[:-8], "expected an .npy array of numbers, found an .npy array of other contents, or one cut short"),
         ("eplb-load", "w.npy", b"", "expected an .npy array of numbers, found an empty file"),
         ("eplb-load", "w.csv", b"1,2\n3", "not of eplb-load: "),
-        ("eplb-load", "w.csv", b"1,2.5", "not of eplb-load: invalid literal"),
+        ("eplb-load", "w.csv", b"1,2.5", "expected a whole number, found '2.5'"),
         ("eplb-load", "w.csv", b"caf\xe9", "expected UTF-8 text"),
         ("eplb-load", "w.npz", zipped(a=npy_bytes(LOADS), b=npy_bytes(LOADS)), "expected one array, found a, b"),
         ("vllm", "v.jsonl", b"", "expected lines of record_type eplb_load_stats, found none"),
@@ -183,8 +183,8 @@ def npy_bytes(value):
         ("tokens", "t.npz", b"PK no zip", "expected an .npz archive, found a zip archive .as .npz and .pt are. of other contents, or one cut"),
         ("csv", "c.csv", b"", "expected columns layer, expert, count, found none"),
         ("csv", "c.csv", b"layer,expert,count\n", "expected rows of counts, found none"),
-        ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: expected count as a whole number of zero or more, found '-1'"),
-        ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: expected count as a whole number of zero or more, found None"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0,-1\n", "line 2: count: expected zero or more, below 1e15, found -1"),
+        ("csv", "c.csv", b"layer,expert,count\n0,0\n", "line 2: count: expected a whole number, found None"),
         ("csv", "c.csv", b"layer,expert,count\n1,4,1\n", r"line 2: expected experts below 4 and layers 1 to 2 \(2\) as in the config, found expert 4"),
         ("csv", "c.csv", b'layer,expert,count\n"0,0', "line 1: not CSV: unexpected end of data"),
         ("csv", "c.csv", b"layer,expert,count\n0,0,\xff\n", "expected UTF-8 text"),
@@ -221,7 +221,7 @@ def test_what_does_not_go_together(tmp_path):
     with pytest.raises(BadInput, match="`sources`: expected more than zero, found 0"):
         imported(path, "eplb-load", sources=0)
     for name, layers in (("one.csv", (1,)), ("two.csv", (1, 2))):
-        (tmp_path / name).write_text("layer,expert,count\n" + "".join(f"{layer},0,9\n" for layer in layers))
+        (tmp_path / name).write_text("layer,expert,count\n" + "".join(f"{layer},{e},9\n" for layer in layers for e in (0, 1)))
     with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 1, 2"):
         imported([tmp_path / "one.csv", tmp_path / "two.csv"], "csv")
 
@@ -277,3 +277,54 @@ def test_files_of_other_layers_are_not_added_up(tmp_path):
         path.write_text("layer,expert,count\n" + "".join(f"{layer},{expert},5\n" for expert in range(4)))
     with pytest.raises(BadInput, match=r"expected the same layers in every file, found layer 1 and layer 2"):
         imported(paths, "csv")
+
+
+@pytest.mark.parametrize(
+    ("loads", "message"),
+    [
+        ([[1000, 3, 2, 2], [504, 503, 0, 0]], r"MoE layer 0: expected at most one for each of the 503 tokens .* found 1000"),
+        ([[5, 5, 5, 5], [5000, 5000, 5000, 5000]], r"as many choices in every layer.* found 20 in MoE layer 0 and 20000 in 1"),
+        ([[5, 5, 5, 5], [0, 0, 0, 0]], "as many choices in every layer"),
+    ],
+)
+def test_routing_that_no_router_makes(tmp_path, loads, message):
+    with pytest.raises(BadInput, match=message):
+        imported(saved(tmp_path, "w.npy", lambda file: np.save(file, np.array(loads))), "eplb-load")
+
+
+def test_rows_that_come_twice(tmp_path):
+    rows = [f"{layer},{expert},5\n" for layer in (1, 2) for expert in range(4)]
+    (tmp_path / "c.csv").write_text("layer,expert,count\n" + "".join(rows) + rows[3])
+    with pytest.raises(BadInput, match="line 10: expected one row of expert 3 of layer 1, found two"):
+        imported(tmp_path / "c.csv", "csv")
+
+
+@pytest.mark.parametrize("names", [("w", "w"), ("w", "w.npy")])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_archive_with_an_array_twice(tmp_path, names):
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        for name in names:
+            archive.writestr(name if "." in name else f"{name}.npy" if names[0] == names[1] else name, npy_bytes(LOADS))
+    with pytest.raises(BadInput, match="expected each of its arrays once, found w twice"):
+        imported(tmp_path / "w.npz", "eplb-load")
+
+
+def test_an_archive_that_unpacks_to_far_more_is_not_unpacked(tmp_path):
+    """Its directory says how much; the data behind it would be zeros."""
+    with (
+        zipfile.ZipFile(tmp_path / "w.npz", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("w.npy", "w", force_zip64=True) as file,
+    ):
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+    with pytest.raises(BadInput, match=r"unpacks from \d+ bytes to 314572800, expected at most 200 times as many"):
+        imported(tmp_path / "w.npz", "eplb-load")
+
+
+@pytest.mark.parametrize(("form", "name"), [("csv", "s.csv"), ("eplb-load", "s.csv"), ("vllm", "s.jsonl"), ("tokens", "s.npz")])
+def test_huge_sparse_files_are_refused_at_once(tmp_path, form, name):
+    with (tmp_path / name).open("wb") as file:
+        file.write(b"layer,expert,count\n")
+        file.truncate(1 << 40)
+    with pytest.raises(BadInput):
+        imported(tmp_path / name, form)

@@ -103,7 +103,7 @@ def test_passes_that_do_not_tell_their_source(tmp_path):
     ("change", "message"),
     [
         ({"rank": -1}, r"expected the passes of one rank, found ranks \[-1\]"),
-        ({"rank": "x"}, "not of sglang-recorder: invalid literal"),
+        ({"rank": "x"}, "expected a whole number, found 'x'"),
         ({"global_physical_count": torch.ones((3, 5), dtype=torch.int32)}, "expected a logical expert for each of"),
         ({"global_physical_count": torch.ones((5, 6), dtype=torch.int32)}, "expected 2 MoE layers, or 3 with the dense ones"),
         ({"topk_ids_of_layer": torch.full((3, 6, 8), 6)}, "topk_ids_of_layer: expected physical experts below 6"),
@@ -120,10 +120,10 @@ def test_passes_that_lie(tmp_path, change, message):
 def test_older_tables_of_sglang_keep_their_rank(tmp_path):
     """Experts without tokens have no row, and layers have the model's numbers."""
     paths = [tmp_path / f"expert_distribution_rank{rank}_timestamp1744347750.37.csv" for rank in range(2)]
-    paths[0].write_text("layer_id,expert_id,count\n1,0,6\n1,3,2\n2,1,8\n")
-    paths[1].write_text("layer_id,expert_id,count\n1,2,4\n2,1,3\n2,0,1\n")
+    paths[0].write_text("layer_id,expert_id,count\n1,0,4\n1,3,4\n2,0,4\n2,1,4\n")
+    paths[1].write_text("layer_id,expert_id,count\n1,2,2\n1,1,2\n2,1,2\n2,0,2\n")
     made = imported(paths, "sglang-csv")
-    assert made.tokens_TLSE.tolist() == [[[[6, 0, 0, 2], [0, 0, 4, 0]], [[0, 8, 0, 0], [1, 3, 0, 0]]]]
+    assert made.tokens_TLSE.tolist() == [[[[4, 0, 0, 4], [0, 2, 2, 0]], [[4, 4, 0, 0], [2, 2, 0, 0]]]]
     assert made.dense_layers == (0,)
     paths[0].rename(tmp_path / "x.csv")
     with pytest.raises(BadInput, match=r"x\.csv: expected the engine's name of the file"):

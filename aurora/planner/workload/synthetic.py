@@ -12,6 +12,7 @@ from aurora.planner.layers_in_threads import of_layers
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.read_numbers import finite_number
 
 BUCKETS = 1 << 12  # parts of 0 to 1, a power of two
 MOST_CELLS = 1 << 28  # counts of a profile: 2 GB
@@ -179,8 +180,8 @@ def _exponent(skew: str) -> float:
     """The exponent that `skew` names."""
     name, _, value = skew.partition(":")
     try:
-        exponent = {"uniform": 0.0}[name] if name != "zipf" else float(value)
-    except (KeyError, ValueError):
+        exponent = {"uniform": 0.0}[name] if name != "zipf" else finite_number(value)
+    except (KeyError, BadInput):
         raise BadInput(f"`skew`: expected uniform or zipf:EXPONENT, found {skew!r}") from None
     if not 0 <= exponent < 100:
         raise BadInput(f"`skew`: expected an exponent of zero or more, found {value}")

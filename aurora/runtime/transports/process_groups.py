@@ -15,6 +15,7 @@ from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import marked_urgent
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
+from aurora.types.read_numbers import whole_number
 
 _nccl_groups: list[Any] = []  # that this process has made
 _nccl_failures: list[RankFailed] = []  # for which they were aborted
@@ -28,13 +29,14 @@ def rank_info_from_environment(timeout_s: float) -> RankInfo | None:
     if not all(name in os.environ for name in TORCHRUN):
         return None
     try:
-        rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    except ValueError:
+        rank, ranks, port = (whole_number(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        local_rank = whole_number(os.environ.get("LOCAL_RANK", rank))
+        local_ranks = whole_number(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    except BadInput:
         found = {name: os.environ[name] for name in TORCHRUN}
         raise BadInput(f"environment: RANK, WORLD_SIZE and MASTER_PORT must be whole numbers, found {found}") from None
     if not 0 <= rank < ranks:
         raise BadInput(f"environment: expected 0 <= RANK < WORLD_SIZE, found {rank} and {ranks}")
-    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return RankInfo(rank, ranks, os.environ["MASTER_ADDR"], port, timeout_s, local_rank, local_ranks, launched=False)
 
 

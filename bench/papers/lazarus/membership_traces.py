@@ -34,8 +34,10 @@ def load_failures(path: str | Path) -> list[tuple[float, str, str]]:
     header, *rows = [line.strip().split(",") for line in read_text(Path(path)).splitlines() if line.strip()] or [[]]
     if header != COLUMNS:
         raise BadInput(f"{path}: expected the columns {','.join(COLUMNS)}, found {','.join(header) or 'nothing'}")
+    if not rows:
+        raise BadInput(f"{path}: expected events, found none")
     for number, row in enumerate(rows, 2):
-        if len(row) != 3 or not row[0].isdecimal():
+        if len(row) != 3 or not (row[0].isascii() and row[0].isdigit()):
             raise BadInput(f"{path}, line {number}: expected milliseconds, an event and a node, found {','.join(row)!r}")
     return [(int(time_ms) / 1e3, event, node) for time_ms, event, node in rows]
 

@@ -119,8 +119,8 @@ def test_any_prices_give_a_bound(case, aim, seed):
 
 def test_slots_that_are_few_are_counted():
     """Two hot experts and one spare slot: one of them stays on one GPU."""
-    source = Profile("m", "", np.array([[[[50, 50, 1, 1, 1]] * 3]]), 1, 0, 0, 1, 0, CURVES)
-    machines = cluster(1e6, 1e6, 1e6)
+    source = Profile("m", "", np.array([[[[50, 50, 1, 1, 1]] * 3]]), 1, 1, 0, 1, 0, CURVES)
+    machines = cluster(1e12, 1e12, 1e12)
     costs = aimed_costs(machines, source, (), 0, "sum")
     assert layer_bound_s(costs, np.full(3, 5)) == pytest.approx(103)  # all work on three GPUs
     assert layer_bound_s(costs, np.full(3, 2)) == pytest.approx(150)  # six slots
@@ -130,8 +130,8 @@ def test_slots_that_are_few_are_counted():
 
 
 def test_a_hot_expert_has_company_where_slots_are_full():
-    source = Profile("m", "", np.array([[[[90, 2, 1, 1]] * 2]]), 1, 0, 0, 1, 0, CURVES)
-    costs = aimed_costs(cluster(1e6, 1e6), source, (), 0, "sum")
+    source = Profile("m", "", np.array([[[[90, 2, 1, 1]] * 2]]), 1, 1, 0, 1, 0, CURVES)
+    costs = aimed_costs(cluster(1e12, 1e12), source, (), 0, "sum")
     assert layer_bound_s(costs, np.full(2, 2)) == pytest.approx(2 * 91)
     assert layer_bound_s(costs, np.full(2, 3), replicas=False) == pytest.approx(2 * 90)
 

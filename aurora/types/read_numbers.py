@@ -1,0 +1,49 @@
+"""Numbers from outside: as text in options, tables and the environment, and as values in JSON. One grammar for all readers."""
+
+import re
+from typing import Any
+
+from aurora.errors import BadInput
+
+WHOLE = re.compile(r"[+-]?[0-9]{1,400}")  # Python reads 1_0 and the digits of all scripts, too
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+MOST_DIGITS = 400  # of a number's text
+SPACES = " \t\r\n"
+
+
+def whole_number(value: Any) -> int:
+    """Returns a whole number, given as one or as text of ASCII digits, with spaces around it at most.
+
+    Raises:
+        BadInput: if it is anything else; true and false are none.
+    """
+    if type(value) is int or (type(value) is float and value.is_integer()):
+        return int(value)
+    if isinstance(value, str) and WHOLE.fullmatch(value.strip(SPACES)):
+        return int(value)
+    raise BadInput(f"expected a whole number, found {_shown(value)}")
+
+
+def finite_number(value: Any) -> float:
+    """Returns a finite number, given as one or as text in ASCII, such as "-1.5e3", with spaces around it at most.
+
+    Raises:
+        BadInput: if it is anything else; true and false are none.
+    """
+    text = isinstance(value, str) and len(value) <= MOST_DIGITS and NUMBER.fullmatch(value.strip(SPACES))
+    if text or type(value) in (int, float):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = float("inf")
+        if abs(found) < float("inf"):
+            return found
+    raise BadInput(f"expected a number, found {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value in words, cut to what fits a sentence."""
+    try:
+        return repr(value)[:60]
+    except ValueError:  # more digits than Python writes
+        return "a number of too many digits"
