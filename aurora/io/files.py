@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,10 @@ MOST_TEXT = 1 << 30  # bytes of a file that is read as one text
 MOST_UNPACKED = 200  # times its packed size that an archive of more than LEAST_BOMB may have; counts have ten to fifty times
 LEAST_BOMB = 1 << 28
 MOST_HEADER_BYTES = 1 << 26  # largest header
-DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError)  # what zipfile raises
+DAMAGED = (  # what zipfile raises, and numpy for a damaged header
+    *(zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError),
+    *(SyntaxError, TokenError),
+)
 _Kind = TypeVar("_Kind")
 SCHEMA = 1  # version of a format's contents unless SCHEMAS names another
 SCHEMAS = {"aurora journal": 2, "aurora plan": 5, "aurora profile": 2, "aurora record": 2}
@@ -293,7 +297,8 @@ def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: se
         known: the keys that it may have.
     """
     if unknown := sorted(set(found) - known):
-        raise BadInput(f"{path}: {where}: unknown {', '.join(unknown)}; expected {', '.join(sorted(known))}")
+        found_keys = ", ".join(unknown)[:200]
+        raise BadInput(f"{path}: {where[:200]}: unknown {found_keys}; expected {', '.join(sorted(known))}")
 
 
 def typed(path: Path | str, where: str, found: Mapping[str, Any], key: str, kind: type[_Kind], default: Any = None) -> _Kind:
@@ -400,7 +405,7 @@ def load_npy(path: Path) -> NDArray[Any]:
     with naming(path):
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, zipfile.BadZipFile):  # numpy's advice is to unpickle
+        except (*MALFORMED, *DAMAGED):  # numpy's advice is to unpickle
             raise BadInput(f"expected an .npy array of numbers, found {kind_of(path, 'an .npy')}") from None
     if not isinstance(found, np.ndarray):
         raise BadInput(f"{path}: expected one array")

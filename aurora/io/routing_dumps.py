@@ -12,7 +12,6 @@ import csv
 import json
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import (
+    DAMAGED,
+    MALFORMED,
     MOST_TEXT,
     NpzArrays,
     check_archive,
@@ -40,10 +41,6 @@ from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
 
 LINE = 1 << 26  # characters of a line, at most
-MALFORMED = (  # errors that readers raise for damaged files; zipfile and torch raise RuntimeError
-    *(KeyError, TypeError, ValueError, IndexError, EOFError, OverflowError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 Where = Mapping[str, str]  # selects rows of a CSV: the value that each column must have
 
@@ -107,7 +104,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
             found = ROUTING_FORMATS[form].read(path, shape, where)
         except UnicodeDecodeError:
             raise
-        except MALFORMED as error:
+        except (*MALFORMED, *DAMAGED) as error:  # torch raises RuntimeError, too
             raise BadInput(f"not of {form}: {reason(error)}") from None
         if found.rank is None and not found.counts_TLE.any():
             raise BadInput("expected tokens, found none")
