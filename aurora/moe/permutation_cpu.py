@@ -4,7 +4,8 @@ Signatures are given so that functions are compiled, or read from numba's cache,
 """
 
 import numpy as np
-from numba import njit
+
+from aurora.types.compiled import njit
 
 
 @njit("Tuple((i8[::1], i8[::1], i8[:, ::1]))(i8[:, :], i8)", cache=True)

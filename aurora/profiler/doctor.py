@@ -78,18 +78,25 @@ def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
 
 
 def _numba() -> Finding:
-    """Examines if numba compiles."""
+    """Examines if numba compiles, and where it keeps what it has compiled."""
     found = _library("numba", basic=True)
     if found.state != WORKS:
         return found
-    import numba
+    from aurora.types.compiled import VARIABLE, cache_folder, njit
 
     try:
-        value = numba.njit(lambda x: x + 1)(1)
+        compiled = njit(cache=True)(_next)
+        value, folder = compiled(1), cache_folder(compiled)
     except Exception as error:
         return Finding("numba", BROKEN, f"{found.found} does not compile: {_line(error)}", found.mend, basic=True)
     assert value == 2
-    return Finding("numba", WORKS, f"{found.found}, compiles", basic=True)
+    kept = "nowhere, so that every command compiles anew for a minute or two" if folder is None else f"in {folder}"
+    mend = f"name a folder that can be written in {VARIABLE}" if folder is None else ""
+    return Finding("numba", WORKS, f"{found.found}, compiles; its code is kept {kept}", mend, basic=True)
+
+
+def _next(x: int) -> int:
+    return x + 1
 
 
 def _cuda() -> Finding:

@@ -17,7 +17,6 @@ import functools
 import mmap
 import os
 import select
-import stat
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,6 +25,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from aurora.errors import BadInput
+from aurora.types.private_folders import make_private
 
 TABLE_VERSION = 5
 SLOTS, GPUS, DRAWN = 8, 64, 16  # models at most, GPUs of a machine at most, exchanges that a rank may be behind another
@@ -56,27 +56,10 @@ def colocation_folder(name: str) -> Path:
     folder = ours / f"{name}.{TABLE_VERSION}"
     for each in (ours, folder):
         try:
-            each.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise BadInput(f"`colocate`: {each} cannot be made: {error.strerror}") from None
-        if reason := _refusal_reason(each):
-            raise BadInput(f"`colocate`: {each}: expected a folder of this user alone, found {reason}")
+            make_private(each)
+        except BadInput as error:
+            raise BadInput(f"`colocate`: {error}") from None
     return folder
-
-
-def _refusal_reason(folder: Path) -> str | None:
-    """Returns, as part of a sentence, the reason for which a folder is not this user's alone; None if it is."""
-    try:
-        found = folder.lstat()
-    except OSError as error:
-        return f"none: {error.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
-        return "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-    if found.st_uid != os.getuid():
-        return f"one of user {found.st_uid}"
-    return f"mode {stat.S_IMODE(found.st_mode):o}, not 700" if found.st_mode & 0o077 else None
 
 
 class _FileLock:

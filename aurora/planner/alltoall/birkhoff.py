@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import isqrt
 
 import numpy as np
-from numba import njit
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
@@ -16,6 +15,7 @@ from aurora.planner.alltoall.open_shop import NO_CUTS, dense, with_silent_pairs
 from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_seconds
 from aurora.types import Network, Order, SubChannels
 from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.compiled import njit
 
 SLOTS = 8  # slots per rank at most; Birkhoff's largest-first matchings need fewer on most traffic
 

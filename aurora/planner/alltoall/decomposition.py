@@ -1,9 +1,9 @@
 """Birkhoff decomposition: an integer matrix is split into slots of one-to-one transfers, largest first. Compiled."""
 
 import numpy as np
-from numba import njit
 
 from aurora.types.arrays import IntArray
+from aurora.types.compiled import njit
 
 
 @njit(cache=True)

@@ -7,10 +7,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.types import Hierarchy, Network
 from aurora.types.arrays import IntArray, read_only
+from aurora.types.compiled import njit
 from aurora.types.schedule import MOST_ROWS
 
 

@@ -4,12 +4,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.alltoall.open_shop import all_pairs, search
 from aurora.planner.network.bounds import longest_port
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray, locked
+from aurora.types.compiled import njit
 
 RAILS = 0  # the tier of rows from ranks to gateways; those inside servers follow, and last those that never carry bytes
 FEW_SERVERS = 4  # up to so many, a single priority can be far from the bound

@@ -8,11 +8,11 @@ nearly equal, where dense schedules are up to 15 % above the bound, ring schedul
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.network.bounds import longest_port, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.types.compiled import njit
 
 
 def all_pairs(ranks: int) -> IntArray:

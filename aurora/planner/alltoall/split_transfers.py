@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.alltoall.matched_rounds import matched_rounds
 from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search, with_silent_pairs
 from aurora.planner.network.bounds import longest_port, pair_rates, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
+from aurora.types.compiled import njit
 
 MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens of times as long
 

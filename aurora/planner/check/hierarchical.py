@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
 from aurora.errors import BrokenPlan
 from aurora.planner.check.plans import check_schedule
 from aurora.types import Hierarchy, Network, Schedule
 from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.compiled import njit
 
 SLACK = 1e-9  # relative, for sums of float seconds
 

@@ -3,11 +3,11 @@
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, ModelPlan, Network, Order, Plan, Schedule
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.network import named
 
 SLACK = 1e-9  # relative, for sums of float seconds; bytes are compared exactly

@@ -17,10 +17,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.alltoall.decomposition import slots
 from aurora.types.arrays import BoolArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 Flow = tuple[int, int, tuple[int, ...]]  # sender, receiver, experts

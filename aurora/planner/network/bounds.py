@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.network.routes import route
 from aurora.types import Cut, Fabric, Network
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.network import named
 
 ROUNDING = 1e-12  # relative error of a sum of floats that cancel

@@ -8,9 +8,9 @@ rates of flows that share resources with it, directly or through other flows, ar
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 
 SENDS, RECVS = 0, 1
 SAME_TIME = 1 + 1e-12  # flows that end within this factor of each other end at the same time

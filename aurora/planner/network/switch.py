@@ -6,7 +6,6 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.network.bounds import cut_bound, fluid_bound, one_to_one_bound
 from aurora.planner.network.max_min_fair import (
@@ -26,6 +25,7 @@ from aurora.planner.network.routes import route, rows_to_send
 from aurora.planner.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 
 FIRST_LOG = 4096  # rows that a log holds before it grows
 

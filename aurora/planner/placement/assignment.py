@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from aurora.planner.placement.cost_model import GroupCosts, exclusive
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 
 
 def bottleneck_matching(weight_GJ: FloatArray) -> IntArray:

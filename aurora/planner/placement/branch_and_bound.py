@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from scipy.sparse import csr_array
 
 from aurora.planner.placement.assignment import bottleneck_value
 from aurora.planner.placement.colocation_problem import Arrays, ColocationProblem, gpu_terms, longest_path
 from aurora.planner.placement.linear_program import path_prices
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.compiled import njit
 
 SLACK = 1e-9  # relative: a proof shows that no assignment is better by more than this
 WORTHWHILE = 0.97  # another linear program is solved if the last round left at most this part of the edges open

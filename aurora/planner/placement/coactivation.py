@@ -4,10 +4,10 @@ from itertools import product
 from typing import NamedTuple, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 
 
 def distinct_tokens(experts_UK: IntArray, source_U: IntArray) -> tuple[IntArray, IntArray, IntArray]:

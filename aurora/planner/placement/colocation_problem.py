@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.placement.cost_model import GroupCosts, PhaseTimes, exclusive
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.compiled import njit
 
 
 class Arrays(NamedTuple):

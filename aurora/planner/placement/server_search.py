@@ -8,7 +8,6 @@ each GPU and each server keep the load balanced.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
@@ -17,6 +16,7 @@ from aurora.planner.replication.slot_packing import swap_descent
 from aurora.planner.workload.serving_gpus import serving_servers
 from aurora.types import GpuSlots, Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.compiled import njit
 
 MOST_TOKENS = 8192  # that the search sees; of more, it takes some
 STEPS_PER_EXPERT = 1500  # of a run, for each expert

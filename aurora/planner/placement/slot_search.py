@@ -9,7 +9,6 @@ expert in the place of a replica. Where none of these helps, two GPUs exchange a
 """
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.placement.slot_state import (
     FIRST,
@@ -31,6 +30,7 @@ from aurora.planner.placement.slot_state import (
     with_share,
 )
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many GPUs' slots

@@ -12,9 +12,9 @@ hands over all arrays of a state, which made rebalancing 25 times as slow.
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numba import njit
 
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 if TYPE_CHECKING:  # a process that rebalances has no use for the costs

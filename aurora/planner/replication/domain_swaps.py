@@ -10,9 +10,9 @@ It has slots of its own, not those of `placement/slot_state`: a domain may hold 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 
 MAX_LISTED_DOMAINS = 12  # all sets of failed domains are listed up to this number of domains
 CLOSE = 1e-12  # relative: sums of float odds

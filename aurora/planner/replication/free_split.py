@@ -11,9 +11,9 @@ in pipelined router forwarding engines" (2006).
 """
 
 import numpy as np
-from numba import njit
 
 from aurora.planner.replication.slot_packing import CLOSE
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY
 
 

@@ -20,7 +20,6 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
@@ -28,6 +27,7 @@ from aurora.planner.layers_in_threads import of_layers
 from aurora.planner.placement.slot_state import PhaseSums, even_out, overwrite, start_slots, swap
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY_INT64 as EMPTY
 from aurora.types.placement import expert_loads
 

@@ -17,8 +17,8 @@ Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 import numpy as np
-from numba import njit
 
+from aurora.types.compiled import njit
 from aurora.types.placement import EMPTY
 
 CLOSE = 1e-12  # relative: values that differ by less are equal

@@ -4,9 +4,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
+from aurora.types.compiled import njit
 
 FITTED, CLOSE = 20, 1e-5  # rounds at most in which the weights of experts are fitted to their counts; the error that is enough
 ALMOST = 1 - 1e-9  # of all tokens: an expert that all of them choose counts as chosen by so many

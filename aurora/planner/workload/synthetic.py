@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from aurora.errors import BadInput
@@ -12,6 +11,7 @@ from aurora.planner.layers_in_threads import of_layers
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.compiled import njit
 from aurora.types.read_numbers import finite_number
 
 BUCKETS = 1 << 12  # parts of 0 to 1, a power of two

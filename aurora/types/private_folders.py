@@ -1,0 +1,36 @@
+"""Folders of this user alone, for what is shared between processes or read back without a check."""
+
+import os
+import stat
+from pathlib import Path
+
+from aurora.errors import BadInput
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that no other user can read or write; one that is there already must be such a folder.
+
+    Raises:
+        BadInput: if it cannot be made, or is not this user's alone.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be made: {error.strerror}") from None
+    if reason := _refusal_reason(folder):
+        raise BadInput(f"{folder}: expected a folder of this user alone, found {reason}")
+
+
+def _refusal_reason(folder: Path) -> str | None:
+    """Returns, as part of a sentence, the reason for which a folder is not this user's alone; None if it is."""
+    try:
+        found = folder.lstat()
+    except OSError as error:
+        return f"none: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
+    if found.st_uid != os.getuid():
+        return f"one of user {found.st_uid}"
+    return f"mode {stat.S_IMODE(found.st_mode):o}, not 700" if found.st_mode & 0o077 else None
