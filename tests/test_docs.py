@@ -108,6 +108,15 @@ def run_page(page, tmp_path, warm):
     assert EXPECTED.get(page, "") in printed[-1]
 
 
+def test_no_two_pages_write_a_file_of_one_name():
+    pages_of = {}
+    for page, blocks in PAGES.items():
+        commands = " ".join(text for language, text in blocks if language == "bash")
+        for name in set(re.findall(r"(?:-o|(?<!2)>)\s+([\w./-]+\.\w+)", commands)):
+            pages_of.setdefault(name, []).append(page)
+    assert {name: pages for name, pages in pages_of.items() if len(pages) > 1} == {}
+
+
 @pytest.fixture(scope="module")
 def generate():
     pytest.importorskip("mkdocs")

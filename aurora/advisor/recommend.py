@@ -18,6 +18,7 @@ from aurora.io.clusters import MOST_GPUS, load_gpus
 from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.synthetic import draw_profile
@@ -239,6 +240,7 @@ def recommend(
     profile: Profile | None = None,
     nic_Bps: float = 50e9,
     per_server: int = 8,
+    progress: Progress = untold,
 ) -> Recommendation:
     """Recommends a plan to serve a model by on given GPUs, with its gain over the engine's default; or nothing.
 
@@ -254,6 +256,7 @@ def recommend(
         profile: the model's traffic, with one source rank per GPU.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Returns:
         The Recommendation: simulated seconds of the engine's default, and of plans, each with its gain. The gain is measured on
@@ -283,7 +286,9 @@ def recommend(
     default = engine_default(cluster, profile)
     default_T = step_seconds(default, profile)
     candidates = []
-    for name, options in _candidates(cluster, profile, SERVING_ENGINES[engine]):
+    options_C = _candidates(cluster, profile, SERVING_ENGINES[engine])
+    for number, (name, options) in enumerate(options_C):
+        progress("comparing plans", number, len(options_C))
         try:
             plan = make_plan(cluster, [profile], options)
             if engine in ENGINES:
@@ -293,9 +298,10 @@ def recommend(
         seconds = float(step_seconds(plan, profile).mean())
         gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds)
         candidates.append(Candidate(name, plan, seconds, gain, low, high))
+    progress("comparing plans", len(options_C), len(options_C))
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
-    sharing = compare_sharing(cluster, profile)
+    sharing = compare_sharing(cluster, profile, progress)
     return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates), sharing)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.check.fit import check_profile
 from aurora.planner.compile import compile_plan
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import TIE, with_time_slice
 from aurora.planner.workload.step_traffic import micro_batches, steps_profile
@@ -28,6 +29,7 @@ TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of ea
 ADVISED = (IN_SEQUENCE, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # of a model that has the GPUs now
 ADVISED_STEPS = 2  # simulated of each model
 WORTH = 1.05  # a gain that is worth doing something for
+SHARING = "simulating ways of sharing"  # as progress names it
 COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
@@ -166,6 +168,7 @@ def compare_ways(
     steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
+    progress: Progress = untold,
 ) -> WaysCompared:
     """Simulates the same requests in each way of using the GPUs.
 
@@ -191,6 +194,7 @@ def compare_ways(
         steps: steps of each model, two or more.
         seed: for the draws.
         ways: which of WAYS are simulated; "one after the other" always is.
+        progress: called with (what is being done, ways done, ways in all).
 
     Raises:
         BadInput: if a number is out of range, there are no profiles or more than three, or one does not fit the cluster.
@@ -205,15 +209,17 @@ def compare_ways(
         raise BadInput(f"`way`: expected one of {', '.join(WAYS)}, found {unknown[0]!r}")
     for profile in profiles:
         check_profile(cluster, profile)
+    chosen = [way for way in WAYS if way in (IN_SEQUENCE, *ways)]
+    progress(SHARING, 0, len(chosen))
     case = _Case(cluster, [*profiles, *[profiles[0]] * (MODELS - len(profiles))], batch, skew, steps, seed)
     outcomes: list[WayOutcome] = []
     left_out: dict[str, str] = {}
-    for way in WAYS:
-        if way in (IN_SEQUENCE, *ways):
-            try:
-                outcomes.append(case.outcome(way))
-            except InfeasiblePlan as error:
-                left_out[way] = str(error)
+    for number, way in enumerate(chosen):
+        try:
+            outcomes.append(case.outcome(way))
+        except InfeasiblePlan as error:
+            left_out[way] = str(error)
+        progress(SHARING, number + 1, len(chosen))
     return WaysCompared(batch, tuple(outcomes), left_out)
 
 
@@ -355,16 +361,17 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
 }
 
 
-def compare_sharing(cluster: Cluster, profile: Profile) -> WaysCompared:
+def compare_sharing(cluster: Cluster, profile: Profile, progress: Progress = untold) -> WaysCompared:
     """Returns what one model's GPUs bring in each way of ADVISED, at the tokens that a rank has in the profile's windows.
 
     Args:
         cluster: the GPUs.
         profile: the model's traffic; other models are taken to be like it.
+        progress: called with (what is being done, ways done, ways in all).
 
     Raises:
         BadInput: if the profile does not fit the cluster.
         InfeasiblePlan: if the GPUs' memory does not hold the model.
     """
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
-    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED)
+    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED, progress=progress)

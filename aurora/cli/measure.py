@@ -9,7 +9,7 @@ import typer
 
 from aurora.cli.inputs import check_model, check_output
 from aurora.cli.options import Only
-from aurora.cli.output import show
+from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
 from aurora.types.option_checks import MOST_PROCESSES, OptionField
@@ -149,7 +149,8 @@ def doctor(*, as_json: bool = False) -> None:
 
     from aurora.profiler.doctor import BROKEN, WORKS, examine, healthy
 
-    findings = examine()
+    with progress_bars() as progress:
+        findings = examine(progress)
     fine = healthy(findings)
     table = Table("part", "state", "found", "what to do", title="what is here")
     for finding in findings:

@@ -6,7 +6,7 @@ from typing import Annotated
 import aurora
 from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
-from aurora.cli.output import show
+from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.types.option_checks import OptionField
 
@@ -48,7 +48,10 @@ def recommend(
     check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
     machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
     traffic = load_profile(profile) if profile else None
-    found = aurora.recommend(machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server)
+    with progress_bars() as progress:
+        found = aurora.recommend(
+            machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server, progress=progress
+        )
     command = save_recommendation(found, output, model or "MODEL")
     show(
         as_json,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from aurora.cli.inputs import check_folder, check_output, profiles_of
-from aurora.cli.output import show
+from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS, check_form
@@ -54,4 +54,7 @@ def report_files(
         traffic, missing = [], str(error)
     if not profiles and traffic:
         loaded = repriced(loaded, traffic)
-    written(loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline)
+    with progress_bars() as progress:
+        written(
+            loaded, named, traffic, output=output, format=form, missing_profiles=missing, baseline=baseline, progress=progress
+        )

@@ -46,7 +46,8 @@ def simulate(
         plan: plan JSON.
         profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: the kinds
             of traffic of one model, two or more.
-        output: the predicted trace to write (npz); default: beside the plan.
+        output: the predicted trace to write (npz); default: beside the plan, by its name and that of options that are given, as
+            plan.predicted.npz and plan.interleave-off.predicted.npz.
         barriers: what a GPU waits for after an exchange: gpu, its own transfers and all ranks' token counts; none, its own
             transfers only; global, all ranks after every phase.
         orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
@@ -89,7 +90,11 @@ def simulate(
     from aurora.reports.trace_times import summarise
 
     loaded = with_priorities(load_plan(plan), instead.priorities)
-    target = output or plan.with_suffix(".predicted.npz")
+    others = {"interleave": interleave, "orders": orders, "barriers": barriers, "staged": "on"}
+    chosen = [f"{name}-{value}" for name, value in others.items() if is_given(name)]
+    chosen += [f"micro-batches-{instead.micro_batches or 'auto'}"] if is_given("micro_batches") else []
+    chosen += ["-".join(("priority", *instead.priorities))] if instead.priorities else []
+    target = output or plan.with_suffix("".join(f".{each}" for each in [*chosen, "predicted.npz"]))
     check_output(output=target)
     traffic = profiles_of(loaded, plan, profile)
     if is_given("micro_batches"):

@@ -5,11 +5,14 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, MissingDependency, RankFailed
+from aurora.planner.layers_in_threads import Progress, untold
 
 if TYPE_CHECKING:
     from aurora.runtime.distributed.launcher import RankInfo
@@ -18,6 +21,7 @@ WORKS, MISSING, BROKEN = "works", "missing", "broken"
 OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
 TRIPS = 20
+GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime.transports.process_groups"]  # not models
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,22 @@ class Finding:
     basic: bool = False  # whether planning needs it
 
 
-def examine() -> list[Finding]:
-    """Examines every part of the installation, basic parts first, even if others fail. Returns one Finding per part."""
+def examine(progress: Progress = untold) -> list[Finding]:
+    """Examines every part of the installation, basic parts first, even if others fail. Returns one Finding per part.
+
+    Args:
+        progress: called with ("examining", parts examined, all parts) before each.
+    """
     ready = _begin_ranks()
-    findings = [_python(), *(_library(name, basic=True) for name in ("numpy", "scipy", "networkx")), _numba()]
-    findings += [_library("torch", "run"), _library("transformers", "run")]
-    findings += [_cuda(), _gpus(), _ranks(ready)]
-    findings += [_library("jinja2", "report"), _present("vllm", "pip install vllm, to serve with vLLM"), _compiler()]
+    parts: list[Callable[[], Finding]] = [_python]
+    parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy", "networkx")]
+    parts += [_numba, *(partial(_library, name, "run") for name in ("torch", "transformers"))]
+    parts += [_cuda, _gpus, partial(_ranks, ready), partial(_library, "jinja2", "report")]
+    parts += [partial(_present, "vllm", "pip install vllm, to serve with vLLM"), _compiler]
+    findings = []
+    for number, part in enumerate(parts):
+        progress("examining", number, len(parts))
+        findings.append(part())
     return findings
 
 
@@ -151,7 +164,7 @@ def _begin_ranks() -> bool:
         metadata.version("torch")
     except metadata.PackageNotFoundError:
         return False
-    start_fork_server()
+    start_fork_server(GROUPS)
     return True
 
 

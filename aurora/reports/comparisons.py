@@ -100,7 +100,7 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
             lines.append(f"| x {bandwidth:g} | {' | '.join(f'{one.way} {one.gain:.2f}' for one in won)} |")
     lines += ["", "## All ways", ""]
     lines += [line for said in left_out_lines(cells) for line in (said, "")]
-    heads = ("skew", "bandwidth", "batch", "way", "gain", "tokens processed/s", "TPOT p50 / p99, by model", "utilisation", "")
+    heads = ("skew", "bandwidth", "batch", "way", "gain", "processed tokens/s", "TPOT p50 / p99, by model", "utilisation", "")
     lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for cell in cells:
         for one in cell.compared.outcomes:
@@ -157,7 +157,7 @@ def recommendation_table(found: Recommendation) -> Table:
     """Returns a table of the candidates of a recommendation beside the engine's default."""
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    table = Table("plan", "step", "tokens\nprocessed/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
+    table = Table("plan", "step", "processed\ntokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
     table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
     for candidate in found.candidates:
         between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Column, Table
 
 from aurora.types.arrays import gap
 
 DASH = "\N{EN DASH}"  # where there is no value
+MOST_COLUMNS = 10_000  # of a terminal, more than any table needs
 Columns = Mapping[str, Callable[[Any], str]]  # by head, the format of the values below it
 
 
@@ -79,10 +81,31 @@ def table_of(
         kept = sorted(range(len(shown)), key=lambda row: -worst(shown[row]))[:most]
         shown = [shown[row] for row in sorted(kept)]
     heads = (Column(head, justify="left" if form is text else "right") for head, form in columns.items())
-    table = Table(*heads, title=title, caption=caption)
+    table = ModelsTable(*heads, title=title, caption=caption)
     for row in shown:
         table.add_row(*(DASH if value is None else form(value) for form, value in zip(columns.values(), row, strict=True)))
     return table
+
+
+class ModelsTable(Table):
+    """Table that breaks no model's name: where it is too wide, each model's rows are a table of their own below its name."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.update(width=MOST_COLUMNS)
+        if self.columns[0].header != "model" or Measurement.get(console, wide, self).maximum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        names, *cells = ([*column.cells] for column in self.columns)
+        for name in dict.fromkeys(names):
+            heads = (Column(column.header, justify=column.justify) for column in self.columns[1:])
+            title = f"{self.title}\n{name}" if name == names[0] and self.title else str(name)
+            own = Table(*heads, title=title, caption=self.caption if name == names[-1] else None)
+            for each, *row in zip(names, *cells, strict=True):
+                if each == name:
+                    own.add_row(*row)
+            if Measurement.get(console, wide, own).maximum > options.max_width:
+                own.padding = (0, 0)
+            yield own
 
 
 def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:

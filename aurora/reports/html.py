@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.advice import advice
 from aurora.reports.charts import Chart, Frame, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
@@ -171,12 +172,16 @@ SCRIPTS = ("tools", "view", "heat", "bars", "lines", "spans", "start")
 PARTS = Path(__file__).parent / "page"
 
 
-def page(inputs: ReportInputs) -> str:
-    """Returns the report as HTML."""
+def page(inputs: ReportInputs, progress: Progress = untold) -> str:
+    """Returns the report as HTML; progress: called with (what is being done, how much of it is done, how much there is)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = ReportNumbers(inputs)
-    shown = [section for make in SECTIONS if (section := make(found)) is not None]
+    found, made = ReportNumbers(inputs, progress), []
+    for number, make in enumerate(SECTIONS):
+        progress("writing sections", number, len(SECTIONS))
+        made.append(make(found))
+    progress("writing sections", len(SECTIONS), len(SECTIONS))
+    shown = [section for section in made if section is not None]
     phases = phase_chart(found, phase_sheets(found)) if inputs.traces else None
     charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
     templates = Environment(

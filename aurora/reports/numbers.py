@@ -9,6 +9,7 @@ import numpy as np
 from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import InfeasiblePlan
 from aurora.planner.evaluate import Drift, drift
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.network.bounds import port_seconds, spread, spread_split
 from aurora.planner.network.routes import nics_of
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
@@ -200,9 +201,11 @@ class ReportNumbers:
 
     Attributes:
         of: the inputs of the report.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
     """
 
     of: ReportInputs
+    progress: Progress = untold
 
     @cached_property
     def traffic_M(self) -> tuple[Traffic, ...]:
@@ -246,7 +249,7 @@ class ReportNumbers:
         if self.of.plan.colocated or not self.of.profiles:
             return None
         try:
-            return compare_sharing(self.of.plan.cluster, self.of.profiles[0])
+            return compare_sharing(self.of.plan.cluster, self.of.profiles[0], self.progress)
         except InfeasiblePlan:
             return None
 

@@ -15,7 +15,6 @@ from aurora.types import Cluster, ControlReport
 from aurora.types.arrays import FloatArray
 
 PERCENTILES = (50, 90, 99)
-MOST_NAME = 15  # characters of a model's name that are on one line in 80 columns
 
 
 def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | None]:
@@ -41,7 +40,7 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
         "",
         *right(*found, *(["speed-up"] if len(found) == 2 else [])),
         title=f"{len(requests)} requests in {seconds(float(requests.arrival_s_Q[-1]))}: {inputs} tokens in, {outputs} out",
-        caption="generated: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
+        caption="output tokens/s: from the first arrival to the last token; TTFT: time to first token; TPOT: time per "
         "output token after it; percentiles of requests",
     )
 
@@ -53,9 +52,7 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
         table.add_row(name, *cells, *factor)
 
     rates = [each.tokens_per_s for each in served]
-    add(
-        "tokens generated/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True
-    )
+    add("output tokens/s", rates, [f"{rate:,.3g}" if rate < 100 else f"{rate:,.0f}" for rate in rates], larger_is_better=True)
     ttfts, tpots = ([percentiles(each.ttft_s_Q) for each in served], [percentiles(each.tpot_s_X) for each in served])
     for what, times in (("TTFT", ttfts), ("TPOT", tpots)):
         for name in times[0]:
@@ -137,16 +134,14 @@ def served_table(models: Sequence[ServedModel], transport: str, start_s: float) 
     for name, each in zip(names, models, strict=True):
         requests = str(each.requests) if each.finished == each.requests else f"{each.finished} of {each.requests}"
         rows.append((name, requests, each.tokens_per_s, *_p50_p99(each.ttft_s, each.tpot_s)))
-    columns: Columns = {"model": text, "requests": str, "tokens\ngenerated\n/s": "{:.1f}".format}
-    table = table_of(
+    columns: Columns = {"model": text, "requests": str, "output\ntokens\n/s": "{:.1f}".format}
+    return table_of(
         {**columns, **dict.fromkeys(("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99"), seconds)},
         rows,
         title=f"served over {transport}",
-        caption=f"{with_start} tokens generated/s including {start_s:.1f} s start-up; TTFT: from a request's arrival to its "
+        caption=f"{with_start} output tokens/s including {start_s:.1f} s start-up; TTFT: from a request's arrival to its "
         "first token; TPOT: from one token of an answer to the next; percentiles of requests and of tokens",
     )
-    table.columns[0].overflow, table.columns[0].min_width = "fold", min(MOST_NAME, max(map(len, names)))
-    return table
 
 
 def _p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
@@ -193,9 +188,7 @@ def summary_table(
         for row in summary.layers
     ]
     title = f"{summary.kind}: {seconds(summary.seconds)}{estimated(between_s)}"
-    table = table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
-    table.columns[0].overflow = "fold"  # ends with the number of the micro-batch
-    return table
+    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[2], most=most)
 
 
 def models_table(summary: Summary) -> Table | None:
@@ -216,7 +209,6 @@ def models_table(summary: Summary) -> Table | None:
         caption="time: from the start of a model's first step to the end of its last; TPOT: from the end of a step to the end "
         "of the next, for which a request that generates waits",
     )
-    table.columns[0].overflow = "fold"
     table.add_row("all", "", seconds(summary.seconds), *[""] * 4)
     return table
 

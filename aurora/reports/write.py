@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aurora.errors import BadInput, check_one_of, need
 from aurora.io.files import make_folder, write_bytes, write_text
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
 
@@ -15,14 +16,14 @@ class ReportForm:
     """A form that reports are written in.
 
     Attributes:
-        write: called with (inputs, path); writes the report to exactly this file or folder.
+        write: called with (inputs, path, progress); writes the report to exactly this file or folder.
         about: what the form is, for help texts.
         output: default name of the file or folder.
         folder: whether the output is a folder.
         needs: modules that the form imports and that come with the extra "report".
     """
 
-    write: Callable[[ReportInputs, Path], None]
+    write: Callable[[ReportInputs, Path, Progress], None]
     about: str
     output: str
     folder: bool = False
@@ -38,6 +39,7 @@ def report(
     format: str = "html",
     missing_profiles: str = "",
     baseline: Baseline = Baseline(),
+    progress: Progress = untold,
 ) -> None:
     """Writes a report on a plan: what it is worth, how long it took, what to do next.
 
@@ -50,6 +52,7 @@ def report(
             traces, for ASTRA-sim).
         missing_profiles: why there are no profiles, for readers of the report.
         baseline: as in `ReportInputs`.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.
@@ -72,16 +75,17 @@ def report(
     )
     if missing_profiles:
         inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
-    write(inputs, format, Path(output))
+    write(inputs, format, Path(output), progress)
 
 
-def write(inputs: ReportInputs, form: str, output: Path) -> None:
+def write(inputs: ReportInputs, form: str, output: Path, progress: Progress = untold) -> None:
     """Writes a report.
 
     Args:
         inputs: the plan, its traces and its traffic.
         form: one of FORMS.
         output: exact path of the file; for forms of several files the folder, which is made.
+        progress: as in `report`.
 
     Raises:
         BadInput: if the form is unknown, needs a trace and has none, or the output cannot be written.
@@ -90,7 +94,7 @@ def write(inputs: ReportInputs, form: str, output: Path) -> None:
     check_form(form)
     if FORMS[form].folder:
         make_folder(output)
-    FORMS[form].write(inputs, output)
+    FORMS[form].write(inputs, output, progress)
 
 
 def check_form(form: str) -> None:
@@ -99,19 +103,19 @@ def check_form(form: str) -> None:
     need(*FORMS[form].needs, extra="report")
 
 
-def _html(inputs: ReportInputs, output: Path) -> None:
+def _html(inputs: ReportInputs, output: Path, progress: Progress = untold) -> None:
     from aurora.reports.html import page
 
-    write_text(output, page(inputs))
+    write_text(output, page(inputs, progress))
 
 
-def _perfetto(inputs: ReportInputs, output: Path) -> None:
+def _perfetto(inputs: ReportInputs, output: Path, _: Progress = untold) -> None:
     from aurora.reports.perfetto import perfetto
 
     write_bytes(output, perfetto(inputs, packed=output.suffix == ".gz"))
 
 
-def _chakra(inputs: ReportInputs, output: Path) -> None:
+def _chakra(inputs: ReportInputs, output: Path, _: Progress = untold) -> None:
     from aurora.reports.chakra import execution_traces
 
     for name, content in list(execution_traces(inputs)):

@@ -12,7 +12,7 @@ PARTS = [Finding("numpy", WORKS, "2.4", basic=True), Finding("vllm", MISSING, "n
 
 @pytest.mark.parametrize(("basic", "code", "says"), [(WORKS, 0, "planning works"), (BROKEN, 1, "planning does not work")])
 def test_exit_code_and_table(aurora, monkeypatch, basic, code, says):
-    monkeypatch.setattr(doctor, "examine", lambda: [*PARTS, Finding("numba", basic, "0.6", "", basic=True)])
+    monkeypatch.setattr(doctor, "examine", lambda _: [*PARTS, Finding("numba", basic, "0.6", "", basic=True)])
     found, out, _ = aurora("doctor")
     assert found == code
     assert says in out
@@ -20,7 +20,7 @@ def test_exit_code_and_table(aurora, monkeypatch, basic, code, says):
 
 
 def test_json(aurora, monkeypatch):
-    monkeypatch.setattr(doctor, "examine", lambda: PARTS)
+    monkeypatch.setattr(doctor, "examine", lambda _: PARTS)
     code, out, _ = aurora("doctor", "--json")
     assert code == 0
     told = json.loads(out)

@@ -1,11 +1,14 @@
 """Ctrl-C at any time: exit code 130, one sentence at most, no traceback."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+import aurora
 
 pytestmark = pytest.mark.full
 
@@ -24,3 +27,25 @@ def test_ctrl_c_while_the_command_is_imported_and_while_it_works(tmp_path):
         _, err = command.communicate(timeout=600)
         assert (command.returncode, err) == (130, "aurora: interrupted\n")
         assert not (tmp_path / moment).exists()
+
+
+def test_ctrl_c_while_ranks_start(mixtral, tmp_path):
+    """It reaches the whole process group: ranks, and the process that they are forked from, leave it to the command."""
+    plan = aurora.plan(aurora.load("demo-4"), aurora.synthetic_profile("zipf:1", mixtral))
+    aurora.save(plan, tmp_path / "plan.json")
+    (tmp_path / "prompts.txt").write_text("import os\n")
+    words = ["run", "plan.json", "--model", mixtral, "--prompts", "prompts.txt", "--max-new-tokens", "200", "-o", "answers"]
+    for wait_s in (1.0, 2.0, 4.0, 8.0):
+        command = subprocess.Popen(
+            [sys.executable, "-c", "import aurora.__main__ as main; main.main()", *map(str, words)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        time.sleep(wait_s)
+        os.killpg(command.pid, signal.SIGINT)
+        _, err = command.communicate(timeout=600)
+        assert (command.returncode, err) == (130, "aurora: interrupted\n")
+        assert not (tmp_path / "answers").exists()

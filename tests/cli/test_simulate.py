@@ -67,6 +67,8 @@ def test_micro_batches_in_place_of_the_plans(aurora, plan):
     model = load_plan(plan).models[0].model
     assert {layer["model"] for layer in found["2"]["layers"]} == {f"{model}/0", f"{model}/1"}
     folder = plan.parent
+    traces = [plan.with_suffix(f".micro-batches-{parts}.predicted.npz") for parts in ("1", "2", "auto")]
+    assert all(trace.exists() for trace in traces)  # each beside the others, and beside that of the plan as it is
     cut = folder / "cut.json"
     code, out, _ = aurora(
         "plan", "--cluster", CLUSTER, "--profile", folder / "a.npz", "--micro-batches", "3", "-o", cut, "--json"

@@ -153,7 +153,7 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
     monkeypatch.chdir(made)
     monkeypatch.setattr(demo, "serve_all", lambda *_: [demo.DemoOutcome(1.0, 1.0)] * len(demo.WAYS))
     monkeypatch.setattr("aurora.cli.report.report_files", lambda *_: None)
-    monkeypatch.setattr("aurora.profiler.doctor.examine", list)
+    monkeypatch.setattr("aurora.profiler.doctor.examine", lambda _: [])
     monkeypatch.setattr("aurora.profiler.import_routing.profile_vllm_server", lambda *_: draw_profile("zipf:1", CONFIG))
     line = LINES[subcommand].replace("MIXTRAL", str(mixtral)).replace("TEXT", str(text))
     code, out, err = aurora(*subcommand.split(), *line.split(), "--json")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from aurora.reports.formatting import distinct, percent, seconds, size
+from aurora.reports.formatting import as_text, distinct, percent, seconds, size, table_of
+from aurora.reports.formatting import text as as_it_is
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,18 @@ def test_percent():
 def test_names_that_are_the_same_are_numbered():
     assert distinct(["a", "b"]) == ("a", "b")
     assert distinct(["a", "b", "a"]) == ("a (0)", "b (1)", "a (2)")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_names_of_models_stay_whole(width):
+    names = ["mixtral-topics", "Qwen3-30B-A3B-Instruct-2507"]
+    columns = {
+        "model": as_it_is,
+        **dict.fromkeys(("layer", "time", "dispatch", "combine", "waiting", "fluid bound", "gap"), str),
+    }
+    rows = [(name, *["647 ms"] * 7) for name in names]
+    lines = as_text([table_of(columns, rows, title="predicted", caption="below")], width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [sum(name in line for line in lines) for name in names] == [1, 1]
+    assert sum(line.count("647 ms") for line in lines) == 14
+    assert [sum(word in line for line in lines) for word in ("predicted", "below")] == [1, 1]

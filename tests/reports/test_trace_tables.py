@@ -16,7 +16,7 @@ def test_a_table_of_models_fits_80_columns():
         ["mixtral-topics", "2 of 3", "12.3", "200 ms", "298 ms", "50 ms", "69.6 ms"],
         ["qwen3moe-stdlib", "0", "0.0", *dashes],
     ]
-    assert "3.2, 0.0 tokens generated/s including 4.2 s start-up" in " ".join(text.split())
+    assert "3.2, 0.0 output tokens/s including 4.2 s start-up" in " ".join(text.split())
 
 
 def test_a_line_tells_the_ranks_that_are_fastest_and_slowest():

@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import socket
@@ -177,14 +178,20 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
     return [results[rank] for rank in range(ranks)]
 
 
-def start_fork_server() -> ForkServerContext:
-    """Starts the process that ranks are forked from, and returns its context. That process imports PRELOAD in the background.
+def start_fork_server(preload: list[str] = PRELOAD) -> ForkServerContext:
+    """Starts the process that ranks are forked from, and returns its context. That process imports `preload` in the background.
 
-    An early call saves the first rank the time of those imports; further calls cost nothing.
+    An early call saves the first rank the time of those imports; further calls cost nothing. Neither that process nor the ranks
+    see a Ctrl-C, which is the caller's to act on: it ends them.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    multiprocessing.forkserver.ensure_running()
+    context.set_forkserver_preload(preload)
+    multiprocessing.resource_tracker.ensure_running()  # which would unblock signals if it were started next
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
