@@ -69,9 +69,10 @@ def export(
         "added_bytes": added_bytes_G,
         "shares_off": made.off_by,
         "launch": made.launch,
+        "left_out": made.left_out,
         "text": None if output else made.text,
     }
-    notes = (padding_line(made, added_bytes_G), f"to use it: {made.launch}")
+    notes = (padding_line(made, added_bytes_G), made.left_out, f"to use it: {made.launch}")
     if output is None and not as_json:
         print(*notes, sep="\n", file=sys.stderr)
     show(as_json, found, *((f"wrote {output}", *notes) if output else (made.text.removesuffix("\n"),)))
@@ -137,17 +138,19 @@ def _import_placement(
 ) -> None:
     """Writes the placement in an engine's file, and shows its sizes."""
     from aurora.io import load_model_config
-    from aurora.io.engine_placements import import_placement
+    from aurora.io.engine_placements import read_placement
     from aurora.io.plans import save_placement
-    from aurora.planner.workload.model_config import dense_layers as dense_layers_of
+    from aurora.planner.workload.model_config import Shape
 
-    dense = dense_layers_of(load_model_config(shape)) if shape and dense_layers is None else range(dense_layers or 0)
-    placement = import_placement(file, form, gpus, tuple(dense))
+    model = Shape.of(load_model_config(shape)) if shape else None
+    dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))
+    found = read_placement(file, form, gpus, dense, model)
+    placement, remarks = found.placement, [*found.remarks, *(model.remarks if model else ())]
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))
     sizes = {"layers": layers, "experts": placement.experts, "slots": slots, "gpus": placement.gpus}
     where = f"{layers} layers, {placement.experts} experts in {slots} slots on {placement.gpus} GPUs"
-    show(as_json, {"output": output, "format": form, **sizes}, f"wrote {output}: {where}")
+    show(as_json, {"output": output, "format": form, **sizes, "remarks": remarks}, *remarks, f"wrote {output}: {where}")
 
 
 def _where(text: str) -> dict[str, str]:

@@ -165,5 +165,8 @@ def shown_profile(made: Profile, output: Path, layers: bool, as_json: bool, seed
     from aurora.reports.json_objects import profile_json
     from aurora.reports.plan_tables import profile_table
 
+    remarks = [f"{about}: {made.provenance[about]}" for about in ("config", "left out") if about in made.provenance]
     table = profile_table(made, contiguous_load_intervals(made, seed), None if layers else WORST)
-    show(as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), f"wrote {output}")
+    show(
+        as_json, {"output": output, **profile_json(made)}, table, made.provenance.get("precision"), *remarks, f"wrote {output}"
+    )

@@ -11,8 +11,9 @@ Sources, whose readers the tests repeat: SGLang v0.5 `srt/eplb/expert_location.p
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ import yaml
 
 from aurora.errors import BadInput, check_one_of
 from aurora.io.files import load_json, naming, read_text
+from aurora.io.routing_dumps import load_sglang, spoken_layers
 from aurora.planner.placement.slot_counts import filled, redundant_experts
-from aurora.planner.workload.model_config import moe_layers
+from aurora.planner.workload.model_config import Shape, moe_layers
 from aurora.types import Placement
 from aurora.types.arrays import IntArray, layer_numbers
 
 Slots = tuple[tuple[tuple[int, ...], ...], ...]  # by layer and GPU: the experts there
-Rows = list[list[int]]  # by layer and slot: the expert there
+Rows = dict[int, Any]  # by layer: the experts of its slots, or of each GPU's slots; checked by `_check_experts`
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,33 @@ class PlacementFormat:
     """An engine's file format of placements.
 
     Attributes:
-        read: called with (file, number of GPUs or None, numbers of the dense layers); returns the placement.
+        read: called with the file; returns the experts in the slots of each layer, of all GPUs or GPU by GPU.
         write: called with (slots, equally many on every GPU; numbers of the dense layers); returns the file's text.
         launch: called with (file's name, number of GPUs, number of redundant experts); returns the engine's launch options.
         suffix: suffix of the file's name that the engine expects; empty: any.
+        by_decoder: whether layers have the model's numbers, and not their sequence among those with experts.
+        without_mtp: what the engine does without the rows of multi-token prediction.
     """
 
-    read: Callable[[Path, int | None, Sequence[int]], Placement]
+    read: Callable[[Path], Rows]
     write: Callable[[Slots, Sequence[int]], str]
     launch: Callable[[str, int, int], str]
     suffix: str = ""
+    by_decoder: bool = False
+    without_mtp: str = ""
+
+
+@dataclass(frozen=True)
+class Import:
+    """A placement as an engine's file has it.
+
+    Attributes:
+        placement: the placement.
+        remarks: sentences on what the file has and the placement has not.
+    """
+
+    placement: Placement
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,7 @@ class Export:
         added_LG: (L, G) int64, physical experts that the plan does not have and the engine's equal slots need.
         off_by: the largest difference between an expert's share on a GPU in the plan and in the engine, from 0 to 1.
         launch: the options that make the engine use the file.
+        left_out: a sentence on what the engine may ask for and the file has not.
     """
 
     text: str
@@ -64,6 +84,7 @@ class Export:
     added_LG: IntArray
     off_by: float
     launch: str
+    left_out: str
 
 
 def export_placement(
@@ -103,10 +124,18 @@ def export_placement(
         np.array([[len(slots_LG[l][g]) - len(placement.slots_LG[l][g]) for g in range(placement.gpus)] for l in layers]),
         max(float(abs(placement.split_EG(l) - engine.split_EG(l)).max()) for l in layers),
         known.launch(shlex.quote(str(path or "FILE")), placement.gpus, redundant),
+        f"layers of multi-token prediction (MTP) have no rows in it{known.without_mtp}",
     )
 
 
 def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: Sequence[int] = ()) -> Placement:
+    """Returns the placement in an engine's file; arguments as of `read_placement`, which tells more."""
+    return read_placement(path, form, gpus, dense_layers).placement
+
+
+def read_placement(
+    path: Path, form: str, gpus: int | None = None, dense_layers: Sequence[int] = (), model: Shape | None = None
+) -> Import:
     """Read the placement in an engine's file.
 
     Args:
@@ -114,27 +143,88 @@ def import_placement(path: Path, form: str, gpus: int | None = None, dense_layer
         form: one of PLACEMENT_FORMATS.
         gpus: the number of GPUs, needed if the file does not say it.
         dense_layers: the model's numbers of its decoder layers without experts.
+        model: the model's sizes, which the placement must have; None: any.
 
     Raises:
-        BadInput: if the file is not of that format, or its slots cannot be divided evenly over the GPUs.
+        BadInput: if the file is not of that format or of that model, or its slots cannot be divided evenly over the GPUs.
     """
     check_one_of("format", form, PLACEMENT_FORMATS)
+    dense_layers = layer_numbers("`dense_layers`", dense_layers)
     with naming(path, f"a placement of {form}"):
-        return PLACEMENT_FORMATS[form].read(path, gpus, layer_numbers("`dense_layers`", dense_layers))
+        rows = PLACEMENT_FORMATS[form].read(path)
+        _check_experts(rows, model.experts if model else None)
+        layers = _layers(rows, PLACEMENT_FORMATS[form].by_decoder, dense_layers, model)
+        slots_LG = _slots({layer: rows[layer] for layer in layers}, gpus)
+    placement = Placement.evenly(slots_LG)
+    remarks, last = [], max(layers)
+    if model is not None and (beyond := sorted(layer for layer in rows if layer > last and layer not in model.dense_layers)):
+        remarks.append(f"rows of multi-token prediction are left out: {spoken_layers(beyond)}")
+    if twice := sum(len(held) - len(set(held)) for layer in slots_LG for held in layer):
+        remarks.append(f"{twice} slots repeat an expert of their own GPU, whose one replica there takes their share too")
+    return Import(placement, tuple(remarks))
 
 
-def _placed(rows: Rows, gpus: int | None) -> Placement:
-    """The placement of physical experts, numbered by GPU."""
+def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Shape | None) -> Sequence[int]:
+    """Returns the numbers of the rows that are of layers with experts, or raises BadInput if one is missing or too many."""
+    if model is None:
+        every = range(max(rows, default=-1) + 1)
+        expected: Sequence[int] = [layer for layer in every if layer not in dense_layers] if by_decoder else every
+        known = len(every)
+        if by_decoder and not dense_layers:
+            expected = sorted(rows)
+    elif by_decoder:
+        decoders = model.decoder_layers
+        expected, known = moe_layers(decoders - len(dense_layers), dense_layers), decoders + model.mtp_layers
+    else:
+        expected, known = range(model.layers), model.layers
+    wrong = [f"layer {layer} is missing" for layer in expected if layer not in rows][:1]
+    beyond = [layer for layer in rows if not 0 <= layer < known]
+    if wrong or beyond or not expected:
+        mtp = model is not None and 0 < len(beyond) <= model.mtp_layers
+        hint = (
+            ": rows of multi-token prediction are not read, leave them out" if mtp else "".join(f": {each}" for each in wrong)
+        )
+        raise BadInput(f"expected layers {spoken_layers(expected)}, found {spoken_layers(sorted(rows))}{hint}")
+    return expected
+
+
+def _check_experts(rows: Rows, experts: int | None) -> None:
+    """Raises BadInput unless each layer holds all experts, numbered from 0, and nothing else; None: as many as any has."""
+    limit = f"to {experts - 1}" if experts else "on"
+    flat = {layer: [*_flat(row)] for layer, row in rows.items()}
+    for layer, row in flat.items():
+        for slot, expert in enumerate(row):
+            if type(expert) is not int or not 0 <= expert < (experts or 1 << 62):
+                empty = ", as in an empty slot" if expert == -1 else ""
+                raise BadInput(f"layer {layer}, slot {slot}: expected an expert from 0 {limit}, found {expert!r}{empty}")
+    experts = experts or 1 + max(map(max, filter(None, flat.values())), default=0)
+    for layer, row in flat.items():
+        if len(held := set(row)) < experts:
+            absent = next(expert for expert in range(experts) if expert not in held)
+            raise BadInput(f"layer {layer}: expected experts 0 to {experts - 1}, {experts - len(held)} missing, first {absent}")
+
+
+def _flat(row: Any) -> Iterable[Any]:
+    """The experts of a layer's slots, GPU by GPU."""
+    return chain.from_iterable(row) if row and all(isinstance(held, list) for held in row) else row
+
+
+def _slots(rows: Rows, gpus: int | None) -> Slots:
+    """Returns the experts of each layer's slots by GPU; a row of all GPUs is divided evenly."""
+    if any(row and isinstance(row[0], list) for row in rows.values()):
+        if len(found := {len(row) for row in rows.values()}) > 1 or gpus not in (None, *found):
+            raise BadInput(f"expected {gpus or 'equally many'} GPUs in every layer, found {sorted(found)}")
+        return tuple(tuple(map(tuple, row)) for row in rows.values())
     if gpus is None:
         raise BadInput("the file does not say the number of GPUs; give `gpus`")
-    slots = {len(layer) for layer in rows}
-    if len(slots) != 1 or gpus < 1 or slots.copy().pop() % gpus:
+    slots = {len(row) for row in rows.values()}
+    if len(slots) != 1 or gpus < 1 or (each := max(slots)) % gpus:
         raise BadInput(f"expected as many slots in every layer, on {gpus} GPUs evenly, found {sorted(slots)}")
-    each = slots.pop() // gpus
-    return Placement.evenly(tuple(tuple(tuple(layer[g * each : (g + 1) * each]) for g in range(gpus)) for layer in rows))
+    each //= gpus
+    return tuple(tuple(tuple(row[g * each : (g + 1) * each]) for g in range(gpus)) for row in rows.values())
 
 
-def _rows(slots_LG: Slots) -> Rows:
+def _rows(slots_LG: Slots) -> list[list[int]]:
     """By layer, the experts of all slots, GPU by GPU."""
     return [[expert for held in layer for expert in held] for layer in slots_LG]
 
@@ -152,12 +242,11 @@ def _write_vllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps(record) + "\n"
 
 
-def _read_vllm(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
+def _read_vllm(path: Path) -> Rows:
     for line in filter(str.strip, read_text(path).splitlines()):
         record = json.loads(line)
         if record["record_type"] == "eplb_initial_mapping":
-            rows = record["initial_global_assignments"]
-            return _placed([rows[str(layer)] for layer in range(len(rows))], gpus)
+            return {int(layer): row for layer, row in record["initial_global_assignments"].items()}
     raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
 
 
@@ -179,12 +268,12 @@ def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"physical_to_logical_map": every}) + "\n"
 
 
-def _read_sglang(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
-    found = load_json(path)
+def _read_sglang(path: Path) -> Rows:
+    found = load_sglang(path)
     if "physical_to_logical_map" not in found and "logical_count" in found:
         raise BadInput("holds loads (logical_count), not a placement")
     rows = found["physical_to_logical_map"]
-    return _placed([rows[layer] for layer in moe_layers(max(0, len(rows) - len(dense_layers)), dense_layers)], gpus)
+    return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows))
 
 
 def _launch_sglang(file: str, gpus: int, redundant: int) -> str:
@@ -201,8 +290,8 @@ def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"phy2log": phy2log, "log2phy": log2phy, "logcnt": logcnt}) + "\n"
 
 
-def _read_eplb(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
-    return _placed(load_json(path)["phy2log"], gpus)
+def _read_eplb(path: Path) -> Rows:
+    return dict(enumerate(load_json(path)["phy2log"]))
 
 
 def _launch_eplb(file: str, gpus: int, redundant: int) -> str:
@@ -221,16 +310,17 @@ def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return json.dumps({"moe_layer_count": len(layers), "layer_list": layers}) + "\n"
 
 
-def _read_ascend(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
-    layers = sorted(load_json(path)["layer_list"], key=lambda layer: layer["layer_id"])
-    devices = [sorted(layer["device_list"], key=lambda device: device["device_id"]) for layer in layers]
-    for what, rows in [("layer_id", layers), *(("device_id", each) for each in devices)]:
-        if (ids := [row[what] for row in rows]) != list(range(len(ids))):
-            raise BadInput(f"expected {what} from 0 to {len(ids) - 1}, each once, found {ids}")
-    placement = Placement.evenly(tuple(tuple(tuple(device["device_expert"]) for device in layer) for layer in devices))
-    if gpus not in (None, placement.gpus):
-        raise BadInput(f"expected {gpus} GPUs, found {placement.gpus}")
-    return placement
+def _read_ascend(path: Path) -> Rows:
+    """Layers and devices in the sequence of their lists, as the engine reads them; it does not look at their numbers."""
+    found = load_json(path)
+    layers = found["layer_list"][: found.get("moe_layer_count")]
+    if len(layers) != found.get("moe_layer_count", len(layers)):
+        raise BadInput(f"expected the {found['moe_layer_count']} layers of moe_layer_count, found {len(layers)}")
+    for what, rows in [("layer_id", layers), *(("device_id", layer["device_list"]) for layer in layers)]:
+        ids = [row[what] for row in rows if what in row]
+        if len(ids) not in (0, len(rows)) or any(after <= before for before, after in pairwise(ids)):
+            raise BadInput(f"expected {what} ascending, as the engine goes by the list's sequence, found {ids}")
+    return {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
 
 
 def _launch_ascend(file: str, gpus: int, redundant: int) -> str:
@@ -249,15 +339,17 @@ def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     return str(yaml.safe_dump(balancer, default_flow_style=None, sort_keys=False, width=10**6))
 
 
-def _read_trtllm(path: Path, gpus: int | None, dense_layers: Sequence[int]) -> Placement:
+def _read_trtllm(path: Path) -> Rows:
     try:
         found: Mapping[str, Any] = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, RecursionError) as error:
         raise BadInput(f"not YAML: {' '.join(str(error).split())}") from None
-    rows = found["initial_global_assignments"]
+    rows: Rows = found["initial_global_assignments"]
+    if wrong := [layer for layer in rows if type(layer) is not int]:
+        raise BadInput(f"expected layers' numbers, found {wrong[0]!r}")
     if (slots := found.get("num_slots")) is not None and any(len(row) != slots for row in rows.values()):
         raise BadInput(f"expected num_slots = {slots} slots in every layer, found {sorted({len(r) for r in rows.values()})}")
-    return _placed([rows[layer] for layer in sorted(rows)], gpus)
+    return dict(sorted(rows.items()))
 
 
 def _launch_trtllm(file: str, gpus: int, redundant: int) -> str:
@@ -267,8 +359,10 @@ def _launch_trtllm(file: str, gpus: int, redundant: int) -> str:
 
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {
     "vllm-map": PlacementFormat(_read_vllm, _write_vllm, _launch_vllm),
-    "sglang": PlacementFormat(_read_sglang, _write_sglang, _launch_sglang, ".json"),
+    "sglang": PlacementFormat(_read_sglang, _write_sglang, _launch_sglang, ".json", by_decoder=True),
     "eplb": PlacementFormat(_read_eplb, _write_eplb, _launch_eplb),
     "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, _launch_ascend, ".json"),
-    "trtllm": PlacementFormat(_read_trtllm, _write_trtllm, _launch_trtllm),
+    "trtllm": PlacementFormat(
+        _read_trtllm, _write_trtllm, _launch_trtllm, "", True, ": with MTP on, TensorRT-LLM asks for them, and stops without"
+    ),
 }

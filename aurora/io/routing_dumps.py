@@ -36,7 +36,7 @@ from aurora.io.files import (
     reason,
 )
 from aurora.planner.workload.model_config import Shape
-from aurora.types.arrays import BoolArray, IntArray, counts
+from aurora.types.arrays import BoolArray, IntArray, as_array, counts
 from aurora.types.profile import check_counts
 from aurora.types.read_numbers import whole_number
 
@@ -56,6 +56,7 @@ class RecordedRouting:
         layers: the model's numbers of the layers; None if they are all that have experts.
         rank: the source rank whose tokens the file has; None if it has those of all.
         pass_T: (T,) int64, the number of the forward pass of each step, ascending and alike on all ranks; None if unknown.
+        left_out: what the file has and is left out, in words; empty: nothing.
     """
 
     counts_TLE: IntArray
@@ -64,6 +65,7 @@ class RecordedRouting:
     layers: tuple[int, ...] | None = None
     rank: int | None = None
     pass_T: IntArray | None = None
+    left_out: str = ""
 
     @property
     def which(self) -> str:
@@ -114,7 +116,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
 
 def _sglang(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     """SGLang's expert distribution recorder: counts of all ranks (mode stat), or one rank's passes (per_pass, per_token)."""
-    match _load_pt(path):
+    match load_sglang(path):
         case {"logical_count": found}:
             return RecordedRouting(_steps(_tensor("logical_count", found), shape))
         case {"records": [*records], "last_physical_to_logical_map": slots} if records:
@@ -135,7 +137,8 @@ def _sglang_passes(records: list[dict[str, Any]], slots: Any, shape: Shape) -> R
     counts_TLE = np.zeros((len(pass_T), shape.layers, shape.experts), dtype=np.int64)
     used_P = np.zeros(logical_LP.shape[1], dtype=bool)
     for at, record in zip(at_X, records, strict=True):
-        load_LP = _moe_rows(counts("counts", _tensor("global_physical_count", record["global_physical_count"]), 2), shape)
+        load_LP = counts("counts", _tensor("global_physical_count", record["global_physical_count"]), 2)
+        load_LP = _moe_rows(load_LP, shape, 0, load_LP.sum(axis=1))
         counts_TLE[at] += _folded(logical_LP, load_LP, shape.experts)
         used_P |= load_LP.any(axis=0)
     rank = ranks.pop()
@@ -189,24 +192,30 @@ def _trtllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
     rank = _rank(path, r"rank([0-9]+)\.safetensors")
     check_size("the file", path.stat().st_size)
     found: dict[tuple[int, int], IntArray] = {}
+    beyond = set[int]()
     try:
         with safe_open(path, framework="numpy") as file:
             for key in file.keys():  # noqa: SIM118
                 number, _, layer = key.partition("_")
-                if whole_number(layer) < shape.decoder_layers:
-                    found[whole_number(number), whole_number(layer)] = counts(key, file.get_tensor(key), 1)
+                if whole_number(layer) >= shape.decoder_layers:
+                    beyond.add(whole_number(layer))
+                    continue
+                found[whole_number(number), whole_number(layer)] = counts(key, file.get_tensor(key), 1)
     except SafetensorError as error:
         raise BadInput(f"not a file of safetensors, or cut short: {error}") from None
     numbers, layers = (sorted(set(each)) for each in zip(*found, strict=True)) if found else ([], [])
     if tuple(layers) != shape.moe_layers or len(found) != len(numbers) * len(layers):
-        raise BadInput(f"expected counts of layers {_short(shape.moe_layers)} in every iteration, found {_short(layers)}")
+        raise BadInput(
+            f"expected counts of layers {spoken_layers(shape.moe_layers)} in every iteration, found {spoken_layers(layers)}"
+        )
     meta = path.with_name("meta_info.json")
     if meta.exists() and load_json(meta).get("num_experts_per_token") != shape.top_k:
         raise BadInput(f"expected {shape.top_k} choices a token as in the config, found another number in {meta.name}")
     counts_TLE = np.array([[found[number, layer] for layer in layers] for number in numbers])
     if counts_TLE.shape[2] != shape.experts:
         raise BadInput(f"expected {shape.experts} experts as in the config, found {counts_TLE.shape[2]}")
-    return RecordedRouting(counts_TLE, rank=rank, pass_T=np.array(numbers, dtype=np.int64))
+    left_out = f"layers of multi-token prediction: {spoken_layers(sorted(beyond))}" if beyond else ""
+    return RecordedRouting(counts_TLE, rank=rank, pass_T=np.array(numbers, dtype=np.int64), left_out=left_out)
 
 
 def _rank(path: Path, pattern: str) -> int:
@@ -217,9 +226,11 @@ def _rank(path: Path, pattern: str) -> int:
     return int(found[1])
 
 
-def _short(layers: Sequence[int]) -> str:
-    """Layer numbers in words."""
-    return f"{layers[0]} to {layers[-1]} ({len(layers)})" if layers else "none"
+def spoken_layers(layers: Sequence[int]) -> str:
+    """Returns ascending layer numbers in words."""
+    if len(layers) < 2:
+        return str(layers[0]) if layers else "none"
+    return f"{layers[0]} to {layers[-1]} ({len(layers)})"
 
 
 def _vllm(path: Path, shape: Shape, where: Where) -> RecordedRouting:
@@ -270,13 +281,39 @@ def _tokens(path: Path, shape: Shape, where: Where) -> RecordedRouting:
         raise BadInput(f"experts: expected whole numbers, tokens by layers by choices, found shape {experts_ULK.shape}")
     if experts_ULK.shape[2] != shape.top_k:
         raise BadInput(f"expected {shape.top_k} choices a token as in the config, found {experts_ULK.shape[2]}")
-    if int(experts_ULK.max()) >= shape.experts or int(experts_ULK.min()) < 0:
-        raise BadInput(f"expected experts from 0 to {shape.experts - 1}, found {experts_ULK.min()} to {experts_ULK.max()}")
     if int(lengths_Q.sum()) != len(experts_ULK):
         raise BadInput(f"expected sequences of {len(experts_ULK)} tokens in all, found seq_len of {lengths_Q.sum()}")
+    chose_L = (experts_ULK != experts_ULK[:1, :, :1]).any(axis=(0, 2))  # a row that is not filled repeats one number
+    experts_ULK = _moe_rows(experts_ULK, shape, 1, chose_L * len(experts_ULK))
+    padding_U = (experts_ULK == -1).all(axis=(1, 2))
+    experts_ULK, lengths_Q = experts_ULK[~padding_U], _kept(lengths_Q, ~padding_U)
+    _check_choices(experts_ULK, shape.experts)
     per_layer = (np.bincount(each_UK.ravel(), minlength=shape.experts) for each_UK in experts_ULK.transpose(1, 0, 2))
-    counts_TLE = _steps(np.array(list(per_layer)), shape)
-    return RecordedRouting(counts_TLE, _moe_rows(experts_ULK, shape, axis=1), lengths_Q)
+    left_out = f"{padding_U.sum()} of {len(padding_U)} tokens, which are padding (-1)" if padding_U.any() else ""
+    return RecordedRouting(np.array(list(per_layer))[None], experts_ULK, lengths_Q, left_out=left_out)
+
+
+def _kept(lengths_Q: IntArray, kept_U: BoolArray) -> IntArray:
+    """The lengths of sequences of which some tokens are kept, without empty sequences."""
+    lengths_Q = np.bincount(np.repeat(np.arange(len(lengths_Q)), lengths_Q)[kept_U], minlength=len(lengths_Q))
+    return lengths_Q[lengths_Q > 0]
+
+
+def _check_choices(experts_ULK: NDArray[Any], experts: int) -> None:
+    """Raises BadInput unless all choices are experts, and those of a token in a layer differ."""
+    beyond_UL = np.asarray(((experts_ULK < 0) | (experts_ULK >= experts)).any(axis=2))
+    sorted_ULK = np.sort(experts_ULK, axis=2)
+    twice_UL = np.asarray((sorted_ULK[..., 1:] == sorted_ULK[..., :-1]).any(axis=2))
+    for wrong_UL, expected in ((beyond_UL, f"experts from 0 to {experts - 1}"), (twice_UL, "different experts")):
+        if wrong_UL.any():
+            token, row = np.argwhere(wrong_UL)[0].tolist()
+            most = np.iinfo(experts_ULK.dtype).max
+            why = f": {experts_ULK.dtype} holds no expert above {most}" if most < experts - 1 else ""
+            why = why or (": an array that was not filled to its end?" if wrong_UL is twice_UL else "")
+            many = f"{wrong_UL.any(axis=1).sum()} of {len(wrong_UL)} tokens have others"
+            raise BadInput(
+                f"token {token}, row {row}: expected {expected}, found {experts_ULK[token, row].tolist()}; {many}{why}"
+            )
 
 
 def _csv(
@@ -302,10 +339,8 @@ def _csv(
                         values.add(row[column])
                 layer, expert, count = (_whole(rows.line_num, name, row[name]) for name in wanted)
                 if expert >= shape.experts or layer not in moe_layers:
-                    raise BadInput(
-                        f"line {rows.line_num}: expected experts below {shape.experts} and layers {_short(shape.moe_layers)} "
-                        f"as in the config, found expert {expert} of layer {layer}"
-                    )
+                    expected = f"experts below {shape.experts} and layers {spoken_layers(shape.moe_layers)} as in the config"
+                    raise BadInput(f"line {rows.line_num}: expected {expected}, found expert {expert} of layer {layer}")
                 if (layer, expert) in found and not twice:
                     twice = f"line {rows.line_num}: expected one row of expert {expert} of layer {layer}, found two"
                 found[layer, expert] = count
@@ -335,21 +370,38 @@ ROUTING_FORMATS: dict[str, RoutingFormat] = {
 
 def _steps(found: ArrayLike, shape: Shape) -> IntArray:
     """(T, L, E) int64 from an array (layers, experts) or (steps, layers, experts), without dense layers and empty steps."""
-    array = np.asarray(found)
-    counts_TLE = counts("loads", array[None] if array.ndim == 2 else array, 3)
+    array = as_array("loads", found)
+    array = array[None] if array.ndim == 2 else array
+    if array.ndim == 3 and array.dtype.kind in "if":
+        if (wrong := ~(array >= 0) | (array != np.rint(array)) | (array > 2.0**62)).any():
+            step, row, expert = np.argwhere(wrong)[0].tolist()
+            seen, wrapped = array[step, row, expert], ": a counter of 32 bits that wrapped?" if array.min() < -(2**30) else ""
+            raise BadInput(f"step {step}, row {row}, expert {expert}: expected a count of tokens, found {seen}{wrapped}")
+        array = array.astype(np.int64)
+    counts_TLE = counts("loads", array, 3)
     if counts_TLE.shape[2] != shape.experts:
         raise BadInput(f"expected {shape.experts} experts as in the config, found {counts_TLE.shape[2]}")
-    moe_TLE = _moe_rows(counts_TLE, shape, axis=1)
+    moe_TLE = _moe_rows(counts_TLE, shape, 1, counts_TLE.sum(axis=(0, 2)))
     return moe_TLE[moe_TLE.any(axis=(1, 2))]
 
 
-def _moe_rows(found: NDArray[Any], shape: Shape, axis: int = 0) -> NDArray[Any]:
-    """The rows of the layers with experts along an axis that has a row for each of them, or for each decoder layer."""
-    rows = found.shape[axis]
-    if rows not in (shape.layers, shape.decoder_layers):
-        expected = f"{shape.layers} MoE layers, or {shape.decoder_layers} with the dense ones"
-        raise BadInput(f"expected {expected} as in the config, found {rows}")
-    return found if rows == shape.layers else np.take(found, shape.moe_layers, axis)
+def _moe_rows(found: NDArray[Any], shape: Shape, axis: int = 0, tokens_R: IntArray | None = None) -> NDArray[Any]:
+    """The rows of the layers with experts along an axis that has a row for each of them, or for each decoder layer.
+
+    tokens_R has the tokens of each row, of which layers without experts have none; None: they are not known.
+    """
+    rows, decoders = found.shape[axis], shape.decoder_layers
+    mtp = any(0 < rows - each <= shape.mtp_layers for each in (shape.layers, decoders))
+    hint = ": leave out the rows of multi-token prediction, which are the last" if mtp else ""
+    if rows not in (shape.layers, decoders):
+        expected = f"{shape.layers} MoE layers, or {decoders} with the dense ones"
+        raise BadInput(f"expected {expected} as in the config, found {rows}{hint}")
+    if rows == shape.layers:
+        return found
+    if tokens_R is not None and (wrong := [row for row in shape.dense_layers if tokens_R[row]]):
+        said = f"expected none of layer {wrong[0]}, which has no experts by the config, found {tokens_R[wrong[0]]} tokens"
+        raise BadInput(f"row {wrong[0]}: {said}{hint}")
+    return np.take(found, shape.moe_layers, axis)
 
 
 def _folded(logical_LP: IntArray, load_LP: IntArray, experts: int) -> IntArray:
@@ -419,8 +471,16 @@ def _load_pt(path: Path) -> Any:
         raise BadInput(f"not a file of torch.save: {reason[:200]}") from None
 
 
+def load_sglang(path: Path) -> Any:
+    """Returns the contents of a file of SGLang's, which is JSON or of torch.save."""
+    with path.open("rb") as file:
+        return load_json(path) if file.read(16).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")) else _load_pt(path)
+
+
 def _tensor(what: str, found: Any) -> NDArray[Any]:
-    """A dense tensor as an array, or BadInput."""
+    """A dense tensor, or nested lists of JSON, as an array, or BadInput."""
+    if isinstance(found, list):
+        return as_array(what, found)
     import torch
 
     if not isinstance(found, torch.Tensor) or found.is_sparse:

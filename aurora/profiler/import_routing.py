@@ -74,6 +74,8 @@ def import_profile(
         "traffic": ", ".join(f"{path.name} sha256:{file_digest(path)}" for path in files),
         "sources": dealt,
     }
+    if left_out := [f"{path.name}: {each.left_out}" for path, each in zip(files, domains, strict=False) if each.left_out]:
+        about["left out"] = "; ".join(left_out)
     if any(wheres):
         about["where"] = "; ".join(", ".join(f"{column}={value}" for column, value in where.items()) for where in wheres)
     if domains[0].experts_ULK is None:

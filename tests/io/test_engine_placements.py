@@ -20,7 +20,7 @@ REPLICATED = Placement((((0, 1), (0, 2)),), (((0.5, 1.0), (0.5, 1.0)),))
 SGLANG = '{"physical_to_logical_map": [[0, 1, 2, 0], [0, 1, 0, 2]]}'
 EPLB = '{"phy2log": [[0, 1, 2, 0]], "log2phy": [[[0, 3], [1, -1], [2, -1]]], "logcnt": [[2, 1, 1]]}'
 ASCEND = """{"moe_layer_count": 1, "layer_list": [{"layer_id": 0, "device_count": 2, "device_list": [
-    {"device_id": 1, "device_expert": [2, 0]}, {"device_id": 0, "device_expert": [0, 1]}]}]}"""
+    {"device_id": 0, "device_expert": [0, 1]}, {"device_id": 1, "device_expert": [2, 0]}]}]}"""
 TRTLLM = """
 num_slots: 4
 initial_global_assignments:
@@ -179,28 +179,28 @@ def test_eplb_maps_agree_with_one_another():
         ("sglang", SGLANG, 0, (), "on 0 GPUs evenly"),
         ("sglang", SGLANG, -2, (), "on -2 GPUs evenly"),
         ("sglang", SGLANG, None, (), "does not say the number of GPUs; give `gpus`"),
-        ("sglang", SGLANG, 2, (0, 1), r"expected as many slots in every layer, on 2 GPUs evenly, found \[\]"),
+        ("sglang", SGLANG, 2, (0, 1), r"expected layers none, found 0 to 1 \(2\)"),
         ("sglang", SGLANG, 2, (-1,), r"`dense_layers`: expected ascending layer numbers below 4096, found \(-1,\)"),
         ("eplb", '{"phy2log": [[0, 1], [0, 1, 1]]}', 1, (), r"as many slots in every layer, on 1 GPUs evenly, found \[2, 3\]"),
-        ("eplb", '{"phy2log": [[0, 2]]}', 2, (), r"expected experts 0\.\.2 once, found \[0, 2\]"),
-        ("eplb", '{"phy2log": [[0, -1]]}', 2, (), r"expected experts 0\.\.0 once, found \[-1, 0\]"),
-        ("eplb", '{"phy2log": [[0, 1], [0, 0]]}', 2, (), r"layer 1: expected experts 0\.\.1 once"),
-        ("eplb", '{"phy2log": [[0, 1000000000000]]}', 2, (), "expected experts 0..1000000000000 once"),
-        ("eplb", '{"phy2log": [[0, 1.0]]}', 2, (), "expected experts as whole numbers"),
-        ("eplb", '{"phy2log": [[0, "1"]]}', 2, (), "expected experts as whole numbers"),
-        ("eplb", '{"phy2log": [[0, [1]]]}', 2, (), "not a placement of eplb: TypeError"),
-        ("eplb", '{"phy2log": [[], []]}', 2, (), "expected at least one expert, found none"),
-        ("eplb", '{"phy2log": []}', 2, (), "as many slots in every layer"),
-        ("vllm-ascend", ASCEND, 3, (), "expected 3 GPUs, found 2"),
-        ("vllm-ascend", ASCEND.replace('"device_id": 1', '"device_id": 0'), 2, (), r"expected device_id from 0 to 1, each once"),
-        ("vllm-ascend", ASCEND.replace('"layer_id": 0', '"layer_id": 1'), 2, (), r"expected layer_id from 0 to 0, each once"),
-        ("vllm-ascend", '{"layer_list": []}', 2, (), "expected one list of GPUs for every layer"),
+        ("eplb", '{"phy2log": [[0, 2]]}', 2, (), "layer 0: expected experts 0 to 2, 1 missing, first 1"),
+        ("eplb", '{"phy2log": [[0, -1]]}', 2, (), "layer 0, slot 1: expected an expert from 0 on, found -1, as in an empty slot"),
+        ("eplb", '{"phy2log": [[0, 1], [0, 0]]}', 2, (), "layer 1: expected experts 0 to 1, 1 missing, first 1"),
+        ("eplb", '{"phy2log": [[0, 1000000000000]]}', 2, (), "expected experts 0 to 1000000000000, 999999999999 missing, first 1"),
+        ("eplb", '{"phy2log": [[0, 1.0]]}', 2, (), r"slot 1: expected an expert from 0 on, found 1\.0"),
+        ("eplb", '{"phy2log": [[0, true]]}', 2, (), "slot 1: expected an expert from 0 on, found True"),
+        ("eplb", '{"phy2log": [[0, [1]]]}', 2, (), r"slot 1: expected an expert from 0 on, found \[1\]"),
+        ("eplb", '{"phy2log": [[], []]}', 2, (), "layer 0: expected experts 0 to 0, 1 missing, first 0"),
+        ("eplb", '{"phy2log": []}', 2, (), "expected layers none, found none"),
+        ("vllm-ascend", ASCEND, 3, (), r"expected 3 GPUs in every layer, found \[2\]"),
+        ("vllm-ascend", ASCEND.replace('"device_id": 1', '"device_id": 0'), 2, (), "expected device_id ascending, as the engine goes by the list's sequence"),
+        ("vllm-ascend", ASCEND.replace('"moe_layer_count": 1', '"moe_layer_count": 2'), 2, (), "expected the 2 layers of moe_layer_count, found 1"),
+        ("vllm-ascend", '{"layer_list": []}', 2, (), "expected layers none, found none"),
         ("vllm-ascend", '{"layer_list": [3]}', 2, (), "not a placement of vllm-ascend: TypeError"),
         ("vllm-ascend", "{}", 2, (), "not a placement of vllm-ascend: 'layer_list' is missing"),
         ("trtllm", "a: [", 2, (), "not YAML"),
         ("trtllm", "", 2, (), "not a placement of trtllm: TypeError"),
         ("trtllm", "initial_global_assignments: 3", 2, (), "not a placement of trtllm: "),
-        ("trtllm", "initial_global_assignments: [[0, 1]]", 2, (), "not a placement of trtllm: "),
+        ("trtllm", "initial_global_assignments: [[0, 1]]", 2, (), r"expected layers' numbers, found \[0, 1\]"),
         ("trtllm", "num_slots: 6", 2, (), "not a placement of trtllm: 'initial_global_assignments' is missing"),
         ("trtllm", TRTLLM.replace("num_slots: 4", "num_slots: 6"), 2, (), r"expected num_slots = 6 .* found \[4\]"),
         ("vllm-map", '{"record_type": "eplb_load_stats"}', 2, (), "expected a line of record_type eplb_initial_mapping, found none"),

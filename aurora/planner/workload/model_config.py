@@ -39,6 +39,7 @@ class Shape:
         token_groups: groups that a token's experts are in at most.
         weight_bits: bits of a number of an expert's weights, with its part of the scales.
         remarks: sentences on what the config does not say and is taken for granted.
+        mtp_layers: number of layers of multi-token prediction behind the decoder layers; no plan has them.
 
     Example:
         >>> mixtral = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "hidden_size": 4096}
@@ -60,6 +61,7 @@ class Shape:
     token_groups: int = 1
     weight_bits: float = 16.0
     remarks: tuple[str, ...] = ()
+    mtp_layers: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -98,8 +100,10 @@ class Shape:
             remarks.append(f"experts' weights are taken to have 16 bits: quantisation {weight_format(config)} is not known")
         name = str(config.get("_name_or_path") or flat.get("_name_or_path") or config.get("model_type") or "synthetic")
         groups = expert_groups(flat)
+        mtp = [value for key, value in flat.items() if _MTP.search(key) and type(value) is int]
         return cls(
-            name, layers, dense, experts, chosen, hidden, inner, dispatched, weights, *groups, bits, tuple(remarks)
+            name, layers, dense, experts, chosen, hidden, inner, dispatched, weights, *groups, bits, tuple(remarks),
+            max(mtp, default=0),
         )  # fmt: skip
 
     @property
@@ -341,6 +345,7 @@ _SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset",
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
 _DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
+_MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of multi-token prediction
 _UNGATED = ("relu2",)  # activations of experts with two matrices
 
 SCALE_BITS = 16  # of a group's scale, where the config does not say
