@@ -104,7 +104,7 @@ def test_passes_that_do_not_tell_their_source(tmp_path):
     [
         ({"rank": -1}, r"expected the passes of one rank, found ranks \[-1\]"),
         ({"rank": "x"}, "expected a whole number, found 'x'"),
-        ({"global_physical_count": torch.ones((3, 5), dtype=torch.int32)}, "expected a logical expert for each of"),
+        ({"global_physical_count": torch.ones((2, 5), dtype=torch.int32)}, "expected a logical expert for each of"),
         ({"global_physical_count": torch.ones((5, 6), dtype=torch.int32)}, "expected 2 MoE layers, or 3 with the dense ones"),
         ({"topk_ids_of_layer": torch.full((3, 6, 8), 6)}, "topk_ids_of_layer: expected physical experts below 6"),
         ({"topk_ids_of_layer": torch.zeros((3, 6, 8), dtype=torch.int32)}, "expected 2 choices of each token in every layer"),
@@ -155,7 +155,7 @@ def test_statistics_that_lie(tmp_path):
     with pytest.raises(BadInput, match=r"rank1\.safetensors: not a file of safetensors, or cut short"):
         imported([path.with_name("rank1.safetensors")], "trtllm-statistics")
     save_file({"1_1": torch.ones(4, dtype=torch.int64)}, path)
-    with pytest.raises(BadInput, match=r"expected counts of layers 1 to 2 \(2\) in every iteration, found 1 to 1 \(1\)"):
+    with pytest.raises(BadInput, match=r"expected counts of layers 1 to 2 \(2\) in every iteration, found 1$"):
         imported([path], "trtllm-statistics")
     save_file({f"1_{layer}": torch.ones(5, dtype=torch.int64) for layer in (1, 2)}, path)
     with pytest.raises(BadInput, match="expected 4 experts as in the config, found 5"):

@@ -1,0 +1,172 @@
+"""Inputs after public reports, each through the command that it was meant for: what is read, or the sentence that refuses it."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from aurora.cli.main import main
+from aurora.io import load, load_cluster
+from aurora.io.plans import load_placement
+from aurora.planner.workload.model_config import Shape
+from tests.cli.refusal import refused
+
+REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared/data")) / "reports"
+pytestmark = pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
+
+
+@pytest.fixture
+def aurora(capsys, monkeypatch, tmp_path):
+    """Runs a command in this process and in an empty folder; gives (exit code, output, error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["aurora", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def imported(aurora, case, form, *names, shape=True, more=()):
+    folder = REPORTS / case
+    files = [path for name in names for path in sorted(folder.glob(name))]
+    given = ("--shape", folder / "config.json") if shape else ()
+    return aurora("import", *files, "--format", form, "--output", "out.npz" if form not in MAPS else "out.json", *given, *more)
+
+
+MAPS = ("eplb", "trtllm", "vllm-ascend", "sglang", "vllm-map")
+
+
+@pytest.mark.parametrize(
+    ("case", "form", "file", "message"),
+    [
+        ("30-routed-all-zero", "tokens", "tokens.npz", r"expected different experts, found \[0, 0\]; 546 of 546 tokens"),
+        ("33-routed-255-shared", "tokens", "tokens.npz", "expected 2 choices a token as in the config, found 3"),
+        ("37-sglang-stat-negative", "sglang-recorder", "dump.pt", "step 1, row 2, expert 3: .* found -2147483000: a counter of 32"),
+        ("38-fused-shared-expert", "sglang-recorder", "dump.pt", "expected 8 experts as in the config, found 9"),
+        ("40-mtp-row-looks-dense", "eplb-load", "loads.npy", "row 0: .* found 217 tokens: leave out the rows of multi-token pred"),
+        ("47-per-token-uninitialised", "sglang-recorder", "dump.pt", "expected 2 choices of each token .* found"),
+        ("48-per-token-no-physical-count", "sglang-recorder", "dump.pt", "'global_physical_count' is missing"),
+        ("49-huge-counts", "eplb-load", "loads.npy", "found 3000000000000000000|more than 64 bits hold"),
+        ("55-tokens-int8-wrapped", "tokens", "tokens.npz", "token 0, row 0: .* from 0 to 255, found .* int8 holds no expert above"),
+        ("60-vllm-map-extra", "vllm-map", "map.jsonl", r"expected layers 0 to 2 \(3\), found 0 to 3 \(4\)"),
+        ("83-map-minus-one", "eplb", "map.json", "layer 0, slot 4: expected an expert from 0 to 7, found -1, as in an empty slot"),
+        ("83-map-minus-one", "vllm-ascend", "ascend.json", "layer 0, slot 4: expected an expert from 0 to 7, found -1"),
+        ("41-eplb-duplicate-on-gpu", "eplb", "map.json", r"expected layers 0 to 2 \(3\), found 0: layer 1 is missing"),
+        ("43-ascend-no-device-id", "vllm-ascend", "map.json", r"expected layers 0 to 2 \(3\), found 0 to 1 \(2\): layer 2 is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(aurora, case, form, file, message):
+    refused(imported(aurora, case, form, file, more=("--gpus", 2) if form in MAPS else ()), message, re.escape(file))
+
+
+@pytest.mark.parametrize(
+    ("case", "form", "file", "layers", "told"),
+    [
+        ("32-routed-minus-one", "tokens", "tokens.npz", 3, r"left out: tokens.npz: \d+ of 60 tokens, which are padding \(-1\)"),
+        ("34-routed-with-dense-row", "tokens", "tokens.npz", 3, ""),
+        ("36-sglang-stat-float", "sglang-recorder", "dump.pt", 3, ""),
+        ("46-sglang-csv-ranks", "sglang-csv", "*.csv", 3, "2 sources"),
+        ("56-csv-nemotron", "csv", "counts.csv", 23, ""),
+        ("56-csv-nemotron", "eplb-load", "loads23.npy", 23, ""),
+        ("56-csv-nemotron", "eplb-load", "loads52.npy", 23, ""),
+    ],
+)
+def test_recordings_that_are_read(aurora, case, form, file, layers, told):
+    code, out, err = imported(aurora, case, form, file)
+    assert (code, err) == (0, "")
+    assert re.search(told, " ".join(out.split()))
+    assert load("out.npz").tokens_TLSE.shape[1] == layers
+
+
+def test_a_row_of_a_layer_without_experts_is_refused(aurora):
+    case = REPORTS / "56-csv-nemotron"
+    Path("mamba.csv").write_text((case / "counts.csv").read_text() + "0,0,7\n")
+    found = aurora("import", "mamba.csv", "--format", "csv", "--shape", case / "config.json")
+    refused(found, r"mamba\.csv: line \d+: expected .* layers 1 to 51 \(23\) as in the config, found expert 0 of layer 0")
+
+
+@pytest.mark.parametrize(
+    ("case", "form", "file", "shape", "gpus", "layers", "told"),
+    [
+        ("41-eplb-duplicate-on-gpu", "eplb", "map.json", False, 2, 1, "1 slots repeat an expert of their own GPU"),
+        ("42-trtllm-mtp-layer", "trtllm", "lb.yaml", True, 4, 3, "rows of multi-token prediction are left out: 4"),
+        ("43-ascend-no-device-id", "vllm-ascend", "map.json", False, 4, 2, ""),
+        ("59-sglang-map-mtp", "sglang", "map.json", True, 4, 3, "rows of multi-token prediction are left out: 4"),
+    ],
+)
+def test_maps_that_are_read(aurora, case, form, file, shape, gpus, layers, told):
+    code, out, err = imported(aurora, case, form, file, shape=shape, more=("--gpus", gpus))
+    assert (code, err) == (0, "")
+    assert told in out
+    placement = load_placement(Path("out.json"))
+    assert (len(placement.slots_LG), placement.gpus, placement.experts) == (layers, gpus, 8)
+
+
+@pytest.mark.parametrize("case", ["51-all-zero-loads", "52-one-hot"])
+def test_loads_at_the_edge_are_placed(aurora, case):
+    code, out, _ = aurora("place", REPORTS / case / "loads.csv", "--slots", 3, "--gpus", 4, "--json")
+    assert code == 0
+    layers = json.loads(out)["layers"]
+    assert all(layer["max_load"] >= layer["mean_load"] >= 0 for layer in layers)
+    if case == "52-one-hot":
+        assert len(layers[0]["split"]["0"]) == 4
+
+
+def test_loads_that_are_no_numbers_are_refused(aurora):
+    refused(aurora("place", REPORTS / "50-nan-loads/loads.csv", "--slots", 4, "--gpus", 4), r"loads\.csv: .*nan")
+
+
+def test_the_loads_of_eplb_give_the_slots_of_its_readme(aurora):
+    options = ("--method", "eplb", "--slots", 2, "--gpus", 8, "--groups", 4, "--nodes", 2, "--json")
+    _, out, _ = aurora("place", REPORTS / "53-eplb-readme/loads.csv", *options)
+    phy2log = [[5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1], [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1]]
+    for layer, row in zip(json.loads(out)["layers"], phy2log, strict=True):
+        node_G = [sorted(set(row[half : half + 8])) for half in (0, 8)]
+        found = [sorted({expert for held in layer["slots"][half : half + 4] for expert in held}) for half in (0, 4)]
+        assert found == node_G  # which experts a node has; ties inside a node are broken differently
+
+
+CLUSTERS = [("72-pcie-only", 8), ("73-six-gpus", 6), ("77-mig", 7), ("79-more-gpus-than-experts", 16)]
+CLUSTERS += [pytest.param(case, gpus, marks=pytest.mark.full) for case, gpus in (("71-4h20-4h100", 8), ("74-three-nodes", 24))]
+
+
+@pytest.mark.parametrize(("case", "gpus"), CLUSTERS)
+def test_clusters_are_planned(aurora, case, gpus):
+    folder = REPORTS / case
+    assert aurora("synthetic", "zipf:1", folder / "config.json", "--sources", gpus)[0] == 0
+    code, _, err = aurora("plan", "--cluster", folder / "cluster.toml", "--profile", "profile.npz", "--output", "plan.json")
+    assert (code, "Traceback" in err) == (0, False)
+    slots_LG = load("plan.json").models[0].placement.slots_LG
+    assert len(slots_LG[0]) == gpus
+    assert all(len({expert for held in layer for expert in held}) in (8, 128) for layer in slots_LG)
+
+
+def test_rates_by_rail_are_refused_by_one_sentence():
+    from aurora.errors import BadInput
+
+    with pytest.raises(BadInput, match=r"\[fabric\]: nic_Bps must be a number, found \["):
+        load_cluster(REPORTS / "76-slow-rail/cluster.toml")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["synthetic", "uniform"], ["import", "--format", "tokens"], ["recommend", "--engine", "vllm"]]
+)
+def test_ways_of_calling_end_with_a_sentence(aurora, arguments):
+    config = REPORTS / "80-usage/config.json"
+    code, _, err = aurora(arguments[0], *arguments[1:], *([config] if arguments[0] != "recommend" else ["--model", config]))
+    assert code in (0, 2)
+    assert "Traceback" not in err
+
+
+def test_every_configuration_is_read_or_refused_by_a_sentence():
+    """Their values are those of tests/planner/workload/test_model_structure.py, which has the one that is refused, too."""
+    for config in sorted(REPORTS.glob("*/[cp]*[gs].json")):
+        if config.parent.name != "07-ernie45-vl":
+            assert Shape.of(json.loads(config.read_text())).layers > 0, config
