@@ -198,8 +198,7 @@ def decoder_layers(config: Mapping[str, Any]) -> int:
 
 def expert_count(config: Mapping[str, Any]) -> int:
     """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts", "num_routed_experts")
-    return number(flat_config(config), *names)
+    return number(flat_config(config), *_EXPERT_COUNTS)
 
 
 def top_k(config: Mapping[str, Any]) -> int:
@@ -342,6 +341,10 @@ _SAYS_OF_LAYERS = re.compile(
 )
 _SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset", "expert_layer_period")
 
+_EXPERT_COUNTS = (  # names of the number of experts of a layer
+    *("num_local_experts", "num_experts", "n_routed_experts"),
+    *("moe_num_experts", "num_moe_experts", "num_routed_experts"),
+)
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
 _DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
@@ -478,11 +481,23 @@ def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part."""
+    """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part.
+
+    A part of another name is taken if it alone tells a number of experts.
+
+    Raises:
+        BadInput: if several parts of other names do.
+    """
     flat, parts = dict(config), ("thinker_config", "text_config", "language_config", "llm_config", "ffn_config", "moe")
     for part in parts:
         nested = flat.pop(part, None)
         flat |= nested if isinstance(nested, dict) else {}
+    if not any(flat.get(name) for name in _EXPERT_COUNTS):
+        inner = {name: flat_config(part) for name, part in flat.items() if isinstance(part, dict)}
+        inner = {name: part for name, part in inner.items() if any(part.get(count) for count in _EXPERT_COUNTS)}
+        if len(inner) > 1:
+            raise BadInput(f"config: expected one part that tells a number of experts, found {', '.join(inner)}")
+        flat |= next(iter(inner.values()), {})
     return flat
 
 

@@ -60,7 +60,9 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
     if not installed or not isinstance(config.get("model_type"), str):
         return None
     _check_counts(config)
-    return _structure(json.dumps(config, sort_keys=True, default=str))
+    found = _structure(json.dumps(config, sort_keys=True, default=str))
+    parts = (part for part in config.values() if isinstance(part, Mapping))
+    return found or next(filter(None, map(model_structure, parts)), None)  # a part of a type that is not known
 
 
 def _check_counts(config: Mapping[str, Any]) -> None:
@@ -92,7 +94,12 @@ def _structure(config_json: str) -> ModelStructure | None:
         return None
     layers: dict[int, tuple[int, int, int, int]] = {}
     for path, module in model.named_modules():
-        if (at := _LAYER.search(f"{path}.")) and _EXPERTS.search(path) and (sizes := _expert_sizes(module)):
+        if (
+            (at := _LAYER.search(f"{path}."))
+            and "mtp" not in path
+            and _EXPERTS.search(path)
+            and (sizes := _expert_sizes(module))
+        ):
             layers.setdefault(int(at[1]), sizes)
     hidden = getattr(text, "hidden_size", None)
     if not layers or len(set(layers.values())) > 1 or not isinstance(hidden, int):

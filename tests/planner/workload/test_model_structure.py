@@ -106,3 +106,25 @@ def test_experts_of_two_kinds_of_tokens_are_refused():
     config = json.loads((REPORTS / "07-ernie45-vl/config.json").read_text())
     with pytest.raises(BadInput, match=r"moe_layer_end_index does not say which of 28 layers have experts: \[29, 28\]"):
         Shape.of(config)
+
+
+@pytest.mark.parametrize("names", [("language_model_cfg",), ("backbone", "decoder_config"), ("thinker_config", "text_config")])
+def test_parts_of_any_name_and_depth_tell_experts(names):
+    """By the type of the part, where transformers knows it, and by the names that it gives."""
+    for part in (QWEN | {"mlp_only_layers": [1]}, {**QWEN, "model_type": "to come", "first_k_dense_replace": 1}):
+        config = part
+        for name in reversed(names):
+            config = {"model_type": "sees_and_hears", "vision_config": {"hidden_size": 8, "num_hidden_layers": 2}, name: config}
+        shape = Shape.of(config)
+        assert (shape.layers, shape.experts, shape.top_k, shape.hidden, shape.inner) == (3, 8, 2, 64, 32)
+    with pytest.raises(BadInput, match="expected one part that tells a number of experts, found one, two"):
+        Shape.of({"one": {"num_experts": 4}, "two": {"num_experts": 8}})
+
+
+def test_parameters_of_mistral_s_own_files():
+    moe = {"num_experts": 8, "num_experts_per_tok": 2}
+    shape = Shape.of({"dim": 4096, "n_layers": 32, "hidden_dim": 14336, "n_heads": 32, "vocab_size": 32000, "moe": moe})
+    assert (shape.layers, shape.experts, shape.top_k, shape.expert_bytes) == (32, 8, 2, 352321536)
+    assert shape.remarks[0].startswith(
+        "all 32 layers are taken to have experts: the config has none of mlp_layer_types, moe_layer"
+    )
