@@ -90,6 +90,8 @@ def check_corpus(paths: Sequence[str | Path]) -> None:
             continue
         with naming(path), open_text(path) as text:
             first = text.readline(BEGINNING)
+        if "\0" in first:
+            raise BadInput(f"{path}: expected text, found NUL characters")
         if path.suffix == ".jsonl" and first.strip() and len(first) < BEGINNING:
             read_corpus_row(path, 1, first)
 

@@ -59,3 +59,12 @@ def test_commands_work_and_the_code_is_kept_where_the_user_alone_can_write(nobod
     assert found["state"] == "works"
     assert (f"is kept in {folder}" if kept else "is kept nowhere, so that every command compiles anew") in found["found"]
     assert ("NUMBA_CACHE_DIR" in found["mend"]) != kept
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_traceback_and_no_file_takes_their_place(tmp_path, closed):
+    (tmp_path / "m.csv").write_text("0,4\n5,0\n")
+    line = f"exec {sys.executable} -m aurora order m.csv -o out.json {closed}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((tmp_path / "out.json").read_text())

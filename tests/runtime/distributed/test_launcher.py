@@ -225,7 +225,8 @@ def alive(process):
 def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and_no_folder(tmp_path):
     (tmp_path / "temporary").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
-    leader = subprocess.Popen([sys.executable, "-c", LED, tmp_path], env=environment)
+    root = Path(__file__).parents[3]
+    leader = subprocess.Popen([sys.executable, "-c", LED, tmp_path], env=environment, cwd=root)
     family = []
     try:
         while len(found := [path.read_text() for path in tmp_path.glob("rank-*")]) < 2 or not all(found):
