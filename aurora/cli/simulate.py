@@ -86,6 +86,7 @@ def simulate(
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
     from aurora.planner.simulated_choice import with_micro_batches, with_preemption
+    from aurora.reports.advice import sharing_line
     from aurora.reports.trace_tables import models_table, summary_table
     from aurora.reports.trace_times import summarise
 
@@ -106,14 +107,22 @@ def simulate(
         loaded, traffic, lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds
     )
     save(predicted, target)
-    found = summarise(predicted, loaded.cluster)
+    found, apart_s = summarise(predicted, loaded.cluster), None
+    if loaded.colocated and interleave == "on":
+        apart_s = aurora.simulate(loaded, traffic, interleave="off", **how).seconds
     show(
         as_json,
-        {"output": target, "between_s": between_s, "micro_batches": len(predicted.names_M) // len(loaded.models)}
+        {
+            "output": target,
+            "between_s": between_s,
+            "one_after_the_other_s": apart_s,
+            "micro_batches": len(predicted.names_M) // len(loaded.models),
+        }
         | summary_json(found)
         | {"models": models_json(found)},
         summary_table(found, most=None if layers else WORST, between_s=between_s),
         models_table(found),
+        None if apart_s is None else sharing_line(found, apart_s),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )

@@ -18,7 +18,7 @@ from aurora.planner.resolve_options import remade
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
-from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES
+from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
 from aurora.types import Placement, Plan
 from aurora.types.arrays import evenly_spaced, gap
 
@@ -249,6 +249,21 @@ def _time(found: ReportNumbers) -> Iterator[str]:
         )
 
 
+def sharing_line(summary: Summary, apart_s: float) -> str:
+    """Returns a sentence on models that share GPUs in a simulation, beside the same plan with one after the other.
+
+    Args:
+        summary: of the simulation in which they share.
+        apart_s: the seconds that they take one after the other.
+    """
+    network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
+    took = f"{seconds(summary.seconds)} at the same time, {seconds(apart_s)} one after the other"
+    why = f"a rank's port is busy {percent(network)} of the time and its GPU {percent(compute)}"
+    if summary.seconds > apart_s:
+        return f"Sharing is slower than one after the other here: {took}, because {why}: serve with --interleave off."
+    return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
+
+
 def sharing_advice(compared: WaysCompared) -> str:
     """Returns a sentence that says what to do: the way with the largest gain, as shown, or to leave the GPUs to the model.
 
@@ -263,8 +278,10 @@ def sharing_advice(compared: WaysCompared) -> str:
     known = {way: gains[way] for way in told if way in gains}
     best = max(known, key=known.__getitem__, default=MICRO_BATCHES)
     most = known.get(best, 1.0)
-    others = [told[way].format(f"{gain:.2f}") for way, gain in known.items() if way != best]
-    rest = "; ".join([*others, *([] if two else ["memory does not hold a second model like it"])])
+    others = [told[way].format(f"{gain:.2f}") for way, gain in known.items() if way != best and gain >= WORTH]
+    if two and best != two and known[two] < WORTH:
+        others.append(f"sharing with a second copy would not help ({known[two]:.2f}x)")
+    rest = "; ".join([*others, *([] if two else ["memory does not hold a second copy"])])
     if most < WORTH and not two:
         return f"Leave the GPUs to this model: two micro-batches of it {most:.2f}x {at}, and {rest}."
     if most < WORTH:

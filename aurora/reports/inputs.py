@@ -45,7 +45,7 @@ class ReportInputs:
     traces: tuple[tuple[str, Trace], ...] = ()
     profiles: tuple[Profile, ...] = ()
     later: tuple[Profile, ...] = ()
-    without: str = "Give the traffic that the plan serves: --profile, once a model."
+    without: str = "Pass --profile once per model."
     baseline: Baseline = Baseline()
 
     def __post_init__(self) -> None:

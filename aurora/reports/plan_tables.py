@@ -31,7 +31,7 @@ def bounds_line(plan: Plan) -> str:
     slots = plan.options.slots_per_gpu
     within = "memory" if slots is None else f"{slots} slots per GPU"
     counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
-    over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows or domains)"
+    over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows, or of domains with their windows added up)"
     took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}{estimated(plan.between_s)}"
     below = f"no placement within {within} below {seconds(plan.bound_s)}"
     if hierarchical(plan) and plan.gap > USELESS:
@@ -70,9 +70,9 @@ def expectation_lines(plan: Plan) -> list[str]:
         )
     if plan.slot_gain is not None:
         model = plan.models[0]
-        what = f"one more slot on each GPU ({size(model.expert_bytes * len(model.dispatch_L))}, which its memory has)"
-        gain = f"{percent(plan.slot_gain)} less time" if plan.slot_gain >= LEAST_GAIN else "nothing"
-        lines.append(f"{what} would bring {gain}")
+        what = f"one replica slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
+        gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
+        lines.append(f"{what} would save {gain}")
     return lines
 
 

@@ -182,6 +182,7 @@ def summary_table(
     columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("time", "dispatch", "combine", "waiting"), seconds)}
     if bounded:
         caption += f", busiest ports {percent(summary.exchange_gap)} above the fluid bound"
+        caption += "; gaps count the time in which another model has the port" if len(summary.models) > 1 else ""
         columns = {**columns, "fluid bound": seconds, "gap": percent}
     rows = [
         (row.model, row.layer, row.seconds, row.dispatch_s, row.combine_s, row.waiting_s, row.bound_s, row.gap)[: len(columns)]

@@ -21,7 +21,7 @@ from aurora.types.placement import EMPTY
 from aurora.types.program import hierarchy_of
 
 SAME = ("all-at-once", "paced")  # orders that are the same for all tokens
-QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would hold serving up
+QUICK = {"openshop-best": "openshop"}  # orders within some percent of others whose search would stall serving
 WARM_UPS = 8
 REST_S = 0.1  # at most, after a piece of what is prepared; longer ones are compiled code, beside which serving goes on
 

@@ -39,7 +39,7 @@ def test_a_page_finds_the_plans_own_profile(aurora, folder):
     assert b'data-chart="drift-chart"' not in written[0]
     (folder / "a.npz").unlink()
     assert aurora("report", folder / "p.json", "-o", folder / "none.html")[0] == 0
-    assert "a.npz: no such file. Give the traffic that the plan serves" in (folder / "none.html").read_text(encoding="utf-8")
+    assert "a.npz: no such file. Pass --profile once per model." in (folder / "none.html").read_text(encoding="utf-8")
 
 
 def test_later_profiles_show_drift(aurora, folder):

@@ -37,7 +37,7 @@ def test_a_report_without_profiles_says_why(alone, tmp_path):
     pytest.importorskip("jinja2")
     write.report(alone.plan, output=tmp_path / "r.html", missing_profiles="a.npz: no such file")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert "a.npz: no such file. Give the traffic that the plan serves" in text
+    assert "a.npz: no such file. Pass --profile once per model." in text
 
 
 def test_what_is_refused(alone, tmp_path, monkeypatch):

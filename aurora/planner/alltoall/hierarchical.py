@@ -18,9 +18,8 @@ def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
     """Returns the rank whose NIC carries each piece of the rows from each rank to each server.
 
     A rank carries its own rows. If all-to-alls are levelled and it has `level_from` rows for a server more than the mean of its
-    server's ranks, it hands over parts, chunk by chunk, as long as the rank that carries fewest so far carries less with the
-    part than it does itself. So no NIC carries more to a server than the busiest would, but for
-    rows that no part can halve.
+    server's ranks, it hands chunks, one at a time, to the least-loaded rank while that lowers the maximum. So no NIC carries
+    more to a server than the busiest would, but for rows that no part can halve.
 
     Args:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.

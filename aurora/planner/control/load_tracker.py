@@ -172,7 +172,7 @@ class LoadTracker:
 
     @property
     def _lasting(self) -> float:
-        """Part of HORIZON that the present traffic lasts in all, at most 1: as long as its spells usually did, or others.
+        """Expected duration of the current traffic phase as a fraction of HORIZON (at most 1), from earlier spells.
 
         1 until SPELLS have been seen: that one task was short tells little of the next.
         """
