@@ -165,6 +165,12 @@ def test_ways_of_calling_end_with_a_sentence(aurora, arguments):
     assert "Traceback" not in err
 
 
+def test_what_a_configuration_does_not_say_is_told(aurora):
+    code, out, _ = aurora("synthetic", "zipf:1", REPORTS / "22-grok-style/config.json", "--sources", 2)
+    assert code == 0
+    assert "config: all 64 layers are taken to have experts: the config has none of mlp_layer_types" in " ".join(out.split())
+
+
 def test_every_configuration_is_read_or_refused_by_a_sentence():
     """Their values are those of tests/planner/workload/test_model_structure.py, which has the one that is refused, too."""
     for config in sorted(REPORTS.glob("*/[cp]*[gs].json")):

@@ -62,6 +62,7 @@ def recommend(
             "launch": command,
         },
         recommendation_table(found),
+        *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
         *recommendation_lines(found, measured=profile is not None),
         sharing_advice(found.sharing),
         *([f"wrote {output}", f"start the engine with: {command}"] if command else []),
