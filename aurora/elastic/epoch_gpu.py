@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
 from aurora.runtime.phase_recorder import StreamTimer, Timer
@@ -20,14 +18,8 @@ class RankGpu(Protocol):
 
     device: str
 
-    def new_group(self, store: Store, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Returns a torch.distributed.ProcessGroup that no other process has to know of, without a communicator."""
-
-    def make_communicator(self, group: Any) -> None:
-        """Makes a group's communicator. A collective call, which cannot be aborted."""
-
-    def abort(self, group: Any) -> None:
-        """Aborts a group's communicator, if there is one; it waits for the GPU, and other threads go on meanwhile."""
+    def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
+        """Makes a group of torchft's for NCCL, with its communicator. A collective call, which may wait for a lost rank."""
 
     def aside(self) -> AbstractContextManager[Any]:
         """Context manager in which this thread's work goes to a stream of its own, for which no other one waits."""
@@ -49,27 +41,15 @@ class NcclGpu:
     def __init__(self, device: str) -> None:
         self.device = device
 
-    def new_group(self, store: Store, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes the group; see `RankGpu.new_group`."""
-        from torch.distributed import ProcessGroupNCCL  # not in every build of torch
+    def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
+        """Makes the group; see `RankGpu.new_group`. It does not block: a call it is not ready for fails after timeout_s."""
+        from torchft.process_group import ProcessGroupNCCL  # takes a while
 
         keep_watchdogs_from_ending_the_process()
-        options = ProcessGroupNCCL.Options()
-        options._timeout = datetime.timedelta(seconds=timeout_s)
-        options.config.blocking = 1
-        group = dist.ProcessGroup(store, rank, ranks)
-        group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
-        backend = ProcessGroupNCCL(store, rank, ranks, options)
-        group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(timeout_s))
+        group = ProcessGroupNCCL(datetime.timedelta(seconds=timeout_s))
+        group.configure(store, str(rank), rank, ranks, quorum_id=epoch)
         return group
-
-    def make_communicator(self, group: Any) -> None:
-        """Makes the communicator of this device, which all grouped calls use; see `RankGpu.make_communicator`."""
-        group._get_backend(torch.device("cuda")).eager_connect_single_device(torch.device(self.device))
-
-    def abort(self, group: Any) -> None:
-        """Aborts it; see `RankGpu.abort`."""
-        group._get_backend(torch.device("cuda")).abort()
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from aurora.elastic.epoch_gpu import RankGpu
@@ -103,8 +102,7 @@ def connect_groups(
     if gpu is not None:
         found[0].communicators = communicators = EpochCommunicators(gpu)
         try:
-            open_store = partial(_store, f"{store}/nccl", timeout)
-            communicators.make(open_store, epoch, rank, ranks, groups, timeout_s, stopped)
+            communicators.make(store, epoch, rank, ranks, groups, timeout_s, stopped)
         except BaseException:
             found[0].abort()
             raise
@@ -118,10 +116,3 @@ def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) 
     group = ProcessGroupGloo(timeout)
     group.configure(address, str(rank), rank, ranks, quorum_id=epoch)
     return group.parent
-
-
-def _store(address: str, timeout: timedelta) -> Any:
-    """Returns the store at an address and prefix."""
-    from torchft.process_group import create_store_client
-
-    return create_store_client(address, timeout)

@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from aurora.elastic.epoch_gpu import RankGpu
 from aurora.errors import RankFailed
@@ -31,7 +30,7 @@ class EpochCalls:
 
     Args:
         epoch: the epoch's communicators.
-        group: the NCCL group; None: the rank is alone.
+        group: torchft's NCCL group; None: the rank is alone.
         rank, ranks: this member's rank, and the number of members.
     """
 
@@ -46,7 +45,7 @@ class EpochCalls:
         with self._posting:
             if self._epoch.failure is not None:
                 raise RuntimeError(str(self._epoch.failure))
-            group, device = self._group, torch.device(self.device)
+            group, device = self._group.parent, torch.device(self.device)
             group._start_coalescing(device)
             try:
                 for peer, sent, tensor in ends:
@@ -72,7 +71,7 @@ class EpochCalls:
         posted = self._posting.acquire(timeout=POSTING_S)  # what is posted for longer waits for a peer
         try:
             with suppress(RuntimeError):  # that it takes too long: `drain` finds out whether it matters
-                self._epoch.gpu.abort(self._group)
+                self._group.abort()
         finally:
             self._group = None
             if posted:
@@ -117,28 +116,26 @@ class EpochCommunicators:
         return None if self._reason is None else RankFailed(self._reason)
 
     def make(
-        self, open_store: Callable[[], Store], epoch: int, rank: int, ranks: int, count: int, timeout_s: float,
-        stopped: threading.Event,
-    ) -> None:  # fmt: skip
+        self, store: str, epoch: int, rank: int, ranks: int, count: int, timeout_s: float, stopped: threading.Event
+    ) -> None:
         """Makes `count` communicators, and has each carry something between all pairs. A collective call.
 
         A thread makes them, a new one for each epoch. It is left behind if the epoch is over before all have joined.
 
         Args:
-            open_store, epoch, rank, ranks, timeout_s, stopped: as of `connect_groups`.
+            store, epoch, rank, ranks, timeout_s, stopped: as of `connect_groups`.
             count: how many.
 
         Raises:
             RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
         """
         made: Future[list[EpochCalls]] = Future()
-        self._store = open_store()  # torch keeps no Python object alive, and a group may use its store for as long as it lives
 
         def run() -> None:
             try:
                 with self.gpu.aside():
-                    stores = [PrefixStore(f"epoch{epoch}/nccl{index}", self._store) for index in range(count)]
-                    made.set_result([self._made(store, rank, ranks, timeout_s) for store in stores])
+                    stores = [f"{store}/epoch{epoch}/nccl{index}" for index in range(count)]
+                    made.set_result([self._made(each, epoch, rank, ranks, timeout_s) for each in stores])
             except BaseException as error:
                 made.set_exception(error)
 
@@ -157,22 +154,18 @@ class EpochCommunicators:
             assert self.failure is not None
             raise self.failure from None
 
-    def _made(self, store: Store, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
+    def _made(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> EpochCalls:
         """Makes one communicator. Each pair's connections are made in its first call, which takes all ranks."""
         if ranks == 1:
             return EpochCalls(self, None, rank, ranks)
-        group = self.gpu.new_group(store, rank, ranks, timeout_s)
-        calls = EpochCalls(self, group, rank, ranks)
+        calls = EpochCalls(self, self.gpu.new_group(store, epoch, rank, ranks, timeout_s), rank, ranks)
         with self._changing:
             self._begun.append(calls)
-        try:
-            self.gpu.make_communicator(group)
-            calls.post(first_call(calls))
-            calls.timer.seconds(calls.timer.mark())
-        finally:
-            if self.failure is not None:  # when the group was aborted, it may have had no communicator yet
-                with suppress(RuntimeError):
-                    self.gpu.abort(group)
+        if self.failure is not None:  # while it was made
+            calls.abort_group()
+            raise self.failure
+        calls.post(first_call(calls))
+        calls.timer.seconds(calls.timer.mark())
         return calls
 
     def abort(self, failure: RankFailed) -> None:

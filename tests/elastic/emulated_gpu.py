@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 import torch
 from torch.distributed import ProcessGroupGloo
+from torchft.process_group import create_store_client
 
 FOR_EVER_S = 3600
 
@@ -54,15 +55,11 @@ class EmulatedGpu:
         self._queue, self._posted, self._ended = SimpleQueue(), 0, 0
         threading.Thread(target=self._run, daemon=True).start()
 
-    def new_group(self, store, rank, ranks, timeout_s):
-        self.groups.append(EmulatedGroup(self, len(self.groups), store, rank, ranks))
-        return self.groups[-1]
-
-    def make_communicator(self, group):
-        group.make()
-
-    def abort(self, group):
-        group.abort()
+    def new_group(self, store, epoch, rank, ranks, timeout_s):
+        group = EmulatedGroup(self, len(self.groups), rank, ranks)
+        self.groups.append(group)
+        group.make(store)
+        return group
 
     def aside(self):
         return nullcontext()
@@ -102,21 +99,22 @@ class EmulatedGpu:
 
 
 class EmulatedGroup:
-    """An NCCL group of an EmulatedGpu.
+    """An NCCL group of an EmulatedGpu: torchft's, and the one in it.
 
     Attributes:
         aborts: how many times it was aborted.
         made: whether its communicator is.
     """
 
-    def __init__(self, gpu, number, store, rank, ranks):
-        self._gpu, self._number, self._store, self._rank, self._ranks = gpu, number, store, rank, ranks
+    def __init__(self, gpu, number, rank, ranks):
+        self._gpu, self._number, self._rank, self._ranks = gpu, number, rank, ranks
         self._aborted, self._open, self._calls = threading.Event(), None, 0
-        self.aborts, self.made = 0, False
+        self.aborts, self.made, self.parent = 0, False, self
 
-    def make(self):
+    def make(self, address):
         self._gpu.on_call(self._number, 0)
         try:
+            self._store = create_store_client(address, timedelta(seconds=60))
             self._gloo = gloo_group(self._store, self._rank, self._ranks)
         except RuntimeError:
             time.sleep(FOR_EVER_S)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import TCPStore
 
 from aurora.elastic import epoch_nccl
 from aurora.elastic.epoch_gpu import NcclGpu
@@ -143,7 +143,7 @@ class Stuck(EmulatedGpu):
 
 def alone(gpu, ranks=1):
     communicators = EpochCommunicators(gpu)
-    communicators.make(HashStore, 1, 0, ranks, 1, 60.0, threading.Event())
+    communicators.make("", 1, 0, ranks, 1, 60.0, threading.Event())
     return communicators
 
 
@@ -187,6 +187,10 @@ def test_a_grouped_call_that_fails_leaves_no_group_open():
         def _start_coalescing(self, device):
             self.open += 1
 
+        @property
+        def parent(self):
+            return self
+
         def send(self, *_):
             raise RuntimeError("NCCL communicator was aborted")
 
@@ -200,7 +204,7 @@ def test_a_grouped_call_that_fails_leaves_no_group_open():
     assert group.open == 0
 
 
-def test_torch_has_the_groups_that_nccl_gpus_make(monkeypatch):
+def test_nccl_gpus_make_groups_of_torchft(monkeypatch):
     """With gloo's backend in the place of NCCL's, which only torch for GPUs has."""
     made = []
 
@@ -208,16 +212,18 @@ def test_torch_has_the_groups_that_nccl_gpus_make(monkeypatch):
         made.append(options)
         return gloo_group(store, rank, ranks)
 
-    backend.Options = lambda: SimpleNamespace(_timeout=None, config=SimpleNamespace(blocking=None))
+    backend.Options = lambda: SimpleNamespace(config=SimpleNamespace(blocking=None))
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", backend, raising=False)
-    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: "cpu")
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "NONBLOCKING_TIMEOUT"):
         monkeypatch.setenv(f"TORCH_NCCL_{name}", "")  # so that they are as before in the end
         monkeypatch.delenv(f"TORCH_NCCL_{name}")
-    gpu = NcclGpu("cuda:0")
-    group = gpu.new_group(HashStore(), 0, 1, 60.0)
-    gpu.make_communicator(group)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = NcclGpu("cuda:0").new_group(f"127.0.0.1:{store.port}/epoch3/nccl0", 3, 0, 1, 60.0)
     with pytest.raises(RuntimeError, match="gloo does not implement startCoalescing"):
-        group._start_coalescing(torch.device("cuda"))
-    gpu.abort(group)
-    assert [(options._timeout.total_seconds(), options.config.blocking) for options in made] == [(60.0, 1)]
+        group.parent._start_coalescing(torch.device("cuda"))
+    group.abort()
+    assert [options.config.blocking for options in made] == [False]
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "60.0"
