@@ -27,7 +27,7 @@ from aurora.runtime.distributed.abandoned_calls import unless_stopped
 from aurora.runtime.distributed.launcher import serve_store
 from aurora.types.addresses import address_text
 
-ROUND_S = 0.2  # between two rounds, and between two signs of life
+ROUND_S = 0.5  # between two rounds, and between two signs of life
 WAITING_S = 0.05  # between two rounds of a member that waits for an epoch
 CONNECT_S = 2.0  # for one attempt to reach the lighthouse
 ANSWER_S = 3 * HEARTBEAT_TIMEOUT_S  # for a round to end: the lighthouse waits so long for a member that was lost, and more
