@@ -155,7 +155,7 @@ def cut(script: str, option: str, times: int) -> list[str]:
         "",
         f"`python bench/{script} {option} {times}`, exit code {said.returncode}:",
         "",
-        said.stdout or said.stderr[-2000:],
+        said.stdout[said.stdout.find("#") :] or said.stderr[-2000:],
     ]
 
 

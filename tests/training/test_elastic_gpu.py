@@ -89,7 +89,8 @@ class Members:
         assert self.errors == []
 
 
-def test_members_lost_in_an_exchange_in_a_first_call_and_in_a_migration_cost_no_step(made, tmp_path):
+def test_members_lost_in_an_exchange_in_a_first_call_and_in_a_migration_cost_no_step(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("aurora.elastic.member.ROUND_S", 0.1)  # the steps are over soon
     with Lighthouse() as lighthouse:
         members = Members(made, tmp_path, lighthouse)
         for name, dies in {"a": None, "b": None, "c": (0, 40), "d": (0, 0), "e": (0, 6)}.items():
