@@ -21,7 +21,7 @@ from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import place
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import Servers
-from aurora.planner.workload.server_tokens import server_tokens
+from aurora.planner.workload.server_tokens import ServerTokens
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
@@ -117,7 +117,7 @@ def measure(source: Source, planned: Traffic, served: Traffic, gpus: int) -> Fig
             figures[method, "rows"].append(crossing(served, layer, gpu_E) / balanced)
             figures[method, OWN_ROWS].append(crossing(planned, layer, gpu_E) / crossing(planned, layer, balanced_E))
             true_GN = needed(served, layer, gpu_E)
-            found = server_tokens(tokens_LSE[layer], server_G[gpu_E], SERVERS, experts_UK.shape[1])
+            found = ServerTokens(tokens_LSE[layer], server_G[gpu_E], SERVERS, experts_UK.shape[1])
             within_GN = (found.least_SN <= true_GN) & (true_GN <= found.most_SN)
             figures[method, "within"].append(within_GN.mean())
             figures[method, "sum"].append(found.expected_SN.sum() / true_GN.sum())

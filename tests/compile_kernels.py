@@ -21,7 +21,7 @@ from aurora.planner.plan import make_plan
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS
-from aurora.planner.workload.server_tokens import server_tokens
+from aurora.planner.workload.server_tokens import ServerTokens
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, PlanOptions, Profile, SyntheticOptions, servers
@@ -57,7 +57,7 @@ def order(name: str) -> None:
 
 
 def estimate_server_tokens() -> None:
-    server_tokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2, top_k=2)
+    ServerTokens(profile().tokens_TLSE[0, 0], np.arange(6) // 3, 2, top_k=2).expected_SN  # noqa: B018
 
 
 def layouts() -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from aurora.planner.alltoall.hierarchical import HierarchicalRows, hierarchical_rows, step_rows
-from aurora.planner.workload.server_tokens import server_tokens
+from aurora.planner.workload.server_tokens import ServerTokens
 from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus, split_by_share, tokens_to_gpus
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -177,7 +177,7 @@ def hierarchical_steps(tokens: KnownTokens | CountedTokens, split_EG: FloatArray
 def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hierarchy) -> HierarchicalRows:
     """Estimates the rows of a hierarchical dispatch, as `hierarchical_rows` counts them of known tokens.
 
-    Tokens that need a server, or a GPU, are those of `server_tokens`, divided evenly over the pieces.
+    Tokens that need a server, or a GPU, are those of `ServerTokens`, divided evenly over the pieces.
 
     Args:
         tokens: the tokens of each expert.
@@ -189,7 +189,7 @@ def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hiera
     group_P = expert_P * groups // tokens.tokens_SE.shape[1]
 
     def needed(at_P: IntArray, places: int) -> IntArray:
-        found = server_tokens(tokens_SP, at_P, places, tokens.top_k, group_P, token_groups)
+        found = ServerTokens(tokens_SP, at_P, places, tokens.top_k, group_P, token_groups)
         return np.asarray(np.rint(getattr(found, f"{tokens.spread}_SN")), dtype=np.int64)
 
     sent_GN, needed_GG = needed(hierarchy.server_G[gpu_P], hierarchy.servers), needed(gpu_P, hierarchy.ranks)

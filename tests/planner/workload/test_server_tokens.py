@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.server_tokens import server_tokens
+from aurora.planner.workload.server_tokens import ServerTokens
 
 
 def limited(rng, tokens, experts, top_k, groups, token_groups):
@@ -30,7 +30,7 @@ def test_the_true_number_is_within_the_bounds(seed, tokens, grouped, top_k):
     for chosen, source in zip(experts_UK, source_U, strict=True):
         tokens_SE[source, chosen] += 1
         true_SN[source, list(set(server_E[chosen]))] += 1
-    found = server_tokens(tokens_SE, server_E, 3, top_k, np.repeat(np.arange(groups), 12 // groups), token_groups)
+    found = ServerTokens(tokens_SE, server_E, 3, top_k, np.repeat(np.arange(groups), 12 // groups), token_groups)
     assert (found.least_SN <= true_SN).all()
     assert (true_SN <= found.most_SN).all()
     assert (found.least_SN <= found.expected_SN).all()
@@ -39,7 +39,7 @@ def test_the_true_number_is_within_the_bounds(seed, tokens, grouped, top_k):
 
 def test_experts_that_are_equally_likely_miss_a_server_as_samples_without_replacement_do():
     counted_SE, server_E = np.full((1, 12), 400), np.arange(12) // 3
-    found = server_tokens(counted_SE, server_E, 4, 4)
+    found = ServerTokens(counted_SE, server_E, 4, 4)
     np.testing.assert_allclose(found.expected_SN, 1200 * (1 - comb(9, 4) / comb(12, 4)))
 
 
@@ -50,13 +50,13 @@ def test_unequal_experts_are_as_likely_as_counted():
     likely /= likely.sum()
     counted_E = np.rint([10**6 * sum(p for p, each in zip(likely, sets, strict=True) if e in each) for e in range(6)])
     visited = [10**6 * sum(p for p, each in zip(likely, sets, strict=True) if n in server_E[each]) for n in range(3)]
-    found = server_tokens(counted_E.astype(np.int64)[None], server_E, 3, 3)
+    found = ServerTokens(counted_E.astype(np.int64)[None], server_E, 3, 3)
     np.testing.assert_allclose(found.expected_SN[0], visited, rtol=1e-4)
 
 
 def test_fewer_groups_of_a_token_mean_fewer_servers():
     counted_SE, server_E = np.full((1, 16), 500), np.arange(16) // 4
-    expected = [server_tokens(counted_SE, server_E, 4, 4, server_E, most).expected_SN.sum() / 2000 for most in (1, 2, 3, 4)]
+    expected = [ServerTokens(counted_SE, server_E, 4, 4, server_E, most).expected_SN.sum() / 2000 for most in (1, 2, 3, 4)]
     assert expected[0] == pytest.approx(1)
     assert all(less < more for less, more in pairwise(expected))
-    assert server_tokens(counted_SE, server_E, 4, 4).expected_SN.sum() / 2000 == pytest.approx(expected[3])
+    assert ServerTokens(counted_SE, server_E, 4, 4).expected_SN.sum() / 2000 == pytest.approx(expected[3])
