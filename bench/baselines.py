@@ -221,8 +221,8 @@ def compared(
         f"takes to start on this machine alone. A checkpoint takes {checkpoint_s:.3f} s, so the best interval is "
         f"{interval_s:.1f} s, {every} steps (Young, Daly); all ways have the same. Groups and whole replicas: each is one "
         "member that holds all experts and computes as fast as its nodes; it is lost with any of them, and nodes beyond a "
-        "multiple idle. Groups have as many nodes as divide the experts evenly. All use this project's membership; torchft "
-        "itself is not run. In favour of the baselines: what nodes of a group tell each other takes no time, and members that "
+        "multiple idle. Groups have as many nodes as divide the experts evenly. All meet at torchft's lighthouse; its "
+        "Manager is not run. In favour of the baselines: what nodes of a group tell each other takes no time, and members that "
         "are to join have been started before.",
     )
     could = base.batch * node_seconds(timed, seconds) / NODE_S / seconds

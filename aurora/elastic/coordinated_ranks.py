@@ -107,7 +107,7 @@ class CoordinatedRanks:
         self._members: tuple[int, ...] = ()  # its ranks
         self._serving: set[int] = set()  # of them, those not lost since
         self._progressed = self._stopped = False  # whether the work has advanced in it, and whether it was ended here
-        self._idle_epochs = 0  # how many epochs these ranks have had since the work last advanced
+        self._idle_epochs = 0  # how many epochs these processes have had since the work last advanced
         self._last_loss = ""
         self._results: dict[int, Any] = {}
 
@@ -216,6 +216,7 @@ class CoordinatedRanks:
 
     def _record_loss(self, rank: int, reason: str) -> None:
         self._last_loss = f"rank {rank}: {reason}"
+        self._idle_epochs = 0  # the next members are not the same processes
         self._coordinator.on_lost(rank, reason)
         if self._respawns_left[rank] > 0:
             self._respawns_left[rank] -= 1
