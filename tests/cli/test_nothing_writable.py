@@ -41,6 +41,7 @@ def test_no_compiled_code_is_imported_before_a_command_needs_it():
     assert subprocess.run([sys.executable, "-c", imported], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", [True, False])
 def test_commands_work_and_the_code_is_kept_where_the_user_alone_can_write(nobody, kept):
     run, temporary = nobody

@@ -163,7 +163,7 @@ def test_the_answer_comes_first(alone):
 
 def test_what_is_missing_is_asked_for(alone):
     text = page(ReportInputs(alone.plan))
-    assert text.count("--profile, once a model") >= 3
+    assert text.count("Pass --profile once per model") >= 3
     assert "aurora simulate PLAN" in text
     assert not Outline(text).numbers
 

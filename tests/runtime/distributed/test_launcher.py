@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -222,9 +223,15 @@ def alive(process):
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and_no_folder(tmp_path):
-    (tmp_path / "temporary").mkdir()
-    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+@pytest.fixture
+def short_folder():
+    """A folder in whose path there is room for a socket's name, at most 107 bytes long."""
+    with tempfile.TemporaryDirectory(prefix="aurora-") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and_no_folder(tmp_path, short_folder):
+    environment = os.environ | {"TMPDIR": str(short_folder)}
     root = Path(__file__).parents[3]
     leader = subprocess.Popen([sys.executable, "-c", LED, tmp_path], env=environment, cwd=root)
     family = []
@@ -241,7 +248,7 @@ def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and
         while (left := [process for process in family if alive(process)]) and time.monotonic() < late_s:
             time.sleep(0.05)
         assert not left
-        assert not list((tmp_path / "temporary").glob("pymp-*"))
+        assert not list(short_folder.glob("pymp-*"))
     finally:
         for process in filter(alive, [psutil.Process(leader.pid)] if leader.poll() is None else family):
             process.kill()
