@@ -153,7 +153,7 @@ def _sealed(row: Mapping[str, Any], before: int) -> tuple[bytes, int]:
 
 
 def _opened(line: bytes, before: int) -> tuple[bool, int]:
-    """Whether the line is as `_sealed` made it, and its checksum."""
+    """Returns whether the line is as `_sealed` made it, and its checksum."""
     text, _, stated = line.rpartition(b',"checksum":')
     checksum = zlib.crc32(text + b"}", before)
     return stated == b"%d}" % checksum, checksum

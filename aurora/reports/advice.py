@@ -133,7 +133,7 @@ def _replicated(tried: Placement | None, layer: int, expert: int) -> bool:
 
 
 def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> tuple[float, Plan | None]:
-    """How much less time the traffic takes by a plan with other options, and that plan, of some of many layers; or none."""
+    """Returns how much less time the traffic takes by a plan with other options, and that plan, of some of many layers; or none."""
     plan, profiles = found.of.plan, found.of.profiles
     some = evenly_spaced(profiles[0].layers, TRIED_LAYERS)
     if plan.colocated or len(some) == profiles[0].layers:
@@ -187,7 +187,7 @@ def _ports(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
 
 
 def _experts(found: ReportNumbers, tried: Placement | None) -> Iterator[str]:
-    """What slow GPUs cost; tried: a placement of the first model with replicas, if one was tried and is faster."""
+    """Lines on what slow GPUs cost; tried: a placement of the first model with replicas, if one was tried and is faster."""
     for number, (model, flows) in enumerate(zip(found.of.models, found.traffic_M, strict=False)):
         before_s, after_s = flows.expert_s_BLG.max(axis=2).sum(axis=1).tolist()
         over = gap(after_s, float(flows.expert_bound_s_L.sum()))
