@@ -133,7 +133,7 @@ def _replicated(tried: Placement | None, layer: int, expert: int) -> bool:
 
 
 def _tried(found: ReportNumbers, options: Mapping[str, Any]) -> tuple[float, Plan | None]:
-    """Returns how much less time the traffic takes by a plan with other options, and that plan, of some of many layers; or none."""
+    """Returns how much less time the traffic takes by a plan with other options, and that plan, on some layers of many."""
     plan, profiles = found.of.plan, found.of.profiles
     some = evenly_spaced(profiles[0].layers, TRIED_LAYERS)
     if plan.colocated or len(some) == profiles[0].layers:
