@@ -169,8 +169,9 @@ def check_counts(load_LE: IntArray, top_k: int) -> None:
         BadInput: if an expert has more tokens than its layer, or a layer many more than another.
     """
     total_L, most_L = load_LE.sum(axis=1), load_LE.max(axis=1)
-    for layer in np.flatnonzero(most_L > total_L // top_k):
-        tokens = f"one for each of the {total_L[layer] // top_k} tokens ({total_L[layer]} choices at {top_k} a token)"
+    tokens_L = -(-total_L // top_k)
+    for layer in np.flatnonzero(most_L > tokens_L):
+        tokens = f"one for each of the {tokens_L[layer]} tokens ({total_L[layer]} choices at {top_k} a token)"
         raise BadInput(f"MoE layer {layer}: expected at most {tokens} of one expert, found {most_L[layer]}")
     if total_L.max() > MOST_UNEVEN * total_L.min():
         few, many = int(total_L.argmin()), int(total_L.argmax())

@@ -61,7 +61,10 @@ def test_three_models_are_planned_simulated_and_reported_but_not_run(aurora, pai
     assert aurora("evaluate", out, *three)[0] == 0
     assert aurora("plan", "--cluster", MIXED, *three, "--from", out, "-o", tmp_path / "next.json")[0] == 0
     for form in ("html", "perfetto"):
-        assert aurora("report", out, tmp_path / "plan.predicted.npz", "--format", form, "-o", tmp_path / form)[0] == 0
+        assert (
+            aurora("report", out, tmp_path / "plan.interleave-on.predicted.npz", "--format", form, "-o", tmp_path / form)[0]
+            == 0
+        )
     refused(
         aurora("run", out, "--model", tmp_path, "--prompts", third), f"{out}: has 3 models, expected as many --model, found 1"
     )
