@@ -161,9 +161,10 @@ class EpochCommunicators:
         calls = EpochCalls(self, self.gpu.new_group(store, epoch, rank, ranks, timeout_s), rank, ranks)
         with self._changing:
             self._begun.append(calls)
-        if self.failure is not None:  # while it was made
+            late = self.failure  # aborted while this one was made: `abort` did not know of it
+        if late is not None:
             calls.abort_group()
-            raise self.failure
+            raise late
         calls.post(first_call(calls))
         calls.timer.seconds(calls.timer.mark())
         return calls

@@ -20,7 +20,7 @@ def _end_with(leader: int) -> None:
         return
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as listener:
-            folder = Path(listener.getsockname() if listener.family == socket.AF_UNIX else "").parent
+            folder = Path(os.fsdecode(listener.getsockname()) if listener.family == socket.AF_UNIX else "").parent
             if folder.name.startswith("pymp-"):  # multiprocessing's
                 shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
