@@ -138,13 +138,13 @@ def _import_placement(
 ) -> None:
     """Writes the placement in an engine's file, and shows its sizes."""
     from aurora.io import load_model_config
-    from aurora.io.engine_placements import read_placement
+    from aurora.io.engine_placements import import_placement
     from aurora.io.plans import save_placement
     from aurora.planner.workload.model_config import Shape
 
     model = Shape.of(load_model_config(shape)) if shape else None
     dense = model.dense_layers if model and dense_layers is None else tuple(range(dense_layers or 0))
-    found = read_placement(file, form, gpus, dense, model)
+    found = import_placement(file, form, gpus, dense, model)
     placement, remarks = found.placement, [*found.remarks, *(model.remarks if model else ())]
     save_placement(placement, f"imported from {form}", output)
     layers, slots = len(placement.slots_LG), sum(map(len, placement.slots_LG[0]))

@@ -128,12 +128,7 @@ def export_placement(
     )
 
 
-def import_placement(path: Path, form: str, gpus: int | None = None, dense_layers: Sequence[int] = ()) -> Placement:
-    """Returns the placement in an engine's file; arguments as of `read_placement`, which tells more."""
-    return read_placement(path, form, gpus, dense_layers).placement
-
-
-def read_placement(
+def import_placement(
     path: Path, form: str, gpus: int | None = None, dense_layers: Sequence[int] = (), model: Shape | None = None
 ) -> Import:
     """Read the placement in an engine's file.
@@ -179,7 +174,9 @@ def _layers(rows: Rows, by_decoder: bool, dense_layers: Sequence[int], model: Sh
         expected, known = range(model.layers), model.layers
     wrong = [f"layer {layer} is missing" for layer in expected if layer not in rows][:1]
     beyond = [layer for layer in rows if not 0 <= layer < known]
-    if wrong or beyond or not expected:
+    if not expected:
+        raise BadInput(f"expected rows of layers with experts, found {spoken_layers(sorted(rows))}")
+    if wrong or beyond:
         mtp = model is not None and 0 < len(beyond) <= model.mtp_layers
         hint = (
             ": rows of multi-token prediction are not read, leave them out" if mtp else "".join(f": {each}" for each in wrong)

@@ -80,7 +80,7 @@ def test_a_byte_order_mark_before_any_text_is_skipped(tmp_path):
     assert load_prompts(write("p.jsonl", '{"prompt": "a"}\n')) == ["a"]
     assert load_model_config(write("config.json", json.dumps(MIXTRAL))) == MIXTRAL
     yaml = "num_slots: 4\ninitial_global_assignments:\n  0: [0, 1, 2, 3]\n"
-    assert import_placement(write("b.yaml", yaml), "trtllm", 2).gpus == 2
+    assert import_placement(write("b.yaml", yaml), "trtllm", 2).placement.gpus == 2
     assert aurora.io.load_requests(write("r.csv", "arrival_s,input_tokens,output_tokens\n0,1,1\n"))
 
 

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from aurora.cli.main import main
 from aurora.io import load, load_cluster
 from aurora.io.plans import load_placement
 from aurora.planner.workload.model_config import Shape
@@ -18,19 +16,9 @@ REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[3] / "shared
 pytestmark = pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
 
 
-@pytest.fixture
-def aurora(capsys, monkeypatch, tmp_path):
-    """Runs a command in this process and in an empty folder; gives (exit code, output, error)."""
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["aurora", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def imported(aurora, case, form, *names, shape=True, more=()):
