@@ -295,7 +295,10 @@ class Member:
             else:
                 self._take(found)
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, ROUND_S if self._asked_s is None else WAITING_S)
+                if self._asked_s is None:
+                    self._changed.wait_for(lambda: self._closed or self._asked_s is not None, ROUND_S)
+                else:
+                    self._changed.wait_for(lambda: self._closed, WAITING_S)
 
     def _give_signs(self) -> None:
         """Sends signs of life."""
