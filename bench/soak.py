@@ -53,6 +53,8 @@ AT_ONCE = 64  # answers that are compared in one forward pass
 class FaultInjector:
     """Kills or stops members of an epoch up to `within_s` after it has begun, once all ranks are back.
 
+    Single kills are counted one by one: each comes up to `within_s` after the epoch's first token, not in the pause of another.
+
     Attributes:
         done: what was done.
         struck: the ranks that were killed alone, each with the epoch in which it was, and whether it was that one's first.
@@ -66,6 +68,7 @@ class FaultInjector:
         self.struck: list[tuple[int, bool]] = []
         self.absent_s: list[float] = []
         self.over = False
+        self.serves = threading.Event()  # set by each token, and cleared when an epoch begins
         self._began_s = time.monotonic()
         self._epoch, self._first, self._ended_s = 0, 0, self._began_s
         self._gone_s: dict[int, float] = {}  # since when, by rank
@@ -73,6 +76,7 @@ class FaultInjector:
     def watch(self, epoch: int, pids: dict[int, int]) -> None:
         mixed, now_s = self.kills is None, time.monotonic()
         self._epoch, self._first = epoch, min(pids)
+        self.serves.clear()
         self.absent_s += [now_s - self._gone_s.pop(rank) for rank in sorted(pids.keys() & self._gone_s.keys())]
         self._gone_s |= {rank: now_s for rank in range(self.ranks) if rank not in pids and rank not in self._gone_s}
         ready = len(pids) == self.ranks or (mixed and self.rng.random() < 0.2)
@@ -80,7 +84,11 @@ class FaultInjector:
             threading.Thread(target=self._strike, args=(epoch, dict(pids), mixed), daemon=True).start()
 
     def _strike(self, epoch: int, pids: dict[int, int], mixed: bool) -> None:
+        if not mixed:
+            self.serves.wait()
         time.sleep(self.rng.uniform(0.0, self.within_s))
+        if epoch != self._epoch:  # another has begun
+            return
         if self.over or (self.kills is not None and len(self.done) >= self.kills):
             self.over = True
             return
@@ -146,6 +154,7 @@ def serve(
         def on_progress(self, rank, progress):  # type: ignore[no-untyped-def]
             if isinstance(progress, NewTokens):
                 token_s.append(time.perf_counter())
+                faults.serves.set()
             if isinstance(progress, Decided):
                 last = progress.report.changes[-1:]
                 (moving.add if last and last[0].took_s is None else moving.discard)(progress.epoch)
