@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
-from aurora.elastic.member import Epoch, Member
+from aurora.elastic.member import Epoch, Member, keep_collections_short
 from aurora.errors import AuroraError, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 
@@ -142,6 +142,8 @@ class ControlChannel:
         Raises:
             RankFailed: if another process is a member in this rank's name.
         """
+        if not self.ready.is_set():
+            keep_collections_short()
         self.ready.set()
         while not self._finish.is_set():
             try:

@@ -17,7 +17,7 @@ from aurora.elastic.host_connection import HOST_MESSAGES, MOST_RANKS, certificat
 from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
 from aurora.elastic.joining_host import JoiningHost
 from aurora.elastic.lighthouse import Lighthouse, check_torchft
-from aurora.elastic.member import Member, own_address
+from aurora.elastic.member import Member, keep_collections_short, own_address
 from aurora.elastic.messages import WireFormat
 from aurora.elastic.processes import RankProcesses
 from aurora.elastic.steps import Pause, run_elastic
@@ -219,6 +219,7 @@ def train_member(
             lambda *_: member.transport(),
             lambda version, step: connection.send(FinalStep(version, step)),
         )
+        keep_collections_short()
         run_elastic(member, work, work.paused)
         work.close()
         member.close()
