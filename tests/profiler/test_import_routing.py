@@ -282,7 +282,7 @@ def test_files_of_other_layers_are_not_added_up(tmp_path):
 @pytest.mark.parametrize(
     ("loads", "message"),
     [
-        ([[1000, 3, 2, 2], [504, 503, 0, 0]], r"MoE layer 0: expected at most one for each of the 503 tokens .* found 1000"),
+        ([[1000, 3, 2, 2], [504, 503, 0, 0]], r"MoE layer 0: expected at most one for each of the 504 tokens .* found 1000"),
         ([[5, 5, 5, 5], [5000, 5000, 5000, 5000]], r"as many choices in every layer.* found 20 in MoE layer 0 and 20000 in 1"),
         ([[5, 5, 5, 5], [0, 0, 0, 0]], "as many choices in every layer"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -54,11 +55,10 @@ def made(tmp_path_factory):
 def address(monkeypatch):
     """An address of this host with a free port after it, and the certificate in the environment."""
     monkeypatch.setenv("AURORA_CERTIFICATE", str(certificate_file()))
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-                return f"127.0.0.1:{port}"
+    while True:  # not of the ports that a connection of another process may take meanwhile
+        port = random.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
+            return f"127.0.0.1:{port}"
 
 
 class Host(threading.Thread):
