@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import TIE, with_time_slice
 from aurora.planner.workload.step_traffic import micro_batches, steps_profile
-from aurora.simulator.interpreter import simulate, simulate_plan
-from aurora.types import Cluster, Plan, Profile, Trace
-from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.options import SIMULATED_STEPS
+from aurora.simulator.interpreter import batch_orders, simulate, simulate_plan
+from aurora.types import Cluster, Plan, PlanOptions, Profile, Trace
+from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
+from aurora.types.options import GATHERED, SIMULATED_STEPS
 from aurora.types.program import AUTO_TIME_SLICES
 from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 
@@ -30,6 +31,7 @@ ADVISED = (IN_SEQUENCE, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # o
 ADVISED_STEPS = 2  # simulated of each model
 WORTH = 1.05  # a gain that is worth doing something for
 SHARING = "simulating ways of sharing"  # as progress names it
+ALONE_LAYERS = 8  # at most, for which a model of a colocated plan gets a plan of its own
 COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
@@ -375,3 +377,49 @@ def compare_sharing(cluster: Cluster, profile: Profile, progress: Progress = unt
     """
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
     return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED, progress=progress)
+
+
+class ApartSeconds(NamedTuple):
+    """Simulated seconds of a colocated plan's models, served one after the other.
+
+    Args:
+        by_plan: each by its part of the plan.
+        by_own: each by a plan of its own.
+    """
+
+    by_plan: float
+    by_own: float
+
+
+def apart_seconds(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    barriers: str = "gpu",
+    orders: str = "plan",
+    staged: bool = False,
+    progress: Progress = untold,
+) -> ApartSeconds:
+    """Returns what the models of a colocated plan take one after the other on the same GPUs.
+
+    A model of more than ALONE_LAYERS layers gets a plan of its own for that many, evenly spaced: what it saves on them, it is
+    taken to save on all.
+
+    Args:
+        plan: a plan of several models.
+        profiles: their traffic, one for each.
+        barriers, orders, staged: as in `simulate_plan`.
+        progress: called with (what is being done, models done, models in all).
+    """
+    options = PlanOptions(order=plan.options.order, seed=plan.options.seed)
+    by_plan = by_own = 0.0
+    for number, (model, profile) in enumerate(zip(plan.models, profiles, strict=True)):
+        progress(SHARING, number, len(profiles))
+        part, some = replace(plan, models=(model,), options=options), evenly_spaced(profile.layers, ALONE_LAYERS)
+        few, program = profile.at_layers(some), compile_plan(part, gathered=orders == GATHERED)
+        part_s = simulate_plan(part, [profile], barriers, orders, staged=staged).seconds
+        ordered = batch_orders(part, orders)
+        few_s = simulate(program.at_layers([some]), plan.cluster, [few], barriers, ordered, staged=staged).seconds
+        own_s = simulate_plan(make_plan(plan.cluster, [few], options), [few], barriers, orders, staged=staged).seconds
+        by_plan, by_own = by_plan + part_s, by_own + part_s * own_s / few_s
+    progress(SHARING, len(profiles), len(profiles))
+    return ApartSeconds(by_plan, by_own)

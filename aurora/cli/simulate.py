@@ -82,6 +82,7 @@ def simulate(
         refuse_given(TRACED, "without `requests` and `rate`")
         _serve(plan, profile, requests, request(), how, as_json)
         return
+    from aurora.advisor.sharing import apart_seconds
     from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.planner.resolve_options import with_priorities
     from aurora.planner.scenarios.scenario import seconds_between
@@ -107,22 +108,23 @@ def simulate(
         loaded, traffic, lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds
     )
     save(predicted, target)
-    found, apart_s = summarise(predicted, loaded.cluster), None
+    found, apart = summarise(predicted, loaded.cluster), None
     if loaded.colocated and interleave == "on":
-        apart_s = aurora.simulate(loaded, traffic, interleave="off", **how).seconds
+        with progress_bars() as progress:
+            apart = apart_seconds(loaded, traffic, **how, progress=progress)
     show(
         as_json,
         {
             "output": target,
             "between_s": between_s,
-            "one_after_the_other_s": apart_s,
+            "one_after_the_other_s": apart and min(apart),
             "micro_batches": len(predicted.names_M) // len(loaded.models),
         }
         | summary_json(found)
         | {"models": models_json(found)},
         summary_table(found, most=None if layers else WORST, between_s=between_s),
         models_table(found),
-        None if apart_s is None else sharing_line(found, apart_s),
+        None if apart is None else sharing_line(found, apart),
         without_proof(loaded, traffic) or None,
         f"wrote {target}",
     )

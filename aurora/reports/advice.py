@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, MICRO_BATCHES, THREE_MODELS, WORTH, WaysCompared
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
 from aurora.errors import AuroraError
 from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.plan import layer_seconds, make_plan, schedule_model
@@ -225,7 +225,9 @@ def _orders(found: ReportNumbers) -> Iterator[str]:
 
 
 def _time(found: ReportNumbers) -> Iterator[str]:
-    """Yields sentences on the ranks' time in the measured trace, else in the predicted one."""
+    """Yields what sharing is worth, and sentences on the ranks' time in the measured trace, else in the predicted one."""
+    if found.shared is not None:
+        yield sharing_line(*found.shared)
     number = found.measured if found.measured is not None else found.predicted
     if number is None:
         return
@@ -249,18 +251,22 @@ def _time(found: ReportNumbers) -> Iterator[str]:
         )
 
 
-def sharing_line(summary: Summary, apart_s: float) -> str:
-    """Returns a sentence on models that share GPUs in a simulation, beside the same plan with one after the other.
+def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
+    """Returns a sentence on models that share GPUs in a simulation, beside the same models one after the other.
 
     Args:
         summary: of the simulation in which they share.
-        apart_s: the seconds that they take one after the other.
+        apart: the seconds that they take one after the other.
     """
     network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
-    took = f"{seconds(summary.seconds)} at the same time, {seconds(apart_s)} one after the other"
+    apart_s, own = min(apart), apart.by_own < apart.by_plan
+    how = "each by a plan of its own" if own else "under this plan"
+    took = f"{seconds(summary.seconds)} at the same time, {seconds(apart_s)} one after the other, {how}"
     why = f"a rank's port is busy {percent(network)} of the time and its GPU {percent(compute)}"
     if summary.seconds > apart_s:
-        return f"Sharing is slower than one after the other here: {took}, because {why}: serve with --interleave off."
+        instead = "plan and serve each model alone" if own else "serve with --interleave off"
+        scarce, mend = ("ports", "faster ports") if network > compute else ("GPUs", "faster GPUs")
+        return f"Sharing loses here: {took}. The {scarce} leave nothing to fill ({why}): {instead}, or use {mend}."
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aurora.advisor.sharing import WaysCompared, compare_sharing
+from aurora.advisor.sharing import ApartSeconds, WaysCompared, apart_seconds, compare_sharing
 from aurora.errors import InfeasiblePlan
 from aurora.planner.evaluate import Drift, drift
 from aurora.planner.layers_in_threads import Progress, untold
@@ -31,6 +31,7 @@ from aurora.reports.trace_times import (
     span_s,
     summarise,
 )
+from aurora.simulator.interpreter import simulate_plan
 from aurora.types import TRACE_PHASES, Cluster, ControlReport, ModelPlan, Placement, Plan, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 
@@ -252,6 +253,17 @@ class ReportNumbers:
             return compare_sharing(self.of.plan.cluster, self.of.profiles[0], self.progress)
         except InfeasiblePlan:
             return None
+
+    @cached_property
+    def shared(self) -> tuple[Summary, ApartSeconds] | None:
+        """Models that share the GPUs, simulated on the given traffic: at the same time, and one after the other.
+
+        None for plans of one model and without profiles.
+        """
+        plan, profiles = self.of.plan, self.of.profiles
+        if not plan.colocated or not profiles:
+            return None
+        return summarise(simulate_plan(plan, profiles), plan.cluster), apart_seconds(plan, profiles, progress=self.progress)
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:

@@ -14,8 +14,10 @@ from aurora.advisor.sharing import (
     THREE_MODELS,
     TIME_SLICED,
     WAYS,
+    ApartSeconds,
     WayOutcome,
     WaysCompared,
+    apart_seconds,
     compare_sharing,
     compare_ways,
     one_after_the_other,
@@ -24,11 +26,15 @@ from aurora.advisor.sharing import (
 )
 from aurora.advisor.sweep import compare_over_grid
 from aurora.errors import BadInput, InfeasiblePlan
-from aurora.reports.advice import sharing_advice
-from aurora.types import Cluster, Curve, Gpu, Profile, TraceRecorder
+from aurora.planner.plan import price
+from aurora.reports.advice import sharing_advice, sharing_line
+from aurora.reports.trace_times import summarise
+from aurora.simulator.interpreter import simulate_plan
+from aurora.types import Cluster, Curve, Gpu, Placement, Profile, TraceRecorder
 
 NOTHING = Curve(np.array([1.0]), np.array([0.0]))
 BATCH = 8
+EVEN = Placement.unreplicated(np.array([0, 1, 0, 1]), 2)
 
 
 def two_gpus(memory_bytes=1000):
@@ -189,3 +195,24 @@ def test_a_placement_is_no_gain_of_sharing():
     model = Profile("m", "", np.full((1, 1, 2, 4), 64), 2, 1, 1, 100, 10, curves)
     found = compare_ways(Cluster("mixed", gpus), [model], BATCH, steps=2, ways=(TIME_SLICED,))
     assert found.gains[TIME_SLICED] == pytest.approx(1.0, abs=0.05)
+
+
+def test_what_a_colocated_plan_is_compared_with():
+    """Its models' parts of it, and their own plans: by these a model's hot experts are apart, and sharing this plan loses."""
+    hot_LSE = np.tile([[9, 9, 1, 1]] * 2, (20, 1, 1))
+    models = [replace(both_experts(), model=name, tokens_TLSE=hot_LSE[None], top_k=1) for name in "ab"]
+    lopsided = Placement.stack([Placement.unreplicated(np.array([0, 0, 1, 1]), 2)] * 20)
+    plan = price(two_gpus(100_000), models, [lopsided] * 2)
+    apart = apart_seconds(plan, models)
+    assert apart.by_plan == pytest.approx(simulate_plan(plan, models, interleave="off").seconds)
+    own = [price(plan.cluster, each, Placement.stack([EVEN] * 20)) for each in models]
+    alone_s = [simulate_plan(*each).seconds for each in zip(own, ([each] for each in models), strict=True)]
+    assert apart.by_own == pytest.approx(sum(alone_s))  # its layers are alike: eight of them stand for twenty
+    shared = summarise(simulate_plan(plan, models), plan.cluster)
+    assert apart.by_own < shared.seconds < apart.by_plan
+    assert re.search(
+        r"^Sharing loses here: .*each by a plan of its own\. .*: plan and serve each model alone, or",
+        sharing_line(shared, apart),
+    )
+    assert "is worth 1." in sharing_line(shared, apart._replace(by_own=apart.by_plan))
+    assert "--interleave off" in sharing_line(shared, ApartSeconds(shared.seconds / 2, shared.seconds))
