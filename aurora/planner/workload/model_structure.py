@@ -5,7 +5,7 @@ import importlib.util
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +18,8 @@ MOST_EXPERTS = 1 << 16  # of a layer that a config describes
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERTS = re.compile(r"(?<!shared_)experts$")
+_SHARED = re.compile(r"shared_(experts?|mlp)$")
+_ELSEWHERE = re.compile(r"mtp|attention|attn")  # modules whose experts are not those of feed-forward layers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class ModelStructure:
         hidden: width of a token between layers.
         dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
         inner: width between an expert's matrices.
+        shared_weights: numbers in the weights of a layer's shared experts.
         text: entries of the config of the language model, defaults of the type included.
     """
 
@@ -42,6 +45,7 @@ class ModelStructure:
     hidden: int
     dispatched: int
     inner: int
+    shared_weights: int
     text: Mapping[str, Any]
 
 
@@ -54,7 +58,8 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
         config: the content of a transformers config.json, with all its parts.
 
     Raises:
-        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts.
+        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts, or says experts and is built without any in
+            feed-forward layers, with some that differ, or as encoder and decoder.
     """
     installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
     if not installed or not isinstance(config.get("model_type"), str):
@@ -92,32 +97,58 @@ def _structure(config_json: str) -> ModelStructure | None:
                 model = _model_class(type(text))._from_config(text)
     except Exception:  # classes check little of what they are given: their errors are of every kind
         return None
-    layers: dict[int, tuple[int, int, int, int]] = {}
-    for path, module in model.named_modules():
-        if (
-            (at := _LAYER.search(f"{path}."))
-            and "mtp" not in path
-            and _EXPERTS.search(path)
-            and (sizes := _expert_sizes(module))
-        ):
-            layers.setdefault(int(at[1]), sizes)
-    hidden = getattr(text, "hidden_size", None)
-    if not layers or len(set(layers.values())) > 1 or not isinstance(hidden, int):
+    found, name = list(_expert_layers(model)), config["model_type"]
+    if not found and not any("experts" in key and isinstance(said, int) and said > 1 for key, said in text.to_dict().items()):
         return None
-    experts, weights, *widths = next(iter(layers.values()))
+    if getattr(text, "is_encoder_decoder", False):
+        raise BadInput(f"config: expected a model with a decoder alone, found {name}, which has an encoder too")
+    if not found:
+        raise BadInput(f"config: expected experts with matrices of their own in feed-forward layers of {name}, found none")
+    layers = dict(reversed(found))  # the first of a layer, which are those of text
+    if len(kinds := sorted(set(layers.values()))) > 1:
+        shown = " and ".join(f"{count} of {weights} weights" for count, weights, *_ in kinds[:2])
+        raise BadInput(f"config: expected equally many experts of one size in all layers with experts of {name}, found {shown}")
+    if not isinstance(hidden := getattr(text, "hidden_size", None), int):
+        return None
+    ((experts, weights, *widths),) = kinds
     dispatched = hidden if hidden in widths else max(widths)
     inner = widths[0] if widths[1] == dispatched else widths[1]
-    count = 1 + max(int(at[1]) for path, _ in model.named_modules() if (at := _LAYER.search(f"{path}.")))
-    return ModelStructure(count, tuple(sorted(layers)), experts, weights, hidden, dispatched, inner, text.to_dict())
+    numbered = [(int(at[1]), path, module) for path, module in model.named_modules() if (at := _LAYER.search(f"{path}."))]
+    shared = [module for number, path, module in numbered if number == min(layers) and _SHARED.search(path)]
+    return ModelStructure(
+        1 + max(number for number, _, _ in numbered), tuple(sorted(layers)), experts, weights, hidden, dispatched, inner,
+        sum(parameter.numel() for module in shared for parameter in module.parameters()), text.to_dict(),
+    )  # fmt: skip
 
 
-def _expert_sizes(module: Any) -> tuple[int, int, int, int] | None:
-    """Returns experts, numbers in the weights of one, and both widths of its last matrix; None if the module holds none."""
-    if not hasattr(module, "down_proj") or getattr(module.down_proj, "ndim", 0) != 3:
+def _expert_layers(model: Any) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """Yields, for each module that holds experts of a layer, the layer's number and `_expert_sizes`."""
+    for path, module in model.named_modules():
+        at = _LAYER.search(f"{path}.")
+        if at is None or _ELSEWHERE.search(path):
+            continue
+        stacks = [child for child in module.children() if type(child).__name__.endswith("ParallelExperts")]
+        if (stacks or _EXPERTS.search(path)) and (sizes := _expert_sizes(module, stacks or [module])):
+            yield int(at[1]), sizes
+
+
+def _expert_sizes(module: Any, holders: Sequence[Any]) -> tuple[int, int, int, int] | None:
+    """Returns experts, numbers in the weights of one, and both widths of its last matrix; None if there are none.
+
+    Experts' matrices are stacked along a first axis of their own, or along that of their rows.
+
+    Args:
+        module: tells `num_experts`, where matrices are stacked along their rows.
+        holders: the modules whose parameters are the experts'.
+    """
+    held = [each for holder in holders for each in holder.parameters() if each.ndim > 1]
+    stacked = [each.shape for each in held if each.ndim == 3]
+    experts = min((shape[0] for shape in stacked), default=getattr(module, "num_experts", 0))
+    if not held or not experts:
         return None
-    experts, *widths = module.down_proj.shape
-    weights = sum(parameter[0].numel() for parameter in module.parameters(recurse=False) if parameter.shape[0] >= experts)
-    return experts, weights, widths[0], widths[1]
+    matrices = stacked or [(experts, rows // experts, width) for rows, width in (each.shape for each in held)]
+    weights = sum(each.numel() // (each.shape[0] if stacked else experts) for each in held if each.shape[0] >= experts)
+    return experts, weights, matrices[-1][1], matrices[-1][2]
 
 
 def _model_class(config_class: type) -> Any:

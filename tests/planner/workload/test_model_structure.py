@@ -1,5 +1,6 @@
 """Layers with experts and sizes of experts, read from the modules of models that transformers knows."""
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from aurora.errors import BadInput
 from aurora.planner.workload.model_config import Shape, dense_layers
 from aurora.planner.workload.model_structure import model_structure
 
+PAGE = Path(__file__).parents[3] / "docs/reference/models.md"
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data")) / "reports"
 QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8}
 QWEN |= {"num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128}
@@ -47,28 +49,66 @@ def test_what_cannot_be_built_is_read_by_its_names():
     assert model_structure({"model_type": "llama"}) is None  # it has no experts
 
 
-@pytest.mark.full
-def test_every_moe_type_of_transformers_is_read_or_told():
-    """Built with its defaults, a model's MoE layers, experts and widths agree with what its config says of them."""
-    from transformers import CONFIG_MAPPING
+def test_experts_of_any_form_are_found():
+    """In stacks of another name, beside experts of attention; as rows of one matrix; and those that are none are told."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128}
+    config = {"model_type": "jetmoe", **sizes, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 4}
+    structure = model_structure(config)
+    assert (structure.moe_layers, structure.experts, structure.inner, structure.expert_weights) == ((0, 1), 8, 32, 3 * 64 * 32)
+    sizes = {"d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 128}
+    dbrx = {"attn_config": {"kv_n_heads": 4, "rope_theta": 1e4}}
+    dbrx |= {"ffn_config": {"hidden_size": 64, "ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 4}}
+    structure = model_structure({"model_type": "dbrx", **sizes, **dbrx})
+    assert (structure.moe_layers, structure.experts, structure.inner, structure.expert_weights) == ((0, 1), 8, 32, 3 * 64 * 32)
+    shared = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 96}
+    assert model_structure({**QWEN, **shared}).shared_weights == 3 * 64 * 96
+    for said, message in (
+        ({"model_type": "doge", "num_hidden_layers": 2}, "experts with matrices of their own in .* of doge, found none"),
+        ({"model_type": "switch_transformers"}, "a model with a decoder alone, found switch_transformers"),
+        (
+            {"model_type": "dots3_note_vision_encoder"},
+            "equally many experts of one size .*, found 4 of 9732096 weights and 8 of",
+        ),
+    ):
+        with pytest.raises(BadInput, match=f"config: expected {message}"):
+            Shape.of(said)
 
-    read = {}
-    for name in sorted(CONFIG_MAPPING):
-        try:
-            config = CONFIG_MAPPING[name]().to_dict()
-        except Exception:  # some configs have no defaults
-            continue
-        if (structure := model_structure(config)) is None:
-            continue
-        read[name] = structure
+
+def models_page():
+    """The module that writes the page of models; the test is skipped for a transformers that the page is not of."""
+    spec = importlib.util.spec_from_file_location("models", PAGE.parents[1] / "models.py")
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    if f"transformers {models.VERSION};" not in PAGE.read_text():
+        pytest.skip(f"the page of models is of another transformers than {models.VERSION}")
+    return models
+
+
+def test_rows_of_the_page_of_models():
+    models = models_page()
+    for name in ("granitemoe", "gpt_oss", "vitpose_backbone"):
+        cells, remark = models.row(name)
+        assert models.line(name, cells) in PAGE.read_text()
+        assert bool(remark) == (cells[0] == "refused")
+        assert f"- `{name}`: {remark}\n" in PAGE.read_text() or not remark
+
+
+@pytest.mark.full
+def test_the_page_of_models_is_what_is_read_of_every_moe_type(monkeypatch):
+    """Built with its defaults, a model's MoE layers, experts and widths agree with what its config says of them, too."""
+    models, read = models_page(), []
+    monkeypatch.setattr(models, "model_structure", lambda config: read.append(model_structure(config)) or read[-1])
+    assert PAGE.read_text() == models.page(), "run `python docs/models.py`"
+    found = list(filter(None, read))
+    for structure in found:
         text = structure.text
         said = [
             text[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if text.get(key)
         ]
-        assert not said or structure.experts in said, name
-        assert 0 < len(structure.moe_layers) <= structure.decoder_layers, name
-        assert structure.expert_weights >= 2 * structure.dispatched * structure.inner, name
-    assert len(read) > 60
+        assert not said or structure.experts in said, text["model_type"]
+        assert 0 < len(structure.moe_layers) <= structure.decoder_layers, text["model_type"]
+        assert structure.expert_weights >= 2 * structure.dispatched * structure.inner, text["model_type"]
+    assert len(found) > 85
 
 
 @pytest.mark.skipif(not REPORTS.exists(), reason="recorded data is not here: set AURORA_DATA")
