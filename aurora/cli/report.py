@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 from aurora.cli.inputs import check_folder, check_output, profiles_of
+from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS, check_form
 from aurora.types.option_checks import OptionField
+from aurora.types.requests import RequestSimulation
 
 
 def report(
@@ -20,11 +22,12 @@ def report(
     form: Annotated[str, OptionField(flag="--format", choices="report_format")] = "html",
     as_json: bool = False,
 ) -> None:
-    """Report on a plan: its speed-up, prediction against measurement, what to do next, and figures.
+    """Report on a plan: its speed-up, prediction against measurement, what to do next, and figures. Or report on requests.
 
     Args:
-        plan: plan JSON.
-        trace: predicted and measured traces of the plan (npz); all are compared with the first.
+        plan: plan JSON; or a simulation of requests (npz), which `aurora simulate --rate` writes.
+        trace: predicted and measured traces of the plan (npz); all are compared with the first. Or further
+            simulations of the same requests.
         profile: the traffic, one per model; twice as many: also later traffic, for drift; default: the plan's own profiles.
         output: default: {report_output}.
         form: {report_form}.
@@ -32,8 +35,27 @@ def report(
     check_form(form)
     target = output or Path(FORMS[form].output)
     check_folder(target) if FORMS[form].folder else check_output(output=target)
-    report_files(plan, trace or [], profile or [], target, form)
+    if plan.suffix == ".npz":
+        refuse_given(("profile", "form"), "without a simulation of requests, whose report is one page")
+        requests_report([plan, *(trace or [])], target)
+    else:
+        report_files(plan, trace or [], profile or [], target, form)
     show(as_json, {"output": target, "format": form}, f"wrote {target}")
+
+
+def requests_report(simulations: list[Path], output: Path) -> None:
+    """Write the page on simulations of the same requests; if there are several files, their names are before those in them."""
+    from aurora.io import load_request_simulations, write_text
+    from aurora.reports.request_page import request_page
+
+    found: dict[str, RequestSimulation] = {}
+    for path in simulations:
+        several = len(simulations) > 1
+        for name, each in load_request_simulations(path).items():
+            if found and each.served.requests != next(iter(found.values())).served.requests:
+                raise BadInput(f"{path}: expected the requests of {simulations[0]}, found others")
+            found[f"{path.name.removesuffix('.requests.npz')}: {name}" if several else name] = each
+    write_text(output, request_page(found))
 
 
 def report_files(

@@ -17,8 +17,8 @@ DRAWN_WINDOWS = ("windows", "lasting")  # of --change, unless the profiles' own 
 REPLAYED = (*DRAWN_WINDOWS, "loss", "bytes_per_s", "period_s")  # options that go with --change
 DRAWN = ("rate", "isl", "osl")  # requests that are drawn instead of read
 REQUESTED = ("requests", *DRAWN, "duration_s", "max_num_batched_tokens", "max_num_seqs", "seed")  # that go with requests
-TRACED = ("interleave", "priorities", "micro_batches", "output", "layers")  # that go without --change and without requests
-SIMULATED = ("barriers", "orders", "staged", *TRACED)  # that go without --change
+TRACED = ("interleave", "priorities", "micro_batches", "layers")  # that go without --change and without requests
+SIMULATED = ("barriers", "orders", "staged", "output", *TRACED)  # that go without --change
 
 
 def simulate(
@@ -46,8 +46,8 @@ def simulate(
         plan: plan JSON.
         profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: the kinds
             of traffic of one model, two or more.
-        output: the predicted trace to write (npz); default: beside the plan, by its name and that of options that are given, as
-            plan.predicted.npz and plan.interleave-off.predicted.npz.
+        output: the predicted trace, or the simulation of requests, to write (npz); default: beside the plan, by its name and
+            that of options that are given, as plan.predicted.npz, plan.interleave-off.predicted.npz and plan.requests.npz.
         barriers: what a GPU waits for after an exchange: gpu, its own transfers and all ranks' token counts; none, its own
             transfers only; global, all ranks after every phase.
         orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
@@ -80,7 +80,7 @@ def simulate(
     how: dict[str, Any] = {"barriers": barriers, "orders": orders, "staged": staged}
     if served:
         refuse_given(TRACED, "without `requests` and `rate`")
-        _serve(plan, profile, requests, request(), how, as_json)
+        _serve(plan, profile, requests, request(), how, output, as_json)
         return
     from aurora.advisor.sharing import apart_seconds
     from aurora.planner.check.fit import check_traffic, without_proof
@@ -131,18 +131,26 @@ def simulate(
 
 
 def _serve(
-    path: Path, profile: list[Path] | None, trace: Path | None, options: RequestOptions, how: dict[str, Any], as_json: bool
+    path: Path,
+    profile: list[Path] | None,
+    trace: Path | None,
+    options: RequestOptions,
+    how: dict[str, Any],
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Shows how requests are served under the plan, and under the engine's default."""
     from aurora.advisor.recommend import engine_default
     from aurora.errors import InfeasiblePlan
-    from aurora.io import load_plan, load_requests
+    from aurora.io import load_plan, load_requests, save_request_simulations
     from aurora.planner.check.fit import check_traffic, without_proof
     from aurora.reports.json_objects import served_requests_json
     from aurora.reports.trace_tables import request_lines, requests_table
 
     if trace is not None:
         refuse_given(DRAWN, "without `requests`")
+    target = output or path.with_suffix(".requests.npz")
+    check_output(output=target)
     plan = load_plan(path)
     profiles = profiles_of(plan, path, profile)
     check_traffic(plan, profiles)
@@ -157,11 +165,13 @@ def _serve(
     for name, each in plans.items():
         with progress_bars() as progress:
             simulated[name] = aurora.simulate_requests(each, profiles[0], requests, options, progress=progress, **how)
+    save_request_simulations(simulated, target)
     show(
         as_json,
-        served_requests_json(simulated, ("plan", "default")),
+        {"output": target, **served_requests_json(simulated, ("plan", "default"))},
         requests_table(simulated),
         missing,
         *request_lines(simulated),
         without_proof(plan, profiles) or None,
+        f"wrote {target}",
     )

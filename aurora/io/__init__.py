@@ -5,7 +5,7 @@
 | cluster (.toml) with its fabric, datasheets of GPUs (.toml) | clusters |
 | profile, compute curves (.npz) | profiles |
 | plan, placement (.json) | plans |
-| trace of a run (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
+| trace of a run, simulation of requests (.npz), requests that an engine was sent (.csv, .jsonl) | traces |
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of our vLLM plugin, a file a rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from aurora.io.profiles import load_profile as load_profile
     from aurora.io.profiles import save_curves as save_curves
     from aurora.io.profiles import save_profile as save_profile
+    from aurora.io.traces import load_request_simulations as load_request_simulations
     from aurora.io.traces import load_requests as load_requests
     from aurora.io.traces import load_trace as load_trace
+    from aurora.io.traces import save_request_simulations as save_request_simulations
     from aurora.io.traces import save_trace as save_trace
     from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
@@ -59,7 +61,7 @@ else:
         "matrices": "load_loads load_matrix",
         "plans": "load_plan save_plan",
         "profiles": "load_curves load_profile save_curves save_profile",
-        "traces": "load_requests load_trace save_trace",
+        "traces": "load_request_simulations load_requests load_trace save_request_simulations save_trace",
     }
     __all__, __getattr__ = fetcher(__name__, NAMES)
     __all__ += ["load", "save"]

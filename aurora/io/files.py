@@ -63,6 +63,7 @@ MADE_BY = {  # the command that makes a file of a format
     "aurora curves": "aurora profile",
     "aurora journal": "aurora run --survive",
     "aurora trace": "aurora simulate or aurora run",
+    "aurora request simulation": "aurora simulate --rate or --requests",
     "aurora record": "the vLLM plugin",
 }
 

@@ -1,7 +1,7 @@
 """HTML report: one page that holds everything, needs no network, and has the same bytes for the same inputs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.advice import advice
-from aurora.reports.charts import Chart, Frame, Sheet, sheet
+from aurora.reports.charts import Chart, Frame, Section, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
@@ -63,9 +63,9 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
             yield Tile(f"Tokens processed per second, {served.by}", DASH, found.of.without)
         else:
             about = "" if served.exact else "about "
-            against = f"against {about}{_count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
+            against = f"against {about}{count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
             note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}, prompts included{part}"
-            yield Tile(f"Tokens processed per second, {served.by}", f"{about}{_count(served.tokens_per_s)}", note)
+            yield Tile(f"Tokens processed per second, {served.by}", f"{about}{count(served.tokens_per_s)}", note)
         against = f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {served.steps} steps"
         stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
         yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
@@ -77,8 +77,8 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
         yield Tile(f"Speed-up, {last.by}", speedup(first.seconds, last.seconds), note)
 
 
-def _count(value: float) -> str:
-    """A number with three digits that count."""
+def count(value: float) -> str:
+    """Returns a number with its first three digits."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -174,8 +174,6 @@ PARTS = Path(__file__).parent / "page"
 
 def page(inputs: ReportInputs, progress: Progress = untold) -> str:
     """Returns the report as HTML; progress: called with (what is being done, how much of it is done, how much there is)."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     found, made = ReportNumbers(inputs, progress), []
     for number, make in enumerate(SECTIONS):
         progress("writing sections", number, len(SECTIONS))
@@ -183,21 +181,46 @@ def page(inputs: ReportInputs, progress: Progress = untold) -> str:
     progress("writing sections", len(SECTIONS), len(SECTIONS))
     shown = [section for section in made if section is not None]
     phases = phase_chart(found, phase_sheets(found)) if inputs.traces else None
-    charts = [*([phases] if phases else []), *(chart for section in shown for chart in section.charts)]
+    plan, models = inputs.plan, " and ".join(inputs.models)
+    lead = f"{plan.scenario[:1].upper()}{plan.scenario[1:]}: {len(plan.cluster)} ranks of {plan.cluster.name}."
+    heads = {"title": f"{models} on {plan.cluster.name}", "heading": models, "lead": lead, "next": "What to do next"}
+    return rendered(heads, tiles(found), advice(found), shown, provenance(found), phases)
+
+
+def rendered(
+    heads: Mapping[str, str],
+    tiles: Sequence[Tile],
+    sentences: Sequence[str],
+    sections: Sequence[Section],
+    provenance: Sequence[Sheet],
+    chart: Chart | None = None,
+) -> str:
+    """Returns a page.
+
+    Args:
+        heads: "title", "heading", "lead", and "next", the heading of `sentences`.
+        tiles: the answer in numbers.
+        sentences: what follows from it.
+        sections: what it rests on.
+        provenance: tables of what the page was made from.
+        chart: a chart below the sentences.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    charts = [*([chart] if chart else []), *(each for section in sections for each in section.charts)]
     templates = Environment(
         loader=FileSystemLoader(PARTS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return templates.get_template("page.html").render(
-        plan=inputs.plan,
-        models=inputs.models,
-        tiles=tiles(found),
-        advice=advice(found),
-        phases=phases,
-        sections=shown,
-        provenance=provenance(found),
+        heads=heads,
+        tiles=tiles,
+        advice=sentences,
+        phases=chart,
+        sections=sections,
+        provenance=provenance,
         style=(PARTS / "page.css").read_text(encoding="utf-8"),
         script="\n".join((PARTS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS),
-        packed=_json({chart.name: chart.packed() for chart in charts}),
+        packed=_json({each.name: each.packed() for each in charts}),
     )
 
 

@@ -15,8 +15,8 @@ from aurora.reports.advice import sharing_advice
 from aurora.reports.trace_tables import ServedModel, percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic
-from aurora.simulator.requests import RequestSimulation
 from aurora.types import Cluster, ComputeCurves, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
+from aurora.types.requests import RequestSimulation
 
 Found = dict[str, Any]
 

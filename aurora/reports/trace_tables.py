@@ -10,9 +10,9 @@ from rich.table import Table
 from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, speedup, table_of, text
 from aurora.reports.plan_tables import estimated
 from aurora.reports.trace_times import CaseErrors, Comparison, Summary
-from aurora.simulator.requests import RequestSimulation
 from aurora.types import Cluster, ControlReport
 from aurora.types.arrays import FloatArray
+from aurora.types.requests import RequestSimulation
 
 PERCENTILES = (50, 90, 99)
 

@@ -20,11 +20,10 @@ from aurora.simulator.interpreter import OrderBatch, batch_orders, simulate
 from aurora.types import BARRIERS, Plan, Profile, RequestOptions, Requests
 from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
 from aurora.types.options import GATHERED
-from aurora.types.requests import MOST_REQUESTS
+from aurora.types.requests import MOST_REQUESTS, RequestSimulation, ServedRequests
 
 MOST_STEPS = 2_000_000  # in which something begins or ends
 DURATION_S = 60.0  # in which requests arrive, if nothing else is said
-GROWTH = 1.5  # of the queue from the second to the last quarter of the arrivals, above which it is said to grow
 StepSeconds = Callable[[IntArray], float]  # of a step, by the tokens of each rank
 Watch = Callable[[IntArray, int, float], None]  # told of each rank's tokens, for how many steps, and the seconds of one
 CHECKED = 8  # steps of a run that are simulated beside their interpolated seconds
@@ -80,67 +79,6 @@ class RankScheduler:
                 ended.append(request)
         self.generating += len(ended)
         return budget - left, ended
-
-
-@dataclass(frozen=True, eq=False)
-class ServedRequests:
-    """Requests with their times of service.
-
-    Attributes:
-        requests: the requests.
-        first_s_Q: (Q,) float64, when the first token of each was there.
-        last_s_Q: (Q,) float64, when the last one was.
-        rank_Q: (Q,) int64, the rank that served it.
-        steps: how many steps that took.
-    """
-
-    requests: Requests
-    first_s_Q: FloatArray
-    last_s_Q: FloatArray
-    rank_Q: IntArray
-    steps: int
-
-    @property
-    def seconds(self) -> float:
-        """From the first arrival to the last token."""
-        return float(self.last_s_Q.max() - self.requests.arrival_s_Q[0])
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second, of all ranks."""
-        return float(self.requests.output_tokens_Q.sum() / self.seconds)
-
-    @property
-    def ttft_s_Q(self) -> FloatArray:
-        """(Q,) time to first token: from a request's arrival to its first token."""
-        return self.first_s_Q - self.requests.arrival_s_Q
-
-    @property
-    def tpot_s_X(self) -> FloatArray:
-        """(X,) time per output token of each request with two or more: from its first to its last, over those after it."""
-        after_Q = self.requests.output_tokens_Q - 1
-        some = after_Q > 0
-        return np.asarray((self.last_s_Q - self.first_s_Q)[some] / after_Q[some])
-
-    def waiting(self, begin: float, end: float) -> float:
-        """Returns how many requests are without a first token, the mean over a part of the time in which requests arrive.
-
-        Args:
-            begin, end: from 0, the first arrival, to 1, the last one.
-        """
-        arrival_s_Q = self.requests.arrival_s_Q
-        span_s = float(arrival_s_Q[-1] - arrival_s_Q[0])
-        if not span_s:
-            return 0.0
-        from_s, to_s = (float(arrival_s_Q[0]) + part * span_s for part in (begin, end))
-        inside_s_Q = np.minimum(self.first_s_Q, to_s) - np.maximum(arrival_s_Q, from_s)
-        return float(np.maximum(inside_s_Q, 0.0).sum() / (to_s - from_s))
-
-    @property
-    def queue_grows(self) -> bool:
-        """True if more requests arrive than are served: the queue is longer at the end by GROWTH and a request per rank."""
-        ranks = int(self.rank_Q.max()) + 1
-        return self.waiting(0.75, 1.0) > GROWTH * self.waiting(0.25, 0.5) + ranks
 
 
 def drawn_requests(options: RequestOptions) -> Requests:
@@ -383,24 +321,6 @@ def _kinds(plan: Plan) -> IntArray:
     """(G,) the number of each GPU's kind, which is that of all GPUs with its speed and ports."""
     keys = [(gpu.kind, gpu.speed, gpu.out_Bps, gpu.in_Bps, gpu.startup_s) for gpu in plan.cluster.gpus]
     return np.array([list(dict.fromkeys(keys)).index(key) for key in keys])
-
-
-@dataclass(frozen=True, eq=False)
-class RequestSimulation:
-    """Requests served under a plan.
-
-    Attributes:
-        served: when each request was served.
-        points: steps that were simulated, between which the others are interpolated.
-        off_C: (C,) float64, interpolated over simulated seconds, minus one, of some steps of the run, which are drawn in
-            proportion to their time; simulated with other draws of the traffic and all layers.
-        assumptions: sentences on what the seconds leave out.
-    """
-
-    served: ServedRequests
-    points: int
-    off_C: FloatArray
-    assumptions: tuple[str, ...]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Requests to a serving engine: when each arrives, and how many tokens it reads and writes."""
+"""Requests to a serving engine: when each arrives, how many tokens it reads and writes, and when it is served."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers
 from aurora.types.option_checks import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
 
 MOST_REQUESTS = 1_000_000  # of one simulation
+GROWTH = 1.5  # of the queue from the second to the last quarter of the arrivals, above which it is said to grow
 SERVED = "Requests"  # panel of --help-all
 
 
@@ -88,3 +89,95 @@ class RequestOptions:
                 f"`max_num_seqs`: expected at most the {self.max_num_batched_tokens} of `max_num_batched_tokens`, as each "
                 f"request takes a token or more, found {self.max_num_seqs}"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRequests:
+    """Requests with their times of service.
+
+    Attributes:
+        requests: the requests.
+        first_s_Q: (Q,) float64, when the first token of each was there.
+        last_s_Q: (Q,) float64, when the last one was.
+        rank_Q: (Q,) int64, the rank that served it.
+        steps: how many steps that took.
+
+    Raises:
+        BadInput: if there are times of other requests, or a token comes before what it follows.
+    """
+
+    requests: Requests
+    first_s_Q: FloatArray
+    last_s_Q: FloatArray
+    rank_Q: IntArray
+    steps: int
+
+    def __post_init__(self) -> None:
+        for name in ("first_s_Q", "last_s_Q"):
+            object.__setattr__(self, name, numbers(f"requests, {name[:-2]}", getattr(self, name)))
+        object.__setattr__(self, "rank_Q", counts("requests, rank", self.rank_Q, 1))
+        arrival_s_Q = self.requests.arrival_s_Q
+        if not arrival_s_Q.shape == self.first_s_Q.shape == self.last_s_Q.shape == self.rank_Q.shape:
+            raise BadInput(f"requests: expected times of service of {len(self.requests)}, found of {self.first_s_Q.shape}")
+        if (self.first_s_Q < arrival_s_Q).any() or (self.last_s_Q < self.first_s_Q).any():
+            raise BadInput("requests: expected each first token after the arrival, and the last one after the first")
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last token."""
+        return float(self.last_s_Q.max() - self.requests.arrival_s_Q[0])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens per second, of all ranks."""
+        return float(self.requests.output_tokens_Q.sum() / self.seconds)
+
+    @property
+    def ttft_s_Q(self) -> FloatArray:
+        """(Q,) time to first token: from a request's arrival to its first token."""
+        return self.first_s_Q - self.requests.arrival_s_Q
+
+    @property
+    def tpot_s_X(self) -> FloatArray:
+        """(X,) time per output token of each request with two or more: from its first to its last, over those after it."""
+        after_Q = self.requests.output_tokens_Q - 1
+        some = after_Q > 0
+        return np.asarray((self.last_s_Q - self.first_s_Q)[some] / after_Q[some])
+
+    def waiting(self, begin: float, end: float) -> float:
+        """Returns how many requests are without a first token, the mean over a part of the time in which requests arrive.
+
+        Args:
+            begin, end: from 0, the first arrival, to 1, the last one.
+        """
+        arrival_s_Q = self.requests.arrival_s_Q
+        span_s = float(arrival_s_Q[-1] - arrival_s_Q[0])
+        if not span_s:
+            return 0.0
+        from_s, to_s = (float(arrival_s_Q[0]) + part * span_s for part in (begin, end))
+        inside_s_Q = np.minimum(self.first_s_Q, to_s) - np.maximum(arrival_s_Q, from_s)
+        return float(np.maximum(inside_s_Q, 0.0).sum() / (to_s - from_s))
+
+    @property
+    def queue_grows(self) -> bool:
+        """True if more requests arrive than are served: the queue is longer at the end by GROWTH and a request per rank."""
+        ranks = int(self.rank_Q.max()) + 1
+        return self.waiting(0.75, 1.0) > GROWTH * self.waiting(0.25, 0.5) + ranks
+
+
+@dataclass(frozen=True, eq=False)
+class RequestSimulation:
+    """Requests served under a plan.
+
+    Attributes:
+        served: when each request was served.
+        points: steps that were simulated, between which the others are interpolated.
+        off_C: (C,) float64, interpolated over simulated seconds, minus one, of some steps of the run, which are drawn in
+            proportion to their time; simulated with other draws of the traffic and all layers.
+        assumptions: sentences on what the seconds leave out.
+    """
+
+    served: ServedRequests
+    points: int
+    off_C: FloatArray
+    assumptions: tuple[str, ...]

@@ -35,6 +35,7 @@ const FORMATS = {
   bytes: (value) => (value ? scaled(value, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]]) : "0 bytes"),
   "%": (value) => (100 * value).toFixed(1) + " %",
   share: (value) => value.toFixed(3),
+  mean: (value) => value.toFixed(1),
   "": (value) => String(value),
 };
 const make = (tag, text, attributes = {}) => {
