@@ -23,6 +23,7 @@ from aurora.planner.simulated_choice import (
     all_to_alls,
     candidates,
     faster_all_to_all,
+    few_layers,
     soonest,
     with_micro_batches,
     with_preemption,
@@ -77,17 +78,24 @@ def plan(
     options, progress = options or PlanOptions(), progress or untold
     if options.objective == SIMULATED and domains:
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
-    plans = {}  # between which the simulator chooses, where there is more than one
-    for name, way in all_to_alls(options, cluster, profiles, domains).items():
+
+    def by_way(way: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
         made = [
             make_plan(cluster, profiles, candidate, profile_paths, domains=domains, progress=progress)
             for candidate in candidates(way, profiles)
         ]
         chosen = with_preemption(soonest(made, profiles), profiles)
         if options.time_slice == "auto" and (chosen.colocated or options.micro_batches > 1):
-            chosen = with_time_slice(chosen, profiles)
-        plans[name] = chosen
-    chosen = faster_all_to_all(plans, options, profiles, domains)
+            return with_time_slice(chosen, profiles)
+        return chosen
+
+    ways = all_to_alls(options, cluster, profiles, domains)
+    tried_on = few_layers(cluster, profiles) if len(ways) > 1 else (cluster, profiles)
+    tried = {name: by_way(way, *tried_on) for name, way in ways.items()}
+    faster, note = faster_all_to_all(tried, options, tried_on[1], domains, of_layers=profiles[0].layers)
+    chosen = tried[faster] if tried_on[1] is profiles else by_way(ways[faster], cluster, profiles)
+    if note:
+        chosen = replace(chosen, notes=(*chosen.notes, note))
     return with_micro_batches(chosen, profiles) if options.micro_batches == 0 else chosen
 
 

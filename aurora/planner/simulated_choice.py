@@ -27,6 +27,8 @@ from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
 EXCLUSIVE_PLACES = ("swap-search", "balanced", "contiguous")  # placements tried for one model
+FEW_TRANSFERS = 40_000  # of a window, for which all-to-alls are chosen on some of a large model's layers
+LEAST_LAYERS = 4  # that they are chosen on
 TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchical all-to-alls: a few seconds
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
@@ -168,10 +170,32 @@ def all_to_alls(
     return ways
 
 
+def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, Sequence[Profile]]:
+    """Returns what all-to-alls are chosen on: some layers of each model, evenly spaced, on GPUs with as much memory a layer.
+
+    Those are as many as FEW_TRANSFERS allow in one window, and LEAST_LAYERS at least. Where they are all, nothing is changed.
+    """
+    few = max(LEAST_LAYERS, FEW_TRANSFERS // (2 * _pairs(cluster) * len(profiles)))
+    most = max(each.layers for each in profiles)
+    if few >= most:
+        return cluster, profiles
+    others = sum(each.other_bytes for each in profiles)
+    gpus = [
+        replace(gpu, memory_bytes=others + -(-(gpu.memory_bytes - others) * few // most)) if gpu.memory_bytes > others else gpu
+        for gpu in cluster.gpus
+    ]
+    some = [each.at_layers(evenly_spaced(each.layers, -(-each.layers * few // most))) for each in profiles]
+    return replace(cluster, gpus=tuple(gpus)), some
+
+
 def faster_all_to_all(
-    plans: Mapping[str, Plan], options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
-) -> Plan:
-    """Returns the plan whose all-to-alls serve the profiles soonest in the simulator, with a note on what was chosen and why.
+    plans: Mapping[str, Plan],
+    options: PlanOptions,
+    profiles: Sequence[Profile],
+    domains: Sequence[Profile] = (),
+    of_layers: int = 0,
+) -> tuple[str, str]:
+    """Returns the name of the plan whose all-to-alls serve the profiles soonest in the simulator, and what was chosen and why.
 
     They are compared by `simulated_seconds`; of seconds that are estimated from counts, the most that counts allow are
     compared. All-to-alls are flat where they cannot be hierarchical.
@@ -181,13 +205,13 @@ def faster_all_to_all(
         options: the options that it was given.
         profiles: one profile per model.
         domains: further profiles of a single model.
+        of_layers: the first model's layers, of which the profiles may have some.
     """
     if len(plans) == 1:
-        (only,) = plans.values()
+        ((name, only),) = plans.items()
         if options.all_to_all == "auto" and _choosable(only.cluster):
-            reason = flat_reason(only.cluster, domains)
-            return replace(only, notes=(*only.notes, f"all-to-alls are flat; for hierarchical ones: {reason}"))
-        return only
+            return name, f"all-to-alls are flat; for hierarchical ones: {flat_reason(only.cluster, domains)}"
+        return name, ""
     seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
     over = plans["hierarchical"]
     between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
@@ -197,8 +221,9 @@ def faster_all_to_all(
     if between_s is not None:
         said["hierarchical"] += f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
     slower = ", ".join(f"{name} {said[name]}" for name in others)
-    note = f"all-to-alls are {best}: {said[best]} in the simulator, {slower}"
-    return replace(plans[best], notes=(*plans[best].notes, note))
+    layers = profiles[0].layers
+    where = "in the simulator" + (f" on {layers} of {of_layers} layers" if layers < of_layers else "")
+    return best, f"all-to-alls are {best}: {said[best]} {where}, {slower}"
 
 
 def _choosable(cluster: Cluster) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.options import DefaultOptions
 
 from aurora.errors import BadInput
 from aurora.types.private_folders import make_private
@@ -36,8 +37,14 @@ with suppress(BadInput, OSError, RuntimeError):  # no such folder, or no home: e
     _keep_in_temporary_folder()
 
 
-def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Returns numba's `njit` with these arguments; without its cache where numba finds no folder that it can write."""
+def njit(*signature: Any, allocates: bool = True, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Returns numba's `njit` with these arguments; without its cache where numba finds no folder that it can write.
+
+    Functions that make no arrays say `allocates=False`: numba then counts no references to those that they are given, which
+    takes most of the time of short functions that hand on tuples of many arrays.
+    """
+    if not allocates and hasattr(DefaultOptions, "_nrt"):
+        options["_nrt"] = False
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:

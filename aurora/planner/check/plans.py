@@ -122,9 +122,8 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
             raise BrokenPlan(f"{what}: rank {port % n} {verb} to or from two partners at once")
     if network.fabric is not None:
         links = network.fabric.links
-        share_RX = np.array([share_GG[src, dst] for share_GG in _link_shares(network.fabric)]).reshape(len(links), len(src))
-        at_X, row_X = np.nonzero(share_RX)
-        rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_RX[at_X, row_X], np.array([link.Bps for link in links])
+        row_X, at_X, share_X = _rows_on_links(_link_shares(network.fabric), src * n + dst)
+        rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_X, np.array([link.Bps for link in links])
         link, at_s, total_Bps = _overload(at_X, start[row_X], end[row_X], rate_Bps_X, most_Bps_R)
         if link >= 0:
             found = f"{links[link]} takes {total_Bps:.6g} B/s at {at_s:.6g} s"
@@ -132,8 +131,8 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
 
 
 @lru_cache(maxsize=8)
-def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
-    """For each link (G, G): the part of each pair's shortest paths that takes it.
+def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
+    """Where each pair's links begin, (G * G + 1,), those links, and the part of the pair's shortest paths that takes each.
 
     GPUs do not forward, so each is two vertices: one sends, one receives. Of the shortest paths from s to t, those over the
     link u -> v are the paths from s to u times those from v to t, if they are as short.
@@ -145,11 +144,22 @@ def _link_shares(fabric: Fabric) -> tuple[FloatArray, ...]:
     hops_VV, paths_VV = _shortest_paths(src_X, dst_X, 2 * n + len(switch_at))
     hops_GG, paths_GG = hops_VV[:n, n : 2 * n], np.maximum(paths_VV[:n, n : 2 * n], 1)
     np.fill_diagonal(hops_GG, np.nan)  # a GPU sends nothing to itself
-    shares = []
-    for u, v in zip(src_X, dst_X, strict=True):
+    links = fabric.links
+    share_RGG = np.zeros((len(links), n, n))
+    for share_GG, u, v in zip(share_RGG, src_X, dst_X, strict=True):
         shortest_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, n : 2 * n] == hops_GG
-        shares.append(shortest_GG * (paths_VV[:n, u, None] * paths_VV[v, None, n : 2 * n] / paths_GG))
-    return tuple(shares)
+        share_GG[:] = shortest_GG * (paths_VV[:n, u, None] * paths_VV[v, None, n : 2 * n] / paths_GG)
+    pair_X, link_X = np.nonzero(share_RGG.reshape(len(links), -1).T)
+    return np.searchsorted(pair_X, np.arange(n * n + 1)), link_X, share_RGG.reshape(len(links), -1)[link_X, pair_X]
+
+
+def _rows_on_links(shares: tuple[IntArray, IntArray, FloatArray], pair_X: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Returns, for each link that a row's pair takes, the row, the link and the part of the pair's paths that takes it."""
+    first_P, link_Y, share_Y = shares
+    count_X = first_P[pair_X + 1] - first_P[pair_X]
+    row_X = np.repeat(np.arange(len(pair_X)), count_X)
+    at_Y = np.arange(len(row_X)) + np.repeat(first_P[pair_X] - (count_X.cumsum() - count_X), count_X)
+    return row_X, link_Y[at_Y], share_Y[at_Y]
 
 
 def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[FloatArray, FloatArray]:

@@ -7,6 +7,7 @@ Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -163,6 +164,7 @@ class FlowNetwork:
     Bps_A: FloatArray  # bytes per second of each arc
     names: tuple[str, ...]  # of each arc's port or link
     block_V: IntArray  # sets grow by whole blocks: a switch with the GPUs that have only it, or a GPU with several neighbours
+    fabric: Fabric
 
     @property
     def vertices(self) -> int:
@@ -192,13 +194,9 @@ class FlowNetwork:
 
     def cut_off(self, arcs_A: BoolArray, bytes_GG: IntArray) -> int:
         """Returns the bytes of all pairs of GPUs that no path connects once the arcs arcs_A (A,) bool are taken away."""
-        n = self.gpus
-        arc_VV = np.zeros((self.vertices, self.vertices), dtype=np.float32)
-        arc_VV[self.tail_A[~arcs_A], self.head_A[~arcs_A]] = 1
-        reached_GV = np.eye(n, self.vertices, dtype=bool)
-        while (further_GV := reached_GV | (reached_GV.astype(np.float32) @ arc_VV > 0)).sum() > reached_GV.sum():
-            reached_GV = further_GV
-        return int(bytes_GG[~reached_GV[:, n : 2 * n]].sum())
+        reached_VG = np.eye(self.vertices, self.gpus, dtype=bool)
+        _reach(reached_VG, self.tail_A, self.head_A, ~arcs_A)
+        return int(bytes_GG.T[~reached_VG[self.gpus : 2 * self.gpus]].sum())
 
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
         """Returns candidate sets of links, each (A,) bool, busiest set first; load_A (A,) are the bytes that arcs carry.
@@ -219,15 +217,16 @@ class FlowNetwork:
         ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
         return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
 
-    def hanging(self, fabric: Fabric) -> BoolArray:
-        """Returns (C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
+    @cached_property
+    def hanging(self) -> BoolArray:
+        """(C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
 
         On a tree, every link is the cut of one of these sets in either direction.
         """
         import networkx as nx  # a fifth of a second, which only fabrics are worth
 
-        graph = nx.Graph([(link.src, link.dst) for link in fabric.links])
-        index = {name: 4 * self.gpus + at for at, name in enumerate(fabric.switches)}
+        graph = nx.Graph([(link.src, link.dst) for link in self.fabric.links])
+        index = {name: 4 * self.gpus + at for at, name in enumerate(self.fabric.switches)}
         parts = [np.zeros(self.vertices, dtype=bool)]
         for middle in sorted(v for v in nx.articulation_points(graph) if isinstance(v, str)):
             for part in nx.connected_components(graph.subgraph(set(graph) - {middle})):
@@ -268,6 +267,19 @@ class FlowNetwork:
         return np.isin(np.arange(self.vertices), [v for v in inside if v != "source"])
 
 
+@njit(cache=True, nogil=True, allocates=False)
+def _reach(reached_VG, tail_A, head_A, kept_A):
+    """Adds, to the vertices that are reached from each of G starts, all that kept arcs (A,) lead to."""
+    more = True
+    while more:
+        more = False
+        for arc in range(len(tail_A)):
+            for start in range(reached_VG.shape[1] if kept_A[arc] else 0):
+                if reached_VG[tail_A[arc], start] and not reached_VG[head_A[arc], start]:
+                    reached_VG[head_A[arc], start] = more = True
+
+
+@lru_cache(maxsize=8)
 def flow_network(network: Network) -> FlowNetwork:
     """Returns the flow network of a network that has a fabric.
 
@@ -301,6 +313,7 @@ def flow_network(network: Network) -> FlowNetwork:
             *map(str, fabric.links),
         ),
         block_V,
+        fabric,
     )
 
 
@@ -331,7 +344,7 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     load_A = routes.load_R(bytes_GG)[: len(graph.Bps_A)]
     enough_s = routes.seconds(bytes_GG) * (1 - SLACK)
     best: CutResult = 0.0, 0, np.zeros(len(load_A), dtype=bool)
-    for sets in (graph.ports(), graph.hanging(network.fabric)):
+    for sets in (graph.ports(), graph.hanging):
         best = graph.worse(best, graph.load(sets, bytes_GG), graph.leaving(sets))
     for arcs in graph.bundles(load_A):
         if best[0] >= enough_s or load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):

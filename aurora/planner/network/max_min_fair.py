@@ -91,14 +91,14 @@ class RateLog(NamedTuple):
     carried_bytes: FloatArray  # bytes of the row carried up to end_s, earlier parts included
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
     """Lets a rank take part in the all-to-all with number `slot` from now on; see `Switch.join`."""
     _enter_stage(rows, queues, slot, rank)
     _admit_all(rows, queues, net, slot, rank)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, allocates=False, nogil=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
     """Advances until a rank is done with an all-to-all, or to until_s, as `Switch.run`. Returns False if `log` must grow first.
 
@@ -149,7 +149,40 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
                     _admit(rows, queues, net, slot, freed, rank, rows.tier[row])
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, nogil=True, error_model="numpy")
+def perform(
+    rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, slot_S: IntArray, step_G: IntArray
+) -> bool:
+    """Advances until every rank has ended all of some all-to-alls, slot_S (S,), which it joins one after the other.
+
+    step_G (G,) counts those that each rank has ended, and is -1 before it joins the first. Returns False as `run`.
+    """
+    count = net.counter
+    for rank in range(len(step_G)):
+        if step_G[rank] < 0:
+            _join_next(rows, queues, net, slot_S, step_G, rank)
+    while count[HEAP] > 0:
+        if not run(rows, queues, net, log, logging, np.inf):
+            return False
+        for at in range(count[DONE]):
+            _join_next(rows, queues, net, slot_S, step_G, net.done[at, 1])
+        count[DONE] = 0
+    return True
+
+
+@njit(cache=True, allocates=False)
+def _join_next(rows, queues, net, slot_S, step_G, rank):
+    """Lets a rank that has ended an all-to-all join the next one in which it has anything to send or receive."""
+    step_G[rank] += 1
+    while step_G[rank] < len(slot_S):
+        slot = slot_S[step_G[rank]]
+        join(rows, queues, net, slot, rank)
+        if queues.unfinished[slot, SENDS, rank] > 0 or queues.unfinished[slot, RECVS, rank] > 0:
+            return
+        step_G[rank] += 1
+
+
+@njit(cache=True, allocates=False, inline="always")
 def _enter_stage(rows, queues, slot, rank):
     """Enters the rank's next stage if nothing of the present one is left; returns whether the stage changed."""
     if queues.under_way[slot, rank] > 0:
@@ -165,7 +198,7 @@ def _enter_stage(rows, queues, slot, rank):
     return changed
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _admit_all(rows, queues, net, slot, rank):
     """Admits the next rows of all ports of a rank."""
     for side in (SENDS, RECVS):
@@ -173,7 +206,7 @@ def _admit_all(rows, queues, net, slot, rank):
             _admit(rows, queues, net, slot, side, rank, tier)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _admit(rows, queues, net, slot, side, rank, tier):
     """Admits the next rows of a port's stage while it has free sub-channels; a row starts once both ends have admitted it."""
     at, stop = queues.at[slot, side, rank, tier], queues.stop[slot, side, rank, tier]
@@ -196,7 +229,7 @@ def _admit(rows, queues, net, slot, side, rank, tier):
     queues.at[slot, side, rank, tier] = at
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _enter(rows, net, row):
     """Adds the row to its resources: from now on it shares them."""
     rows.rate_Bps[row] = 0.0
@@ -216,7 +249,7 @@ def _enter(rows, net, row):
             _mark(net, resource)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _leave(rows, net, log, logging, row):
     """Ends the row and removes it from its resources."""
     now_s = net.now_s[0]
@@ -238,7 +271,7 @@ def _leave(rows, net, log, logging, row):
             _mark(net, resource)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _index(rows, net, row, resource):
     """Returns k such that `resource` is the row's k-th."""
     src, dst = rows.src[row], rows.dst[row]
@@ -248,7 +281,7 @@ def _index(rows, net, row, resource):
     return k
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _mark(net, resource):
     """Notes that the flows of a resource changed."""
     if net.stamp[resource] >= 0:
@@ -257,7 +290,7 @@ def _mark(net, resource):
         net.counter[DIRTY] += 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _update_rates(rows, net, log, logging):
     """Computes the rates of all flows that are connected to a resource that changed."""
     count = net.counter
@@ -271,7 +304,7 @@ def _update_rates(rows, net, log, logging):
     count[DIRTY] = 0
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _component(rows, net, seed, stamp):
     """Writes the resources and rows connected to `seed` to net.found and net.rows; returns how many there are of each."""
     net.stamp[seed] = stamp
@@ -297,7 +330,7 @@ def _component(rows, net, seed, stamp):
     return resources, flows
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _fill(rows, net, log, logging, resources, flows):
     """Progressive filling: fix the flows of the tightest resource, then of the next; a fixed row's stamp is negative."""
     senders = net.use.shape[0]
@@ -343,7 +376,7 @@ def _fill(rows, net, log, logging, resources, flows):
             _sift_down(rows, net, at)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _fix(rows, net, log, logging, row, rate_Bps, sift):
     """Sets the row's rate from now on; returns 1 if it changed. With `sift`, it restores the order of the heap at once."""
     rows.stamp[row] = -rows.stamp[row]
@@ -370,7 +403,7 @@ def _fix(rows, net, log, logging, row, rate_Bps, sift):
     return 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _log(net, log, row, start_s, end_s, rate_Bps, carried):
     """Appends one part of a row to the log."""
     at = net.counter[LOGGED]
@@ -379,13 +412,13 @@ def _log(net, log, row, start_s, end_s, rate_Bps, carried):
     net.counter[LOGGED] = at + 1
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _before(rows, one, other):
     """Returns whether the event of `one` comes first; ties go by row."""
     return rows.event_s[one] < rows.event_s[other] or (rows.event_s[one] == rows.event_s[other] and one < other)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _put_in(rows, net, row):
     """Adds the row to the heap."""
     at = net.counter[HEAP]
@@ -394,7 +427,7 @@ def _put_in(rows, net, row):
     _sift_up(rows, net, at)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, allocates=False, inline="always")
 def _take_out(rows, net, row):
     """Removes the row from the heap."""
     net.counter[HEAP] -= 1
@@ -405,7 +438,7 @@ def _take_out(rows, net, row):
         _sift_down(rows, net, rows.heap_index[last])
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _sift_up(rows, net, at):
     """Moves the row at heap index `at` towards the top until the heap is in order."""
     row = net.heap[at]
@@ -416,7 +449,7 @@ def _sift_up(rows, net, at):
     net.heap[at], rows.heap_index[row] = row, at
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _sift_down(rows, net, at):
     """Moves the row at heap index `at` away from the top until the heap is in order."""
     row, end = net.heap[at], net.counter[HEAP]

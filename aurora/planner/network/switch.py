@@ -3,6 +3,7 @@
 `timed` is the schedule of an order on it for given bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -19,6 +20,7 @@ from aurora.planner.network.max_min_fair import (
     RateLog,
     SharedResources,
     join,
+    perform,
     run,
 )
 from aurora.planner.network.routes import route, rows_to_send
@@ -139,11 +141,17 @@ class Switch:
         Returns (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
         """
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
-            self._log = RateLog(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
+            self._grow_log()
         count = self._net.counter
         done = [(int(number), int(rank)) for number, rank in self._net.done[: count[DONE]]]
         count[DONE] = 0
         return done
+
+    def perform(self, numbers: Sequence[int]) -> None:
+        """Lets every rank join all-to-alls one after the other, the next as soon as it is done, until all have ended."""
+        step_G = np.full(self._ranks, -1)
+        while not perform(self._rows, self._queues, self._net, self._log, self._logging, np.array(numbers), step_G):
+            self._grow_log()
 
     def close(self, number: int) -> Transfers:
         """Removes an all-to-all that all ranks have finished, and returns its transfers; its number may be used again."""
@@ -216,6 +224,10 @@ class Switch:
             self._net = self._net._replace(done=_whole(len(self._spans) * self._ranks, 2))
         self._spans[slot] = (first, first + length)
         return slot, first
+
+    def _grow_log(self) -> None:
+        """Doubles the log."""
+        self._log = RateLog(*(np.concatenate([column, np.zeros_like(column)]) for column in self._log))
 
     def _grow(self, more: int) -> None:
         """Adds `more` rows."""
@@ -295,7 +307,7 @@ def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: b
     Schedules keep to the rates of ports. A prediction does not where curves say that ports let some bytes pass at once.
     """
     switch = Switch(network)
-    _perform(switch, order, bytes_SGG, staged)
+    switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.now_s
 
 
@@ -359,16 +371,5 @@ def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bo
     bytes_SGG (S, G, G) are the bytes of each step of the all-to-all, whose number the pieces have.
     """
     switch = Switch(network, logging=True)
-    _perform(switch, order, bytes_SGG, staged)
+    switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.pieces()
-
-
-def _perform(switch: Switch, order: Order, bytes_SGG: IntArray, staged: bool) -> None:
-    """Performs all steps of an all-to-all on a switch."""
-    steps = [switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG]
-    ready = [(0, rank) for rank in range(bytes_SGG.shape[1])]  # steps that ranks come to
-    while ready or switch.busy:
-        for step, rank in ready:
-            while step < len(steps) and switch.join(steps[step], rank):
-                step += 1
-        ready = [(step + 1, rank) for step, rank in switch.run()]

@@ -12,6 +12,7 @@ from aurora.types.compiled import njit
 FITTED, CLOSE = 20, 1e-5  # rounds at most in which the weights of experts are fitted to their counts; the error that is enough
 ALMOST = 1 - 1e-9  # of all tokens: an expert that all of them choose counts as chosen by so many
 MOST_WEIGHT = 1e12
+LANES = 32  # sources whose weights are fitted side by side, as processors add and multiply so many at once
 MOST_SETS = 256  # sets of groups that the estimate goes through; of more, it takes evenly spaced ones
 
 
@@ -139,13 +140,17 @@ def _parts(sets_QI: IntArray) -> tuple[IntArray, IntArray]:
 @njit(cache=True, nogil=True)
 def _weights(tokens_SE, all_S, first_J, sets, top_k):
     """(S, E) the weights at which each source's tokens choose each expert as often as counted, and (S, Q) `_priors`."""
-    weight_SE = np.zeros(tokens_SE.shape)
-    prior_SQ = np.zeros((len(tokens_SE), len(sets[0])))
-    for s in range(len(tokens_SE)):
-        if all_S[s] > 0:
-            share_E = np.minimum(tokens_SE[s] / all_S[s], ALMOST)
-            prior_SQ[s] = _priors(share_E, first_J, sets[0])
-            weight_SE[s] = _fitted(share_E, prior_SQ[s], first_J, sets, top_k)
+    sources, experts = tokens_SE.shape
+    weight_SE, prior_SQ = np.zeros((sources, experts)), np.zeros((sources, len(sets[0])))
+    for first in range(0, sources, LANES):
+        lanes = min(LANES, sources - first)
+        share_EB = np.zeros((experts, lanes))
+        for b in range(lanes):
+            if all_S[first + b] > 0:
+                share_EB[:, b] = np.minimum(tokens_SE[first + b] / all_S[first + b], ALMOST)
+                prior_SQ[first + b] = _priors(share_EB[:, b], first_J, sets[0])
+        prior_QB = np.ascontiguousarray(prior_SQ[first : first + lanes].T)
+        weight_SE[first : first + lanes] = _fitted(share_EB, prior_QB, first_J, sets, top_k).T
     return weight_SE, prior_SQ
 
 
@@ -160,124 +165,119 @@ def _priors(share_E, first_J, set_QI):
 
 
 @njit(cache=True, nogil=True)
-def _fitted(share_E, prior_Q, first_J, sets, top_k):
-    """(E,) the weights at which each expert is chosen as often as share_E says."""
-    experts, groups, (set_QI, part_RI, part_QI) = len(share_E), len(first_J) - 1, sets
-    weight_E, found_E = share_E / (1 - share_E), np.zeros(experts)
-    ahead_EK, after_EK = np.zeros((experts, top_k)), np.zeros((experts, top_k))  # sums of a group before an expert, and after
-    whole_JK, others_JK = np.zeros((groups, top_k + 1)), np.zeros((groups, top_k))
-    product_RK, chosen_Q = np.zeros((len(part_RI), top_k + 1)), np.zeros(len(set_QI))
-    whole_JK[:, 0] = 1.0
+def _fitted(share_EB, prior_QB, first_J, sets, top_k):
+    """(E, B) the weights at which each expert is chosen as often as share_EB says, of several sources."""
+    (experts, lanes), groups, (set_QI, part_RI, part_QI) = share_EB.shape, len(first_J) - 1, sets
+    weight_EB = share_EB / (1 - share_EB)
+    ahead_EKB, after_EKB = np.zeros((2, experts, top_k, lanes))  # sums of a group before an expert, and after
+    whole_JKB, others_JKB = np.zeros((groups, top_k + 1, lanes)), np.zeros((groups, top_k, lanes))
+    product_RKB, chosen_QB = np.zeros((len(part_RI), top_k + 1, lanes)), np.zeros((len(set_QI), lanes))
+    (total_B, error_B, with_B, beside_B), open_B = np.zeros((4, lanes)), np.ones(lanes)
     for _ in range(FITTED):
         for j in range(groups):
             first, stop = first_J[j], first_J[j + 1]
-            if first == stop:
-                continue
-            whole_JK[j] = _sums(weight_E[first:stop], top_k)
-            ahead_EK[first] = after_EK[stop - 1] = 0.0
-            ahead_EK[first, 0] = after_EK[stop - 1, 0] = 1.0
-            for e in range(first + 1, stop):
-                _with(ahead_EK[e - 1], weight_E[e - 1], ahead_EK[e])
+            whole_JKB[j] = 0.0
+            whole_JKB[j, 0] = 1.0
+            if first < stop:
+                ahead_EKB[first, 0] = after_EKB[stop - 1, 0] = 1.0
+            for e in range(first, stop):
+                _add(whole_JKB[j], weight_EB[e])
+                if e > first:
+                    ahead_EKB[e] = ahead_EKB[e - 1]
+                    _add(ahead_EKB[e], weight_EB[e - 1])
             for e in range(stop - 2, first - 1, -1):
-                _with(after_EK[e + 1], weight_E[e + 1], after_EK[e])
-        _chosen(whole_JK, sets, product_RK, chosen_Q)
-        others_JK[:] = 0.0
-        total = 0.0
+                after_EKB[e] = after_EKB[e + 1]
+                _add(after_EKB[e], weight_EB[e + 1])
+        _chosen(whole_JKB, sets, product_RKB, chosen_QB)
+        others_JKB[:] = 0.0
+        total_B[:] = 0.0
         for q in range(len(set_QI)):
-            if chosen_Q[q] <= 0.0 or prior_Q[q] <= 0.0:
-                continue
-            total += prior_Q[q]
+            for b in range(lanes):
+                with_B[b] = prior_QB[q, b] / chosen_QB[q, b] if chosen_QB[q, b] > 0.0 else 0.0
+                total_B[b] += prior_QB[q, b] if with_B[b] > 0.0 else 0.0
             for i in range(set_QI.shape[1]):
                 for k in range(top_k):
-                    others_JK[set_QI[q, i], k] += prior_Q[q] / chosen_Q[q] * product_RK[part_QI[q, i], k]
-        if total <= 0.0:
-            break
-        error = 0.0
+                    _add_products(others_JKB[set_QI[q, i], k], with_B, product_RKB[part_QI[q, i], k])
+        error_B[:] = 0.0
         for j in range(groups):
             for e in range(first_J[j], first_J[j + 1]):
-                with_it = 0.0
-                for a in range(top_k):
-                    for b in range(top_k - a):
-                        with_it += ahead_EK[e, a] * after_EK[e, b] * others_JK[j, top_k - 1 - a - b]
-                found_E[e] = weight_E[e] * with_it / total
-        for e in range(experts):
-            if found_E[e] > 0.0:
-                error = max(error, abs(share_E[e] / found_E[e] - 1))
-                weight_E[e] = min(weight_E[e] * share_E[e] / found_E[e], MOST_WEIGHT)
-        if error < CLOSE:
+                with_B[:] = 0.0
+                for k in range(top_k):
+                    beside_B[:] = 0.0
+                    for a in range(k + 1):
+                        _add_products(beside_B, ahead_EKB[e, a], after_EKB[e, k - a])
+                    _add_products(with_B, beside_B, others_JKB[j, top_k - 1 - k])
+                for b in range(lanes):
+                    found = weight_EB[e, b] * with_B[b] / total_B[b] if total_B[b] > 0.0 else 0.0
+                    if found > 0.0 and open_B[b] > 0.0:
+                        error_B[b] = max(error_B[b], abs(share_EB[e, b] / found - 1))
+                        weight_EB[e, b] = min(weight_EB[e, b] * share_EB[e, b] / found, MOST_WEIGHT)
+        open_B[error_B < CLOSE] = 0.0
+        if open_B.sum() == 0.0:
             break
-    return weight_E
+    return weight_EB
 
 
 @njit(cache=True, nogil=True)
 def _missed_SN(weight_SE, prior_SQ, server_E, servers, first_J, sets, top_k):
     """(S, N) the share of each source's tokens that choose no expert of each server, at these weights."""
     groups, missed_SN = len(first_J) - 1, np.zeros((len(weight_SE), servers))
-    whole_JK, left_JK = np.zeros((groups, top_k + 1)), np.zeros((groups, top_k + 1))
-    product_RK, chosen_Q, share_Q = np.zeros((len(sets[1]), top_k + 1)), np.zeros(len(sets[0])), np.zeros(len(sets[0]))
-    own_E = np.zeros(len(server_E), dtype=np.bool_)
+    left_JKN = np.zeros((groups, top_k + 1, servers + 1))  # sums of a group without each server's experts, and of all of it
+    product_RKN, chosen_QN = np.zeros((len(sets[1]), top_k + 1, servers + 1)), np.zeros((len(sets[0]), servers + 1))
+    weight_N, kept_K = np.zeros(servers + 1), np.zeros(top_k + 1)
     for s in range(len(weight_SE)):
+        left_JKN[:] = 0.0
+        left_JKN[:, 0] = 1.0
         for j in range(groups):
-            whole_JK[j] = _sums(weight_SE[s, first_J[j] : first_J[j + 1]], top_k)
-        _chosen(whole_JK, sets, product_RK, chosen_Q)
+            for e in range(first_J[j], first_J[j + 1]):
+                weight_N[:] = weight_SE[s, e]
+                kept_K[:] = left_JKN[j, :, server_E[e]]
+                _add(left_JKN[j], weight_N)
+                left_JKN[j, :, server_E[e]] = kept_K
+        _chosen(left_JKN, sets, product_RKN, chosen_QN)
         total = 0.0
-        for q in range(len(chosen_Q)):
-            share_Q[q] = prior_SQ[s, q] / chosen_Q[q] if chosen_Q[q] > 0.0 else 0.0
-            total += prior_SQ[s, q] if share_Q[q] > 0.0 else 0.0
-        if total <= 0.0:
-            continue
-        for n in range(servers):
-            for j in range(groups):
-                first, stop = first_J[j], first_J[j + 1]
-                own_E[first:stop] = server_E[first:stop] == n
-                if own_E[first:stop].any():
-                    left_JK[j] = _sums(np.where(own_E[first:stop], 0.0, weight_SE[s, first:stop]), top_k)
-                else:
-                    left_JK[j] = whole_JK[j]
-            _chosen(left_JK, sets, product_RK, chosen_Q)
-            missed_SN[s, n] = (share_Q * chosen_Q).sum() / total
+        for q in range(len(chosen_QN)):
+            if chosen_QN[q, servers] > 0.0:
+                total += prior_SQ[s, q]
+                for n in range(servers):
+                    missed_SN[s, n] += prior_SQ[s, q] / chosen_QN[q, servers] * chosen_QN[q, n]
+        if total > 0.0:
+            missed_SN[s] /= total
     return missed_SN
 
 
-@njit(cache=True, nogil=True)
-def _chosen(sums_JK, sets, product_RK, chosen_Q):
-    """Writes the sums of the experts of all groups of each part, and the last one of each set."""
-    (set_QI, part_RI, part_QI), most = sets, sums_JK.shape[1] - 1
+@njit(cache=True, nogil=True, allocates=False)
+def _chosen(sums_JKB, sets, product_RKB, chosen_QB):
+    """Writes the sums of the experts of all groups of each part, and the last one of each set, of B cases side by side."""
+    (set_QI, part_RI, part_QI), most = sets, sums_JKB.shape[1] - 1
     for r in range(len(part_RI)):
-        product_K = product_RK[r]
-        product_K[:] = 0.0
-        product_K[0] = 1.0
+        product_KB = product_RKB[r]
+        product_KB[:] = 0.0
+        product_KB[0] = 1.0
         for i in range(part_RI.shape[1]):
-            sums_K = sums_JK[part_RI[r, i]]
-            if i == 0:
-                product_K[:] = sums_K
-                continue
+            sums_KB = sums_JKB[part_RI[r, i]]
             for k in range(most, -1, -1):
-                value = 0.0
-                for a in range(k + 1):
-                    value += product_K[a] * sums_K[k - a]
-                product_K[k] = value
+                product_B, whole_B = product_KB[k], sums_KB[0]
+                for b in range(len(product_B)):
+                    product_B[b] *= whole_B[b]
+                for a in range(k):
+                    _add_products(product_B, product_KB[a], sums_KB[k - a])
+    chosen_QB[:] = 0.0
     for q in range(len(set_QI)):
-        product_K, sums_K = product_RK[part_QI[q, 0]], sums_JK[set_QI[q, 0]]
-        chosen_Q[q] = 0.0
+        product_KB, sums_KB = product_RKB[part_QI[q, 0]], sums_JKB[set_QI[q, 0]]
         for a in range(most + 1):
-            chosen_Q[q] += product_K[most - a] * sums_K[a]
+            _add_products(chosen_QB[q], product_KB[most - a], sums_KB[a])
 
 
-@njit(cache=True, nogil=True)
-def _sums(weight_E, top_k):
-    """(K + 1,) elementary symmetric sums: over all sets of k experts, of the product of their weights."""
-    sums_K = np.zeros(top_k + 1)
-    sums_K[0] = 1.0
-    for weight in weight_E:
-        for k in range(top_k, 0, -1):
-            sums_K[k] += weight * sums_K[k - 1]
-    return sums_K
+@njit(cache=True, nogil=True, allocates=False)
+def _add(sums_KB, weight_B):
+    """Adds one expert to elementary symmetric sums, of all sets of k experts the products of their weights, of B cases."""
+    for k in range(len(sums_KB) - 1, 0, -1):
+        _add_products(sums_KB[k], weight_B, sums_KB[k - 1])
 
 
-@njit(cache=True, nogil=True)
-def _with(sums_K, weight, larger_K):
-    """Writes the sums of some experts and one more."""
-    larger_K[0] = 1.0
-    for k in range(1, len(sums_K)):
-        larger_K[k] = sums_K[k] + weight * sums_K[k - 1]
+@njit(cache=True, nogil=True, allocates=False, inline="always")
+def _add_products(total_B, one_B, other_B):
+    """Adds the products of two rows to a third."""
+    for b in range(len(total_B)):
+        total_B[b] += one_B[b] * other_B[b]
