@@ -51,13 +51,13 @@ def write(folder, name, rows):
     parquet.write_table(arrow.table({key: [row[key] for row in rows] for key in rows[0]}), folder / f"{name}.parquet")
 
 
-def install(folder: Path, monkeypatch) -> Path:
+def install(folder: Path, monkeypatch, name: str = "aiconfigurator_core") -> Path:
     """Makes the package importable, with specs of the systems `one` and `unmeasured`; returns the folder of one's tables."""
-    package = folder / "aiconfigurator_core"
+    package = folder / name
     (package / "systems" / "data" / "one").mkdir(parents=True)
     (package / "__init__.py").touch()
-    for name in ("one", "unmeasured"):
-        (package / "systems" / f"{name}.yaml").write_text(SPECS)
+    for system in ("one", "unmeasured"):
+        (package / "systems" / f"{system}.yaml").write_text(SPECS)
     monkeypatch.syspath_prepend(folder)
     return package / "systems" / "data" / "one"
 

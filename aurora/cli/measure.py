@@ -115,10 +115,11 @@ def system(
         gpus: how many GPUs, all of one node; default: all that it has.
         exchange: what performs all-to-alls.
     """
+    from aurora.io.silicon_database import package
     from aurora.io.silicon_systems import system_cluster
 
     check_output(output=output)
-    source = f"Link curves: {exchange} on {name}, from aiconfigurator-core (Apache-2.0); other figures: its datasheet."
+    source = f"Link curves: {exchange} on {name}, from {package()} (Apache-2.0); other figures: its datasheet."
     _write(as_json, system_cluster(name, gpus, exchange), output, [source], {})
 
 

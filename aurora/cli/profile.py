@@ -79,6 +79,7 @@ def _profile_system(shape: Path | None, system: str | None, engine: str, output:
         missing, other = ("shape", "system") if shape is None else ("system", "shape")
         raise BadInput(f"`{missing}`: expected with `{other}`, found none")
     from aurora.io import load_model_config, save, save_cluster
+    from aurora.io.silicon_database import package
     from aurora.io.silicon_systems import system_cluster, system_curves
     from aurora.reports.json_objects import cluster_json, curves_json
     from aurora.reports.plan_tables import curves_table, link_curves_table
@@ -88,7 +89,7 @@ def _profile_system(shape: Path | None, system: str | None, engine: str, output:
     cluster = system_cluster(system, given["sources"] if is_given("sources") else None)
     curves = system_curves(load_model_config(shape), system, engine, len(cluster))
     save(curves, output)
-    save_cluster(cluster, beside, [f"Link curves: nccl on {system}, from aiconfigurator-core (Apache-2.0)."])
+    save_cluster(cluster, beside, [f"Link curves: nccl on {system}, from {package()} (Apache-2.0)."])
     show(
         as_json,
         {"output": output, "cluster": beside, **curves_json(curves), "link_curves": cluster_json(cluster)["link_curves"]},

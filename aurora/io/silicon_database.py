@@ -1,5 +1,7 @@
 """Silicon measurements of the optional package aiconfigurator-core: its Parquet tables, and link curves of exchanges by them.
 
+Its successor aisimulate has the same tables, newer ones among them, and is read first where both are installed.
+
 Systems, engines and columns are named as there. Nothing of the package is imported or run.
 """
 
@@ -18,8 +20,9 @@ from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transf
 from aurora.types import TransferCurve
 from aurora.types.arrays import FloatArray
 
-PACKAGE = "aiconfigurator_core"
+PACKAGES = ("aisimulate_core", "aiconfigurator_core")  # aisimulate before 0.13 has the second name
 WIDTH = {"half": 2, "int8": 1}  # bytes of NCCL's types
+COLLECTIVES = ("all_gather", "all_reduce", "alltoall", "reduce_scatter")
 ENGINES = ("sglang", "trtllm", "vllm")  # whose kernels were measured
 INSTALL = "pip install 'aurora-moe[silicon]'"
 
@@ -30,11 +33,15 @@ def systems_folder() -> Path:
     Raises:
         BadInput: if the package is not installed.
     """
-    found = find_spec(PACKAGE)
-    folder = None if found is None or found.origin is None else Path(found.origin).parent / "systems"
-    if folder is None or not folder.is_dir():
-        raise BadInput(f"silicon measurements: expected the package aiconfigurator-core ({INSTALL}), found none")
-    return folder
+    for found in filter(None, map(find_spec, PACKAGES)):
+        if found.origin is not None and (folder := Path(found.origin).parent / "systems").is_dir():
+            return folder
+    raise BadInput(f"silicon measurements: expected the package aiconfigurator-core ({INSTALL}) or aisimulate, found neither")
+
+
+def package() -> str:
+    """Returns the name of the package that is read."""
+    return systems_folder().parent.name.replace("_", "-")
 
 
 def systems() -> list[str]:
@@ -95,6 +102,22 @@ def tables(system: str, operation: str, source: str, name: str, **wanted: object
         yield _Columns(str(file), {key: [] if none else values for key, values in found.items()})
 
 
+def newest(system: str, operation: str, source: str, name: str, **wanted: object) -> dict[str, list[Any]]:
+    """Returns the columns of the newest version of a table that has rows as wanted, or of the oldest, without rows.
+
+    Args:
+        system, operation, source, name, wanted: as in `tables`; some versions are of a few sizes only.
+
+    Raises:
+        BadInput: as `tables`.
+    """
+    found: dict[str, list[Any]] = {}
+    for found in tables(system, operation, source, name, **wanted):
+        if any(found.values()):
+            break
+    return found
+
+
 class _Columns(dict[str, list[Any]]):
     """The columns of a table; one that it lacks is named."""
 
@@ -111,17 +134,19 @@ def _version(text: str) -> tuple[tuple[bool, int | str], ...]:
     return tuple((part.isdigit(), int(part) if part.isdigit() else part) for part in re.findall(r"\d+|[a-z]+", text))
 
 
-def collectives(system: str) -> Iterator[tuple[str, str, int, float, float]]:
+def collectives(system: str, *operations: str) -> Iterator[tuple[str, str, int, float, float]]:
     """Yields NCCL's collectives on one system: operation, type, GPUs, bytes of a GPU's whole buffer, seconds.
 
     Args:
         system: as in `systems`.
+        operations: their names, each of the newest version that has it; none: COLLECTIVES.
     """
-    found = next(tables(system, "comm", "nccl", "nccl_perf"))
-    columns = (found[name] for name in ("op_name", "nccl_dtype", "num_gpus", "message_size", "latency"))
-    for operation, dtype, gpus, elements, milliseconds in zip(*columns, strict=True):
-        if dtype in WIDTH and milliseconds > 0:
-            yield operation, dtype, int(gpus), float(elements) * WIDTH[dtype], float(milliseconds) / 1e3
+    for operation in operations or COLLECTIVES:
+        found = newest(system, "comm", "nccl", "nccl_perf", op_name=operation)
+        columns = (found[name] for name in ("nccl_dtype", "num_gpus", "message_size", "latency"))
+        for dtype, gpus, elements, milliseconds in zip(*columns, strict=True):
+            if dtype in WIDTH and milliseconds > 0:
+                yield operation, dtype, int(gpus), float(elements) * WIDTH[dtype], float(milliseconds) / 1e3
 
 
 def all_to_all_points(system: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -134,8 +159,8 @@ def all_to_all_points(system: str) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         BadInput: if none were measured.
     """
     points: dict[int, list[tuple[float, float]]] = {}
-    for operation, _, gpus, buffer, seconds in collectives(system):
-        if operation == "alltoall" and gpus > 1:
+    for _, _, gpus, buffer, seconds in collectives(system, "alltoall"):
+        if gpus > 1:
             points.setdefault(gpus - 1, []).append((buffer * (gpus - 1) / gpus, seconds))
     if not points:
         raise BadInput(f"silicon measurements of {system}: expected all-to-alls of NCCL, found none")

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.errors import BadInput, check_one_of
-from aurora.io.silicon_database import EXCHANGES, check_engine, system_specs, tables
+from aurora.io.silicon_database import EXCHANGES, check_engine, newest, package, system_specs, tables
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
@@ -45,7 +45,7 @@ def system_cluster(system: str, gpus: int | None = None, exchange: str = "nccl")
 
 def device(system: str) -> str:
     """Returns the name of a system's GPUs, as it was recorded with their all-to-alls."""
-    return str(next(tables(system, "comm", "nccl", "nccl_perf"))["device"][0])
+    return str(newest(system, "comm", "nccl", "nccl_perf", op_name="alltoall")["device"][0])
 
 
 def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: int) -> ComputeCurves:
@@ -76,7 +76,7 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
         OVERHEAD: overhead,
         "aggregate": Curve(at, least_s + at * (shape.top_k + 1) * row_bytes / memory_Bps),
     }
-    said = f"aiconfigurator-core, {system}, {engine}, {dtype}: {kernel} for balanced tokens; aggregate by the memory's rate"
+    said = f"{package()}, {system}, {engine}, {dtype}: {kernel} for balanced tokens; aggregate by the memory's rate"
     kind = device(system)
     return ComputeCurves(
         shape.model, "", shape.top_k, row_bytes, shape.expert_bytes, {kind: phases}, {f"curves of {kind}": said}
@@ -164,7 +164,7 @@ class _Attention:
         types = {"attn_dtype": DTYPE, "kv_cache_dtype": DTYPE, "step": 0}
         curves = []
         for window, part in self.windows.items():
-            columns = next(tables(system, "attention", engine, "context_attention_perf", window_size=window, **sizes, **types))
+            columns = newest(system, "attention", engine, "context_attention_perf", window_size=window, **sizes, **types)
             if not columns["isl"]:
                 about = f"silicon measurements of {system} with {engine}: expected attention of {self.heads} heads, "
                 within = f" in a window of {window}" if window else ""
@@ -255,7 +255,7 @@ class _Products:
     """Measured matrix products by output width n, inner width k and tokens m."""
 
     def __init__(self, system: str, engine: str, dtype: str) -> None:
-        columns = next(tables(system, "gemm", engine, "gemm_perf", gemm_dtype=dtype))
+        columns = newest(system, "gemm", engine, "gemm_perf", gemm_dtype=dtype)
         self._of = f"silicon measurements of {system} with {engine}: expected matrix products of {dtype}"
         self._points: dict[tuple[int, int], list[tuple[float, float]]] = {}
         for n, k, tokens, milliseconds in zip(*(columns[name] for name in ("n", "k", "m", "latency")), strict=True):

@@ -170,6 +170,9 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
     layers = find_moe_layers(model)
     if not layers:
         raise BadInput(f"{path}: {type(model).__name__} has no MoE layers that aurora knows; expected a MoE causal LM")
+    for layer in layers if quantised is not None else ():
+        for _, parameter in expert_parameters(layer.experts):
+            parameter.data = parameter.data.to(wanted)  # of mxfp4, transformers before 5.23 makes bfloat16
     sizes = {layer.count for layer in layers}
     if len(sizes) > 1:
         raise BadInput(f"{path}: expected the same number of experts in every MoE layer, found {sorted(sizes)}")

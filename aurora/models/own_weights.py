@@ -24,7 +24,7 @@ from aurora.models.loading import (
     load_transformers,
 )
 
-KNOWN = "5.23"  # the version of transformers whose loading is known
+KNOWN = "5.20 to 5.23"  # versions of transformers whose loading is known
 IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"  # an environment variable of transformers
 
 
@@ -41,14 +41,14 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
 
     Raises:
         BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts,
-            MissingDependency also if transformers loads models in another way than KNOWN.
+            MissingDependency also if transformers loads models in another way than those of KNOWN.
     """
     transformers = load_transformers()
     from transformers import PreTrainedModel
 
     if not hasattr(PreTrainedModel, "_load_pretrained_model"):
         found = transformers.__version__
-        raise MissingDependency(f"reading single experts needs transformers as {KNOWN}, found {found}")
+        raise MissingDependency(f"reading single experts needs transformers as of {KNOWN}, found {found}")
 
     thread = threading.get_ident()
 

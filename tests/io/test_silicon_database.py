@@ -216,5 +216,21 @@ def test_what_is_missing_is_named(tables, monkeypatch):
 
 def test_without_the_package_the_way_to_install_it_is_named(monkeypatch):
     monkeypatch.setattr(database, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"expected the package aiconfigurator-core \(pip install 'aurora-moe\[silicon\]'\)"):
+    with pytest.raises(BadInput, match=r"expected the package aiconfigurator-core \(pip install 'aurora-moe\[silicon\]'\) or"):
         database.systems()
+
+
+def test_the_successor_s_tables_come_first(tmp_path, monkeypatch):
+    for name in ("aiconfigurator_core", "aisimulate_core"):  # as the newer one is installed beside the older
+        install(tmp_path, monkeypatch, name)
+        assert database.systems_folder() == tmp_path / name / "systems"
+        assert database.package() == name.replace("_", "-")
+
+
+def test_newer_tables_of_other_operations_and_sizes_are_passed_over(tmp_path, monkeypatch):
+    tables = install(tmp_path, monkeypatch)
+    write_all(tables)
+    clusters = [system_cluster("one")]
+    reduced = nccl("all_reduce", "half", 2, 10, 1.0)
+    write(tables / "comm" / "nccl" / "2.30", "nccl_perf", [{key: reduced[key] for key in reduced if key != "device"}])
+    assert [*clusters, system_cluster("one")] == 2 * clusters

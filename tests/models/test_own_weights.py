@@ -260,7 +260,7 @@ def test_the_environment_is_as_before(tmp_path, monkeypatch, before):
 
 def test_a_transformers_that_loads_otherwise_is_named(tmp_path, monkeypatch):
     monkeypatch.delattr(transformers.PreTrainedModel, "_load_pretrained_model")
-    with pytest.raises(MissingDependency, match=r"reading single experts needs transformers as 5\.23, found 5\."):
+    with pytest.raises(MissingDependency, match=r"reading single experts needs transformers as of .*, found 5\."):
         load_without_experts(tmp_path)
 
 

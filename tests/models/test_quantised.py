@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations import mxfp4
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.models.loading import expert_parameters, load_model
@@ -81,6 +82,16 @@ def test_quantised_weights_are_those_that_they_stand_for(model_type, tmp_path, m
         for expert, read in part.experts.reader.read([4, 1]).items():
             assert read.keys() == weights.keys()
             assert all(torch.equal(read[name], weights[name][expert]) for name in read)
+
+
+def test_experts_have_the_dtype_that_is_asked_for(tmp_path, monkeypatch):
+    """Whichever one transformers dequantises to: before 5.23, bfloat16."""
+    _, quantised = checkpoints("gpt_oss", tmp_path, monkeypatch)
+    dequantise = mxfp4.convert_moe_packed_tensors
+    monkeypatch.setattr(mxfp4, "convert_moe_packed_tensors", lambda *args, **_: dequantise(*args, dtype=torch.bfloat16))
+    for dtype in (torch.float32, torch.bfloat16):
+        layers = load_model(quantised, dtype=dtype).layers
+        assert {parameter.dtype for layer in layers for _, parameter in expert_parameters(layer.experts)} == {dtype}
 
 
 def test_other_quantisation_and_a_missing_library_are_named(tmp_path, monkeypatch):
