@@ -80,7 +80,7 @@ def demo(
 
     Args:
         output: folder for profiles, plans, traces and the report.
-        timeout: seconds that a rank waits for a peer before a run is ended.
+        timeout: end a run if a rank waits this many seconds for a peer.
     """
     check_folder(output)
     need("torch", "transformers")

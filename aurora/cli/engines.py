@@ -28,14 +28,14 @@ def export(
     dense_layers: Annotated[int | None, OptionField(least=0, most=MOST_LAYERS - 1)] = None,
     as_json: bool = False,
 ) -> None:
-    """Write a plan's placement in a serving engine's format, and say what it costs and how to start the engine with it.
+    """Write a plan's placement in the format of a serving engine. Print its cost and how to start the engine with it.
 
     Args:
         plan: a plan, or a placement as aurora place and aurora import write it.
         form: {placement_format}.
         output: default: print it.
-        model: for a plan of several models: which one, by name or number from 0.
-        dense_layers: the model's first layers without experts, which the engine numbers too; default: as the plan says.
+        model: for a plan of several models: the name or number (from 0) of one.
+        dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
     from aurora.io import load_json, write_text
     from aurora.io.engine_placements import export_placement
@@ -92,17 +92,17 @@ def import_(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Read a serving engine's placement (replicas share an expert's load evenly), or routing that an engine recorded.
+    """Read a serving engine's placement, in which replicas share an expert's load evenly, or routing that an engine recorded.
 
     Args:
         file: an engine's placement; or recorded routing, each file a traffic domain.
         form: a placement: {placement_format}; recorded routing: {routing_files}; vllm-record (a folder).
         output: default: placement.json; for recorded routing profile.npz.
         gpus: number of GPUs, if the file does not say.
-        dense_layers: the model's first layers without experts, which the file numbers too; default: as --shape says.
+        dense_layers: number of the model's first layers without experts; the file counts them too; default: from --shape.
         shape: the model's config.json or folder.
-        sources: source ranks that the traffic is dealt to, evenly; default: those of the files, or 4.
-        where: for csv: which rows to read; repeated, each is a traffic domain.
+        sources: source ranks, over which the traffic is divided evenly; default: those of the files, or 4.
+        where: for csv: the rows to read; if repeated, each selection is a traffic domain.
     """
     from aurora.io import load_model_config, save
     from aurora.io.engine_records import load_records

@@ -32,7 +32,7 @@ def links(
 
     Args:
         output: the cluster TOML to write.
-        ranks: local ranks; under torchrun as many as it started.
+        ranks: number of local ranks; under torchrun its ranks.
         transport: auto, gloo, nccl.
     """
     check_output(output=output)
@@ -56,12 +56,12 @@ def compute(
     add: list[Path] | None = None,
     as_json: bool = False,
 ) -> None:
-    """Time a model's router, experts and weighted sum on this machine, for profiles that were counted elsewhere.
+    """Measure the times of a model's router, experts and weighted sum on this machine, for profiles counted elsewhere.
 
     Args:
-        model: folder of a transformers MoE model; without it only --add.
+        model: folder of a transformers MoE model; not needed with --add.
         output: the profile or curves file to add this GPU kind to; created if missing.
-        add: a curves file that this command wrote elsewhere, to add too.
+        add: a curves file to add, which this command wrote on another machine.
     """
     from aurora.io import load, load_curves, save
     from aurora.reports.json_objects import curves_json
@@ -107,13 +107,13 @@ def system(
     exchange: Annotated[str, OptionField(choices="exchange")] = "nccl",
     as_json: bool = False,
 ) -> None:
-    """Write a cluster file of a GPU system as aiconfigurator-core has measured it, with link curves; needs that package.
+    """Write a cluster file of a GPU system, with the link curves that the package aiconfigurator-core has measured.
 
     Args:
         name: a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
         output: the cluster TOML to write.
-        gpus: how many GPUs, all of one node; default: all that it has.
-        exchange: what performs all-to-alls.
+        gpus: number of GPUs, all of one node; default: all of the system.
+        exchange: the library that performs all-to-alls.
     """
     from aurora.io.silicon_database import package
     from aurora.io.silicon_systems import system_cluster

@@ -25,15 +25,15 @@ def order(
     output: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Order one all-to-all, and show its time, bounds and `gap` to the larger of the fluid and the cut bound.
+    """Order one all-to-all. Show its time, its bounds, and the `gap` to the larger of the fluid and the cut bound.
 
     Args:
-        traffic: bytes from row to column: .csv (no header), .npy, or a profile and --layer.
+        traffic: bytes from row to column (.csv without header, or .npy); or a profile, with --layer.
         cluster: cluster TOML, or a shipped cluster's name; default: every port has 12.5e9 Bps.
         method: {order}; or all, to compare them.
         startup_s: fixed seconds per message; default: the cluster's.
-        layer: for a profile: this MoE layer, experts placed contiguously.
-        seed: for random orders and random priorities.
+        layer: for a profile: the MoE layer, whose experts are placed contiguously.
+        seed: random seed of random orders and random priorities.
         output: write the JSON to a file.
     """
     from aurora.io import load_cluster, write_text

@@ -34,23 +34,23 @@ def place(
     rates: Annotated[str | None, OptionField(panel=FAILURES)] = None,
     as_json: bool = False,
 ) -> None:
-    """Place experts with replicas so that the largest load of a GPU is as small as possible, with a lower bound; or, with
-    --for-failures, so that every expert is likely to be held after nodes fail.
+    """Place experts with replicas to minimise the largest load of a GPU, and print a lower bound. With --for-failures, instead
+    maximise the probability that every expert survives failures of nodes.
 
     Args:
-        loads: each expert's load: .csv (no header) or .npy, one row per layer.
-        slots: experts that fit on each GPU; with --for-failures: on each node.
+        loads: load of each expert: .csv without header or .npy, one row per layer.
+        slots: number of experts that fit on each GPU; with --for-failures: on each node.
         method: {replicas}; with --for-failures: {survive}; default: the first.
         replicas: replicas of each expert, r0,r1,...; default: the method chooses.
-        nodes: number of nodes, over which GPUs divide evenly.
-        seed: for methods that draw at random.
+        nodes: number of nodes; each has equally many GPUs.
+        seed: random seed of methods that draw.
         gpus: number of GPUs; default: one per node.
-        groups: number of expert groups of equal size; eplb keeps a group on one node.
-        explain: show how many slots bring mean/max load to 0.95, layer by layer.
-        survive: maximise the probability that every expert is still held after failures.
-        min_replicas: replicas that each expert has at least, N; with aurora any N-1 failures are survived.
-        alive: optimise for this many nodes left; default: few failures first.
-        racks: each node's rack, 0,0,1,...; a rack fails as a whole.
+        groups: number of expert groups of equal size; eplb keeps each group on one node.
+        explain: show for each layer how many slots raise mean/max load to 0.95.
+        survive: maximise the probability that every expert survives failures.
+        min_replicas: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
+        alive: optimise for this many remaining nodes; default: few failures first.
+        racks: rack of each node, 0,0,1,...; a rack fails as a whole.
         rates: relative failure rate of each node, or rack, 1,1,2.5,....
     """
     from aurora.io import load_loads

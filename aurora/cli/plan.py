@@ -32,13 +32,13 @@ def plan(
     """Decide which GPU holds which experts and in which order tokens travel; every schedule is checked.
 
     Args:
-        profile: a model's profile; give two or more to share the GPUs between models.
+        profile: profile of a model; give two or more to share the GPUs between models.
         cluster: cluster TOML, or the name of a shipped cluster.
         output: the plan to write.
-        domain: traffic domain: another profile of the same model that the same plan must serve; repeat it.
-        previous: the current plan: relabel GPUs so that few bytes move, and price the migration.
-        max_move_bytes: with --from: byte budget; move only the layers that save most within it.
-        engine: the serving engine, which must be able to serve the plan.
+        domain: another profile of the same model, which the plan must serve too; repeat it.
+        previous: the current plan; the new plan moves few bytes from it, and the migration is priced.
+        max_move_bytes: with --from: maximum bytes to move; only the layers that save most move.
+        engine: refuse plans that this serving engine cannot serve.
         explain: show the terms of each layer's time.
     """
     from aurora.io import load_cluster, load_plan, load_profile, save
@@ -100,13 +100,13 @@ def evaluate(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Price a plan on traffic that it was not made for, beside a plan made for that traffic; or show, with --before, how far
-    traffic has changed, layer by layer, what the plan loses by it, and whether to plan again.
+    """Evaluate a plan on other traffic, and compare it with a plan made for that traffic. With --before, show instead how far
+    the traffic of each layer has changed, how much the plan loses by it, and whether to plan again.
 
     Args:
-        plan: plan JSON; with --before it may be left out: experts balanced for that traffic.
+        plan: plan JSON; optional with --before; default: experts balanced for that traffic.
         profile: the traffic, one profile per model.
-        before: instead: how far traffic has drifted since this profile, which the plan was made from.
+        before: show the drift since this profile, from which the plan was made.
     """
     from aurora.io import load_plan, load_profile
     from aurora.planner.check.fit import without_proof

@@ -32,20 +32,20 @@ def profile(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Count which experts a model's tokens choose, and time router, experts and weighted sum on this machine.
+    """Count which experts the tokens choose, and measure the times of router, experts and weighted sum on this machine.
 
-    Ctrl-C leaves a valid partial profile beside the output, and so does a crash, up to the last minute; the same command goes
-    on from there.
+    Ctrl-C leaves a valid partial profile beside the output. After a crash the partial profile lacks at most the last minute.
+    The same command continues from it.
 
     Args:
         model: folder of a transformers MoE model, or its name in the local hub cache.
-        more_text: more text, after the model.
-        text: UTF-8 text, .jsonl chats or prompts, .npy token ids; repeat, or list several after.
+        more_text: further text files.
+        text: UTF-8 text, .jsonl chats or prompts, or .npy token ids; repeat it, or list several files.
         output: the profile to write; NAME.partial.npz if interrupted.
-        shape: instead of a model and text: a config.json, its folder or a shipped model, whose compute curves and all-to-alls
-            --system has measured; no traffic.
+        shape: instead of a model and text: a config.json, its folder or a shipped model; write its compute curves and
+            all-to-alls as measured on --system, without traffic.
         system: with --shape: a GPU system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
-        engine: with --shape: the serving engine whose kernels were measured: sglang, trtllm or vllm.
+        engine: with --shape: serving engine whose kernels were measured: sglang, trtllm or vllm.
     """
     check_output(output=output)  # before other names are made of it
     if shape is not None or system is not None:
@@ -112,16 +112,16 @@ def synthetic(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Make a synthetic profile, for planning before there is traffic: random routing, compute times not measured here.
+    """Make a synthetic profile, for planning before there is traffic. Routing is random, compute times are not measured here.
 
     Args:
         skew: popularity of experts: uniform or zipf:EXPONENT.
         shape: the model's config.json or folder, or the name of a shipped model.
         output: the profile to write.
-        gpu_kinds: a GPU kind to add compute curves for, from its datasheet; repeat it: a .toml file of kinds, or {gpu_kind}.
+        gpu_kinds: a GPU kind whose datasheet gives compute curves; repeat it: a .toml file of kinds, or {gpu_kind}.
         system: a GPU system of aiconfigurator-core, such as h200_sxm, whose measured compute curves are added; an unknown name
             lists all.
-        engine: with --system: the serving engine whose kernels were measured: sglang, trtllm or vllm.
+        engine: with --system: serving engine whose kernels were measured: sglang, trtllm or vllm.
     """
     from aurora.io import load_gpus, save
 
@@ -148,8 +148,8 @@ def record(
     Args:
         url: URL of the vLLM server, which runs our plugin.
         output: the profile to write.
-        folder: the folder of the server's setting `record`, as this command sees it.
-        seconds: how long to record.
+        folder: the folder that the server's setting `record` names, by its path on this machine.
+        seconds: seconds to record.
     """
     from aurora.io import save
     from aurora.profiler.import_routing import profile_vllm_server

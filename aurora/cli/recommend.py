@@ -23,16 +23,16 @@ def recommend(
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
-    """Say what to do with a model on given GPUs: plan, gain over the engine's default, and launch command; or nothing.
+    """Recommend a plan for a model on given GPUs, with its gain over the engine's default and the launch command; or none.
 
     Args:
         engine: the serving engine.
         model: the model's config.json or folder, or a shipped model's name; needed without --profile.
-        gpus: kinds and numbers, such as h20:8,a100:8, or one by one; or give --cluster.
+        gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
         profile: the model's traffic, one source rank per GPU; default: synthetic traffic.
-        nic_Bps: with --gpus: a GPU's NIC to other servers, bytes per second.
-        per_server: with --gpus: GPUs of a server.
+        nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
+        per_server: with --gpus: number of GPUs in a server.
         output: folder for the plan and the engine's file.
     """
     from aurora.advisor.recommend import SERVING_ENGINES, save_recommendation

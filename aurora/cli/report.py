@@ -22,13 +22,13 @@ def report(
     form: Annotated[str, OptionField(flag="--format", choices="report_format")] = "html",
     as_json: bool = False,
 ) -> None:
-    """Report on a plan: its speed-up, prediction against measurement, what to do next, and figures. Or report on requests.
+    """Report on a plan: its speed-up, prediction against measurement, advice and charts. Or report on simulated requests.
 
     Args:
         plan: plan JSON; or a simulation of requests (npz), which `aurora simulate --rate` writes.
         trace: predicted and measured traces of the plan (npz); all are compared with the first. Or further
             simulations of the same requests.
-        profile: the traffic, one per model; twice as many: also later traffic, for drift; default: the plan's own profiles.
+        profile: the traffic, one per model; for drift give as many again, of later traffic; default: the plan's profiles.
         output: default: {report_output}.
         form: {report_form}.
     """

@@ -52,21 +52,21 @@ def run(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Serve prompts with the plan's models, one local process per rank (under torchrun this is one rank), and measure.
+    """Serve prompts with the plan's models and measure every phase. Each rank is a local process; under torchrun this is one.
 
     Args:
         plan: plan JSON.
-        model: model folder, or name in the local hub cache; one for each model of the plan, in its order.
-        prompts: prompts by line, or .jsonl with prompt and, if later, at_s; one file, or one per model; not with --join.
+        model: model folder, or name in the local hub cache; repeat it for each model of the plan, in the plan's order.
+        prompts: a prompt per line, or .jsonl with prompt and arrival time at_s; one file, or one per model; not with --join.
         output: the answers to write (JSON lines).
-        trace: the measured trace to write too (npz); default: beside the plan.
-        ranks: checked against the plan's number of ranks.
-        verify: compare with the plain model in one process.
+        trace: the measured trace to write (npz); default: beside the plan.
+        ranks: the number of ranks that the plan must have.
+        verify: compare the answers with those of the plain model in one process.
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
         predicted: with --compare: compare with this predicted trace (npz) instead.
         sample_utilisation: read the utilisation of this machine's GPUs from NVML.
-        resume: go on from the journal of an interrupted run with --survive.
+        resume: continue from the journal of an interrupted run with --survive.
         adapt: move experts to follow the traffic while serving.
     """
     given = RUNNING.get().params

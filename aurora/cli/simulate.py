@@ -40,25 +40,25 @@ def simulate(
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Simulate a plan event by event: time per layer, utilisation, and the gap of its exchanges to the bound.
+    """Simulate a plan event by event. Show the time per layer, the utilisation, and the gap of its exchanges to the bound.
 
     Args:
         plan: plan JSON.
-        profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: the kinds
-            of traffic of one model, two or more.
+        profile: the traffic, one profile per model; default: the profiles that the plan was made from; with --change: two or
+            more kinds of traffic of one model.
         output: the predicted trace, or the simulation of requests, to write (npz); default: beside the plan, by its name and
             that of options that are given, as plan.predicted.npz, plan.interleave-off.predicted.npz and plan.requests.npz.
-        barriers: what a GPU waits for after an exchange: gpu, its own transfers and all ranks' token counts; none, its own
-            transfers only; global, all ranks after every phase.
+        barriers: what a GPU waits for after an exchange: gpu, its own transfers and the token counts of all ranks; none, only
+            its own transfers; global, all ranks after every phase.
         orders: plan, the plan's orders; batch, orders recomputed per batch; or allgather, an allgather of all tokens and a
             reduce-scatter instead of all-to-alls, as in vLLM without aurora.
-        interleave: several models: on, at the same time; off, one after the other.
-        staged: transfers run in stages, as NCCL's grouped calls do, instead of one by one.
-        change: instead: replay traffic that changes between the profiles, {change}, and compare ways to follow it.
-        windows: with --change: windows of traffic.
-        lasting: with --change: windows that a profile's traffic, a day or a crowd lasts.
-        requests: instead: serve the requests of a trace (.csv or JSON lines of arrival_s,input_tokens,output_tokens, or as
-            Azure's or Mooncake's), beside the engine's default.
+        interleave: run several models at the same time (on) or one after the other (off).
+        staged: run transfers in stages, as NCCL's grouped calls do, instead of one by one.
+        change: replay traffic that changes between the profiles instead, {change}, and compare ways to follow it.
+        windows: with --change: number of windows of traffic.
+        lasting: with --change: number of windows for which a profile's traffic, a day or a crowd lasts.
+        requests: serve the requests of a trace instead, and compare with the engine's default (.csv or JSON lines with
+            arrival_s,input_tokens,output_tokens, or the columns of Azure or Mooncake).
     """
     refuse_given(*((REPLAYED, "with `change`") if change is None else (SIMULATED, "without `change`")))
     served = requests is not None or RUNNING.get().params["rate"] is not None

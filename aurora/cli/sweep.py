@@ -41,24 +41,24 @@ def sweep(
     time_limit_s: Annotated[float, OptionField(flag="--time-limit", above=0, panel=COMPARED)] = 120.0,
     as_json: bool = False,
 ) -> None:
-    """Map when ordering transfers, colocating models, both or neither pays: one MoE layer of synthetic traffic, simulated; or,
-    with --ways, which way of sharing GPUs between models wins where.
+    """Map where ordering transfers, colocating models, both or neither pays, by simulating a MoE layer of synthetic traffic.
+    With --ways, map which way of sharing GPUs between models is fastest.
 
     Args:
         grid: one or two of {sweep_key}; COUNT steps, or with :logCOUNT steps of equal ratio; none with --ways.
-        output: folder for the table, as page and JSON.
+        output: folder for the table, as a page and as JSON.
         shape: a model's config.json or folder; default: a shipped Mixtral.
         cluster: cluster TOML, or a shipped cluster's name; `bandwidth` replaces its rates; default: paper-equal-8, with --ways
             demo-4.
-        seed: for the draws of traffic.
-        ways: instead: compare ways of sharing GPUs, one model after the other, micro-batches, two models or three at once.
-        profile: with --ways: a model's traffic, one source rank per GPU; up to three. Default: the shipped models', measured.
+        seed: random seed of the traffic.
+        ways: compare ways of sharing GPUs instead: one model after the other, micro-batches, two models or three at once.
+        profile: with --ways: a model's traffic, one source rank per GPU; up to three. Default: profiles of the shipped models.
         batch: tokens of each rank in a step; repeat it. Default: 1, 2, 4, ... 512.
         bandwidth: factor on the ports' bytes per second; repeat it. Default: 0.25, 1, 4.
         skew: exponent on the experts' shares, 1: as profiled, 0: all equal; repeat it. Default: 0, 1.
-        steps: steps of each model that are simulated.
+        steps: number of simulated steps of each model.
         measure: also run some cells with the shipped models, as processes of this machine.
-        time_limit_s: with --measure: no cell begins after so many seconds.
+        time_limit_s: with --measure: start no cell after this many seconds.
     """
     if ways:
         if grid:

@@ -33,12 +33,12 @@ def train(
     options: Callable[..., TrainOptions],
     as_json: bool = False,
 ) -> None:
-    """Train a model on text, one local process per rank (under torchrun this is one rank), with replicas of its experts.
+    """Train a model on text, with replicas of its experts. Each rank is a local process; under torchrun this is one rank.
 
     Args:
         model: model folder, or name in the local hub cache.
-        text: text to train on: .jsonl, .npy of token ids, any other as UTF-8 text.
-        output: folder for the trained model (model), checkpoints and log.jsonl.
+        text: text to train on: .jsonl, .npy of token ids, or any other file as UTF-8 text.
+        output: folder for the trained model, checkpoints and log.jsonl.
     """
     if RUNNING.get().params["join"] is not None:
         of_the_run = (field.name for field in fields(TrainOptions) if field.name not in OF_EACH_HOST)

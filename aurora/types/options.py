@@ -45,17 +45,17 @@ class ProfileOptions:
     """Options of `aurora.profile`.
 
     Args:
-        sources: source ranks that the prompts are dealt to in turn.
-        prompt_tokens: tokens of a prompt; longer prompts are cut.
-        batch: prompts that a rank decodes together.
+        sources: number of source ranks; each prompt in turn goes to the next one.
+        prompt_tokens: maximum tokens of a prompt; longer prompts are cut.
+        batch: number of prompts that a rank decodes together.
         max_new_tokens: tokens to generate; 1: profile prefill only.
-        limit: prompts at most; None: all.
-        share: processes that compute on this machine at the same time while phases are timed.
-        token_level: keep every token's choices, not only their counts.
-        window: tokens of all sources in a window; None: each forward pass is one.
+        limit: maximum number of prompts; None: all.
+        share: number of processes that compute on this machine at the same time, while phases are timed.
+        token_level: keep the choices of every token, not only their counts.
+        window: tokens of all sources in a window; None: each forward pass is one window.
         coactivation: count which experts are chosen together.
         precision: stop when the busiest rank's load is known within this relative error at 95 % confidence; None: read all.
-        seed: for the resampling behind `precision`.
+        seed: random seed of the resampling for `precision`.
     """
 
     sources: int = option(4, above=0, most=4096)
@@ -79,11 +79,11 @@ class SyntheticOptions:
     """Options of `aurora.synthetic_profile`.
 
     Args:
-        sources: source ranks.
+        sources: number of source ranks.
         window_tokens: tokens of each source in a window.
-        windows: windows, one per forward pass.
-        seed: for the draws.
-        token_level: keep every token's choices, not only their counts.
+        windows: number of windows, one per forward pass.
+        seed: random seed.
+        token_level: keep the choices of every token, not only their counts.
         correlation: how often the two experts of a pair are drawn together, from 0 to 1.
     """
 
@@ -105,23 +105,23 @@ class PlanOptions:
     """Options of `aurora.plan`: strategies by name; "auto" chooses by the number of models and the cluster.
 
     Args:
-        place: placement of experts: each by itself, in one group per GPU, or with replicas.
-        assign: assignment of one model's groups to GPUs.
-        colocate: placement of further models' groups on the GPUs of the first.
+        place: how experts are placed: one by one, in one group per GPU, or with replicas.
+        assign: how the groups of one model are assigned to GPUs.
+        colocate: how the groups of further models are placed on the GPUs of the first model.
         order: order of each all-to-all.
-        seed: for strategies that draw at random.
+        seed: random seed of strategies that draw.
         objective: time of two colocated models ("paper": Aurora's Table 2), or of more; "simulated": simulate several plans.
-        time_limit_s: seconds after which exact searches stop with the best plan found and its bound.
-        slots_per_gpu: experts that each GPU holds, replicas included; None: what its memory holds.
+        time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
+        slots_per_gpu: experts that each GPU holds, replicas included; None: as many as its memory holds.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
-        coactivation: count a token once per GPU, and place experts that tokens choose together on one GPU, where faster.
-        min_replicas: replicas that each expert has at least, each on another node (of one node: on another GPU); None: one.
+        coactivation: count a token once per GPU, and put experts chosen together on one GPU, where this is faster.
+        min_replicas: minimum replicas of each expert, each on another node (on one node: another GPU); None: one.
         time_slice: how long a model has a port: "exchange", "layer" or a forward "step"; "auto": the faster of the first two.
-        all_to_all: whether a token goes once to each server and on from there ("hierarchical"); "auto": if that is faster.
-        priorities: one per model: "interactive" models go before "batch" models, which use what is left; empty: all are alike.
-        weights: one per model: time slices of a port for each one of a model of weight 1; empty: 1 each, or by need if faster.
-        preemption_s: seconds that a batch model keeps a GPU at most while an interactive one waits; None: by that one's layers.
-        micro_batches: parts that each rank's batch of a single model is cut into, served side by side; 0, auto: as many as pay.
+        all_to_all: "flat": tokens go directly to each GPU; "hierarchical": once to each server, then on; "auto": the faster.
+        priorities: one per model; "interactive" models go before "batch" models, which use the time left; empty: all are equal.
+        weights: one per model; number of time slices per slice of a model of weight 1; empty: 1 each, or by need if faster.
+        preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; None: planned.
+        micro_batches: number of parts of each batch of a single model, which overlap; 0, auto: as many as pay.
     """
 
     place: str = option("auto", choices="place survive", names=PLACES)
@@ -161,9 +161,9 @@ class DriftOptions:
     """Options of `aurora.drift`.
 
     Args:
-        threshold: relative loss of the plan above which planning again pays.
-        hot: how many of the most loaded experts count as hot; None: an eighth of all.
-        seed: for the resampling that tells drift from chance.
+        threshold: relative loss of the plan from which you should plan again.
+        hot: number of experts that count as hot, the most loaded ones; None: an eighth of all.
+        seed: random seed of the resampling that separates drift from chance.
     """
 
     threshold: float = option(0.05, least=0, most=1e6)
@@ -179,8 +179,8 @@ class ControlOptions:
     """Options of the controller that keeps a placement in force near its traffic.
 
     Args:
-        loss: time that the slowest GPUs lose by the placement in force, as a share, up to which it is kept.
-        bytes_per_s: bytes of expert weights that may move in a second; None: as many as pay.
+        loss: keep the current placement while the slowest GPUs lose at most this share of their time by it.
+        bytes_per_s: maximum bytes of expert weights moved per second; None: as many as pay.
         period_s: seconds between two windows of traffic.
     """
 

@@ -65,13 +65,13 @@ class RequestOptions:
     """Options of `aurora.simulate_requests`: requests that are drawn, where no trace is given, and the engine's limits.
 
     Args:
-        rate: requests per second, which arrive at random (Poisson).
+        rate: requests per second; they arrive at random (Poisson).
         isl: input sequence length: tokens of each prompt.
         osl: output sequence length: tokens that are generated for each request.
-        duration_s: seconds in which requests arrive; None: 60, of a trace all.
-        max_num_batched_tokens: tokens that a rank computes in one step at most, as vLLM's option.
-        max_num_seqs: requests that a rank works on at once at most, as vLLM's option.
-        seed: for arrivals, and for the tokens' experts.
+        duration_s: seconds in which requests arrive; None: 60, or all requests of a trace.
+        max_num_batched_tokens: maximum tokens that a rank computes in one step, as vLLM's option.
+        max_num_seqs: maximum requests that a rank serves at the same time, as vLLM's option.
+        seed: random seed of arrivals and of the tokens' experts.
     """
 
     rate: float | None = option(None, above=0, most=1e6)

@@ -22,26 +22,26 @@ class RunOptions:
 
     Args:
         max_new_tokens: tokens to generate for each prompt.
-        batch: prompts that a rank decodes together.
-        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo.
-        timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
+        batch: number of prompts that a rank decodes together.
+        transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo.
+        timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous, without survive; 0: a free one.
         deduplicate: send a token once to a rank that holds several of its experts; None: as planned.
-        order: "plan": the planned orders; "auto": the fastest by message size, measured before and while serving.
-        predictable: return the run's routing and measured network, from which it can be simulated.
+        order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving.
+        predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
-        colocate: with interleave "processes": a name, the same for all processes that share these GPUs.
+        colocate: with interleave "processes": a name; all processes that share these GPUs give the same one.
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
-        hang_s: with survive: seconds without a sign of life after which a rank is lost, two at least.
-        lead: with survive: ADDRESS:PORT of this host, at which hosts with its AURORA_CERTIFICATE join its run; None: none do.
-        join: with survive: ADDRESS:PORT of the host whose run the ranks of this host's node join; None: a run of its own.
-        node: with lead or join: which of the plan's nodes this host is; None: a leader without ranks of its own.
-        local_first: replicas on a token's rank take it first; costs one more exchange of counts per layer.
+        hang_s: with survive: seconds without a sign of life after which a rank counts as lost; at least two.
+        lead: with survive: ADDRESS:PORT of this host, where hosts with its AURORA_CERTIFICATE join the run; None: none do.
+        join: with survive: ADDRESS:PORT of the host whose run this host joins; None: this host has a run of its own.
+        node: with lead or join: the plan's node that this host runs; None: a leader that runs no ranks.
+        local_first: give a token first to replicas on its own rank; this costs one more exchange of counts per layer.
         dtype: dtype of weights and hidden states; "auto": float32 on a CPU, on GPUs that of the model's files.
-        adapt: experts move to follow the traffic while serving, as these options say; None: the placement stays.
-        dry_run: with adapt: nothing moves; say what would.
+        adapt: move experts to follow the traffic while serving, with these options; None: the placement stays.
+        dry_run: with adapt: move nothing, only report the moves.
     """
 
     max_new_tokens: int = option(16, above=0, most=MOST_TOKENS)

@@ -20,30 +20,30 @@ class TrainOptions:
     """Options of `aurora.train`.
 
     Args:
-        steps: steps to take in all, those before `resume` included.
-        ranks: processes that train, with lead or join those on this host; under torchrun its ranks.
-        batch: samples of a global batch, which all ranks share.
+        steps: total number of steps, including those before `resume`.
+        ranks: number of processes that train, with lead or join on this host; under torchrun its ranks.
+        batch: samples of a global batch; all ranks share them.
         length: tokens of a sample.
         learning_rate: step size of AdamW.
         weight_decay: weight decay of AdamW.
-        max_norm: Euclidean norm above which the gradient of a step is scaled down to it; None: none.
+        max_norm: maximum Euclidean norm of a step's gradient; larger gradients are scaled down to it; None: no limit.
         router_loss: weight of the load-balancing loss; None: that of the model's config.
-        min_replicas: replicas that each expert has at least, each on another rank; None: two, or one on one rank.
-        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: as many as the least replicas take.
-        rebalance_every: steps after which experts move, if their loads say that it pays; None: they stay.
+        min_replicas: minimum replicas of each expert, each on another rank; None: two, or one on one rank.
+        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: only those that min_replicas needs.
+        rebalance_every: number of steps after which experts move if that pays; None: they stay.
         checkpoint_every: steps between two checkpoints; None: one at the end.
-        resume: go on from the newest checkpoint in the output folder.
-        elastic: go on with the remaining ranks when some are lost; see `transport`.
+        resume: continue from the newest checkpoint in the output folder.
+        elastic: continue with the remaining ranks when some are lost; see `transport`.
         respawn: with elastic: how many times each lost rank is restarted.
-        min_ranks: with elastic: ranks, of all hosts, below which training waits for lost ones to be back or others to join.
-        redundancy: how many ranks, with all experts, compute each part of a batch; above 1, slow ones are not waited for.
+        min_ranks: with elastic: minimum ranks of all hosts; with fewer, training waits until ranks return or join.
+        redundancy: number of ranks that compute each part of a batch, with all experts; above 1, no step waits for slow ones.
         scheme: with redundancy: gradient code that assigns the parts to ranks.
-        lead: with elastic: ADDRESS:PORT of this host, at which hosts with the same AURORA_CERTIFICATE join; None: none do.
-        join: with elastic: ADDRESS:PORT of the host whose run this host joins, with its options; None: a run of its own.
-        dtype: dtype in which the model computes; weights of bfloat16 are kept and updated in float32.
-        transport: how ranks exchange tokens; "auto": nccl where every rank has a GPU, else gloo; the same on all hosts.
-        seed: for the sequence of the samples.
-        timeout_s: seconds that a rank waits for a peer, or with join a host for its leader, before the run ends.
+        lead: with elastic: ADDRESS:PORT of this host, where hosts with the same AURORA_CERTIFICATE join; None: none do.
+        join: with elastic: ADDRESS:PORT of the host whose run and options this host joins; None: a run of its own.
+        dtype: dtype in which the model computes; with bfloat16, weights are kept and updated in float32.
+        transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
+        seed: random seed of the sequence of samples.
+        timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
         port: port of the ranks' rendezvous; 0: a free one, with redundancy none.
     """
 
