@@ -51,7 +51,8 @@ which layers have experts, and the shapes of their matrices. Otherwise the **nam
 they do not say is told, or the configuration is refused with the names that were looked for.
 
 The table has all types of transformers {version} whose configuration speaks of experts, each with its defaults. Bytes are those
-of 16-bit weights; the configuration's quantisation changes them. Shared experts are counted in sizes of a routed one.
+of 16-bit weights. Bits, groups and scales of quantised ones are those of `quantization_config`, or of a `hf_quant_config.json`
+beside the file. Shared experts are counted in sizes of a routed one.
 
 {read}
 

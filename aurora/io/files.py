@@ -174,6 +174,8 @@ def json_of_line(line: str) -> Any:
 def load_model_config(source: str | Path) -> dict[str, Any]:
     """Reads a model's transformers config.json, or Mistral's params.json. Raises BadInput if it is missing or not JSON.
 
+    Where it says nothing of quantisation, a hf_quant_config.json beside it does, as ModelOpt writes one.
+
     Args:
         source: the file, the model's folder, its name in the local Hugging Face cache, such as "org/model", or that of a model
             that comes with the package, such as "mixtral-topics".
@@ -188,7 +190,10 @@ def load_model_config(source: str | Path) -> dict[str, Any]:
     if path.is_dir():
         params = path / "params.json"
         path = params if params.exists() and not (path / "config.json").exists() else path / "config.json"
-    return load_json(path)
+    config, beside = load_json(path), path.with_name("hf_quant_config.json")
+    if not config.get("quantization_config") and beside.is_file():
+        config["quantization_config"] = {"quant_method": "modelopt", **load_json(beside)}
+    return config
 
 
 def _cached_config(name: str) -> Path:

@@ -133,6 +133,12 @@ def test_models_are_read_by_their_names_in_the_hub_cache(tmp_path, monkeypatch):
     assert load_model_config(tmp_path) == MIXTRAL
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
     assert load_model_config("org/model") == MIXTRAL
+    modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(modelopt))
+    for source in (tmp_path, tmp_path / "config.json", "org/model"):
+        config = load_model_config(source)
+        assert config == MIXTRAL | {"quantization_config": {"quant_method": "modelopt", **modelopt}}
+        assert Shape.of(config).weight_bits == 4.5
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: None)
     with pytest.raises(BadInput, match="org/model: no such file, and no model of this name in the local hub cache"):
         load_model_config("org/model")

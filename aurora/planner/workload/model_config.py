@@ -15,6 +15,7 @@ from aurora.errors import BadInput
 from aurora.planner.workload.model_structure import MOST_EXPERTS, model_structure
 from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
+from aurora.types.read_numbers import whole_number
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
 MOST_WIDTH = 1 << 24  # of a model that a config describes
@@ -264,7 +265,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
             raise BadInput(f"config: {name} is not known, so that layers with experts cannot be told; known: {_looked_for()}")
         try:
             moe &= rule(number_L, value) if rule is not None else True
-        except (TypeError, ValueError, ZeroDivisionError):
+        except (BadInput, TypeError, ValueError, ZeroDivisionError):
             raise BadInput(f"config: {name} does not say which of {layers} layers have experts: {str(value)[:80]}") from None
     return _others(np.flatnonzero(moe).tolist(), layers)
 
@@ -284,7 +285,7 @@ def _every(number_L: IntArray, step: Any) -> BoolArray:
 def _listed(number_L: IntArray, listed: Any) -> BoolArray:
     """Marks the layers that a list names, or a text with commas."""
     if isinstance(listed, str):
-        listed = [int(each) for each in listed.split(",")]
+        listed = [whole_number(each) for each in listed.split(",")]
     if not isinstance(listed, list) or any(type(number) is not int for number in listed):
         raise ValueError(listed)
     return np.isin(number_L, listed)
@@ -375,7 +376,7 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
     """Returns the bits of a number of an expert's weights, with its part of scales and zero points; None: they are not known.
 
     Methods of `quantization_config`: fp8 in all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound, compressed-tensors, ModelOpt,
-    Quark, bitsandbytes, HQQ.
+    Quark, bitsandbytes, HQQ, torchao, quanto.
 
     Args:
         config: the content of a transformers config.json.
@@ -390,7 +391,7 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
     method = str(quantised.get("quant_method")).lower().replace("-", "_")
     try:
         return _BITS[method](quantised) if method in _BITS else None
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError):
+    except (BadInput, TypeError, ValueError, KeyError, AttributeError, IndexError, ZeroDivisionError):
         return None
 
 
@@ -403,8 +404,37 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _leaves_experts(quantised: Mapping[str, Any]) -> bool:
     """Returns whether routed experts are among the modules that stay as they are."""
     names = ("modules_to_not_convert", "ignore", "exclude", "exclude_modules", "ignored_layers")
-    listed = [each for name in names for each in quantised.get(name) or () if isinstance(each, str)]
-    return any("experts" in each and not re.search(r"shared_?experts|gate|router", each) for each in listed)
+    said = {**_part(quantised, "quantization"), **quantised}
+    return any(_of_experts(each) for name in names for each in said.get(name) or ())
+
+
+def _of_experts(module: Any) -> bool:
+    """Returns whether a name of modules, or a pattern of names, is of routed experts."""
+    return "experts" in str(module) and not re.search(r"shared_?experts|gate|router", str(module))
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns an entry that is a mapping; an empty one for any other."""
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _form_bits(form: Any, group: Any = None, zero_bits: float = 0.0) -> float:
+    """Bits of a number by the name of its form, such as "NVFP4", "W4A16_AWQ", "int8" or "float8_e4m3fn".
+
+    Args:
+        form: the first number after a kind of numbers is that of its bits.
+        group: numbers that share a scale; None: as is usual for the form.
+        zero_bits: of a group's zero point.
+
+    Raises:
+        BadInput: if the name has no such number.
+    """
+    form = str(form).lower()
+    bits = whole_number("".join(re.findall("(?:int|float|fp|w)([0-9]+)", form)[:1]))
+    if "nvfp" in form or "mx" in form:
+        return _grouped(bits, group or (16 if "nvfp" in form else 32), 8)
+    return _grouped(bits, group or (128 if bits < 8 else None), SCALE_BITS, zero_bits)
 
 
 def _grouped(bits: float, group: Any, scale_bits: float = SCALE_BITS, zero_bits: float = 0.0) -> float:
@@ -428,22 +458,35 @@ def _compressed(quantised: Mapping[str, Any]) -> float:
 
 
 def _modelopt(quantised: Mapping[str, Any]) -> float:
-    inner = quantised.get("quantization", quantised)
     if quantised.get("config_groups"):
         return _compressed(quantised)
-    name = str(inner.get("quant_algo", "")).upper()
-    if "NVFP4" in name or "MXFP4" in name:
-        return _grouped(4, inner.get("group_size") or (16 if "NVFP4" in name else 32), 8)
-    if "W4" in name or "INT4" in name:
-        return _grouped(4, inner.get("group_size") or 128)
-    return {"FP8": 8.0, "FP8_PER_CHANNEL_PER_TOKEN": 8.0, "FP8_PB_WO": 8.0, "INT8": 8.0, "W8A8_SQ_PER_CHANNEL": 8.0}[name]
+    inner = _part(quantised, "quantization") or quantised
+    mixed = _part(inner, "quantized_layers")  # by module
+    inner = next((said for module, said in mixed.items() if _of_experts(module)), inner)
+    name = inner["quant_algo"]
+    return _form_bits(name, None if "_PB_" in name else inner.get("group_size"))
+
+
+def _torchao(quantised: Mapping[str, Any]) -> float:
+    kind = _part(quantised, "quant_type").get("default", quantised["quant_type"])
+    if isinstance(kind, str):  # as it was written until 2025
+        kind = {"_type": kind, "_data": _part(quantised, "quant_type_kwargs")}
+    if by_module := _part(kind["_data"], "fqn_to_config") or _part(kind["_data"], "module_fqn_to_config"):
+        kind = next((each for module, each in by_module.items() if _of_experts(module)), by_module.get("_default"))
+        if kind is None:
+            return 16.0
+    name, said = kind["_type"].lower().replace("_", ""), kind["_data"]
+    weight = re.search("[a-z]+[0-9]+(?=weight)", name)  # int8dynamicactivationint4weight, and others of weights alone
+    form = weight[0] if weight else f"{name} {said.get('weight_dtype', said.get('dtype'))}"
+    group = said.get("group_size") or said.get("block_size") or _part(_part(said, "granularity"), "_data").get("group_size")
+    return _form_bits(form, group, SCALE_BITS if name.startswith("int4weightonly") else 0)
 
 
 def _quark(quantised: Mapping[str, Any]) -> float:
     weight = quantised["global_quant_config"]["weight"]
     weight = weight[0] if isinstance(weight, list) else weight
     name, group = str(weight["dtype"]), weight.get("group_size")
-    bits = int(re.findall(r"\d+", name)[0])
+    bits = whole_number(re.findall("[0-9]+", name)[0])
     return _grouped(bits, group if bits < 8 else None, 8 if name.startswith("fp") else SCALE_BITS)
 
 
@@ -460,12 +503,15 @@ def _packed(quantised: Mapping[str, Any]) -> float:
 
 
 _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "finegrained_fp8", "deepspeedfp", "fp_quant", "ptpc_fp8"), lambda quantised: 8.0),
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "finegrained_fp8", "deepspeedfp", "ptpc_fp8"), lambda quantised: 8.0),
     **dict.fromkeys(("experts_int8", "eetq", "quanto_int8", "w8a8_int8"), lambda quantised: 8.0),
     **dict.fromkeys(("gptq", "gptq_marlin", "awq", "awq_marlin", "auto_round", "autoround", "intel/auto_round"), _packed),
     "compressed_tensors": _compressed,
-    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8", "nvfp4"), _modelopt),
-    "mxfp4": lambda quantised: 4 + 8 / 32,
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_fp8"), _modelopt),
+    **dict.fromkeys(("mxfp4", "mxfp8", "nvfp4"), lambda quantised: _form_bits(quantised["quant_method"])),
+    "fp_quant": lambda quantised: _form_bits(quantised.get("forward_dtype", "nvfp4")),
+    "torchao": _torchao,
+    "quanto": lambda quantised: _form_bits(quantised.get("weights", "int8"), zero_bits=SCALE_BITS),
     "quark": _quark,
     "bitsandbytes": _bitsandbytes,
     "hqq": lambda quantised: _packed(
