@@ -33,26 +33,36 @@ EXPECTED = {  # what the last block of a page prints, or a part of it
 }
 RUN = [page for page, blocks in PAGES.items() if {"bash", "python"} & {kind for kind, _ in blocks}]
 REPORTED = [page for page in RUN if any(".html" in text for kind, text in PAGES[page] if kind in ("bash", "python"))]
-ALONE = ("README.md", *(page for page in RUN if page not in REPORTED))  # others run where their reports are opened
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [pytest.param(page, marks=() if page in EXPECTED else pytest.mark.full) for page in ALONE])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page, marks=[*([] if page in EXPECTED else [pytest.mark.full]), *([pytest.mark.browser] * (page in REPORTED))]
+        )
+        for page in RUN
+    ],
+)
 def test_every_example_runs(page, tmp_path, warm):
+    """A page's commands run; reports that they write have no empty section."""
     run_page(page, tmp_path, warm)
+    if page in REPORTED:
+        check_reports(tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.browser
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [*REPORTED, "aurora demo"])
-def test_every_report_of_a_page_has_no_empty_section(page, tmp_path, warm):
-    """Each report that a page's commands write is opened in a browser: every section shows charts or tables, every tile a number."""
-    if page == "aurora demo":
-        subprocess.run([warm / "aurora", "demo", "-o", tmp_path / "demo"], check=True, capture_output=True, timeout=900)
-    else:
-        run_page(page, tmp_path, warm)
-    reports = [path for path in sorted(tmp_path.rglob("*.html")) if not path.is_symlink()]
+def test_the_demos_report_has_no_empty_section(tmp_path, warm):
+    subprocess.run([warm / "aurora", "demo", "-o", tmp_path / "demo"], check=True, capture_output=True, timeout=900)
+    check_reports(tmp_path)
+
+
+def check_reports(folder):
+    """Opens each report of a folder in a browser: every section shows charts or tables, every tile a number."""
+    reports = [path for path in sorted(folder.rglob("*.html")) if not path.is_symlink()]
     assert reports
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine: apt-get install chromium; the reports were written, not opened")
