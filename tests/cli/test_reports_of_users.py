@@ -136,6 +136,20 @@ def test_clusters_are_planned(aurora, case, gpus):
     assert all(len({expert for held in layer for expert in held}) in (8, 128) for layer in slots_LG)
 
 
+def test_six_gpus_hold_22_of_128_experts_each_at_no_loss(aurora):
+    """Where slots are counted. Otherwise the GPU of the most popular expert holds fewer, and others more."""
+    folder = REPORTS / "73-six-gpus"
+    assert aurora("synthetic", "zipf:1", folder / "config.json", "--sources", 6)[0] == 0
+    inputs = ("--cluster", folder / "cluster.toml", "--profile", "profile.npz")
+    assert aurora("plan", *inputs, "--output", "free.json")[0] == 0
+    assert aurora("plan", *inputs, "--slots-per-gpu", 22, "--output", "even.json")[0] == 0
+    free, even = load("free.json"), load("even.json")
+    counts = [[len(set(held)) for held in layer] for plan in (free, even) for layer in plan.models[0].placement.slots_LG]
+    assert all(set(layer) == {22} for layer in counts[4:])
+    assert all(max(layer) > 22 for layer in counts[:4])
+    assert even.objective_s <= 1.001 * free.objective_s
+
+
 def test_rates_by_rail_are_refused_by_one_sentence():
     from aurora.errors import BadInput
 
