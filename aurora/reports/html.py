@@ -66,7 +66,11 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
             against = f"against {about}{count(before.tokens_per_s)}: {before.name}; " if before and before.tokens_per_s else ""
             note = f"{against}{about}{served.tokens / served.steps:,.0f} tokens {many}, prompts included{part}"
             yield Tile(f"Tokens processed per second, {served.by}", f"{about}{count(served.tokens_per_s)}", note)
-        against = f"against {seconds(before.step_s)}: {before.name}" if before else f"{served.name}, {served.steps} steps"
+        against = (
+            f"against {seconds(before.step_s)}: {before.name}"
+            if before
+            else f"{served.name}, {served.steps} {'step' if served.steps == 1 else 'steps'}"
+        )
         stages = "".join(f"; {STAGE_NAMES[stage]} {seconds(value)}" for stage, value in served.stage_s.items())
         yield Tile(f"Time per step, {served.by}", seconds(served.step_s), f"{against}{stages}{part}")
     if both is None:
@@ -97,9 +101,8 @@ def _prediction_error(found: ReportNumbers) -> Tile:
     if found.other_traffic is not None:
         return Tile(title, DASH, f"Of other traffic: {found.other_traffic}")
     names = [found.of.traces[i][0] for i in (found.predicted, found.measured)]
-    note = (
-        f"{seconds(both.predicted_s)} predicted ({names[0]}) over {seconds(both.measured_s)} measured ({names[1]}), minus one"
-    )
+    took = f"{seconds(both.predicted_s)} predicted ({names[0]}), {seconds(both.measured_s)} measured ({names[1]})"
+    note = f"{took}; error = predicted / measured - 1"
     return Tile(title, percent(both.error), note)
 
 

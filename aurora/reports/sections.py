@@ -21,9 +21,9 @@ EXPERT_SCALE = 0.01  # of a layer's mean: what one step of a packed load stands 
 def experts_section(found: ReportNumbers) -> Section:
     """Returns the section with heat maps of all layers at once: the load of each expert, and of each GPU before and after."""
     text = (
-        "Every layer at a glance. First, how many tokens each expert draws; then how long each GPU is busy with the dispatch "
-        "and its experts, with experts in the order of their numbers and as planned. Colours tell the load relative to the "
-        "mean of the layer: a layer in balance has one colour."
+        "The first map shows the tokens of each expert in every layer. The other two show the time of each GPU for the "
+        "dispatch and its experts: with experts in the order of their numbers, and as planned. Colours show the load relative"
+        " to the mean of the layer. A balanced layer has one colour."
     )
     if not found.traffic_M:
         return Section("experts", "Experts and layers", text, missing=found.of.without)
@@ -57,9 +57,9 @@ def experts_section(found: ReportNumbers) -> Section:
 def traffic_section(found: ReportNumbers) -> Section:
     """Returns the section with heat maps of every layer's dispatch."""
     text = (
-        "Tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole profile: with experts "
-        "in the order of their numbers, and as planned. What stays on a GPU is left out. Bars beside the maps are what each "
-        "port sends and receives in all."
+        "The maps show the tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole "
+        "profile: with experts in the order of their numbers, and as planned. Tokens that stay on their GPU are left out. The"
+        " bars beside the maps show all tokens that a port sends or receives."
     )
     if not found.traffic_M:
         return Section("traffic", "Traffic before and after", text, missing=found.of.without)
@@ -92,8 +92,8 @@ def traffic_section(found: ReportNumbers) -> Section:
 def loads_section(found: ReportNumbers) -> Section:
     """Returns the section on ports and experts of each GPU, and the busiest ports of all layers."""
     text = (
-        "What ports and experts need, over the whole profile. No order of the dispatch ends before its busiest port, and no "
-        "placement makes the slowest GPU's experts faster than the dashed bound."
+        "The charts show the time that ports and experts need for the whole profile. No order of the dispatch is faster than "
+        "its busiest port. No placement makes the experts of the slowest GPU faster than the dashed bound."
     )
     if not found.traffic_M:
         return Section("loads", "Load per GPU", text, missing=found.of.without)
@@ -153,8 +153,9 @@ def drift_section(found: ReportNumbers) -> Section | None:
     if not found.drift_M:
         return None
     text = (
-        "How much of the later traffic goes to other experts than the first profile's did: the total variation between their "
-        "shares of tokens, layer by layer, beside what two samples as small as these would differ by."
+        "The chart shows the share of the later traffic that goes to other experts than in the first profile. This is the "
+        "total variation between the experts' shares of tokens, for each layer. Beside it is the variation that chance "
+        "explains in samples of this size."
     )
     frames, sheets = [], []
     for model, moved in zip(found.of.models, found.drift_M, strict=True):
@@ -183,7 +184,7 @@ WAYS = ("dispatch", "combine")
 
 def schedule_section(found: ReportNumbers) -> Section:
     """Returns the section on the transfers of each port: for the whole profile as planned, and for each trace's first step."""
-    text = "The transfers of one all-to-all by time. Colours and numbers in the bars tell the other end of a transfer."
+    text = "The chart shows the transfers of one all-to-all over time. Colours and numbers name the other end of a transfer."
     gpus = found.of.gpus
     shown: dict[str, list[list[list[Frame]]]] = {}
     rows, left = [], MOST_TRANSFERS
@@ -243,9 +244,9 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 def timeline_section(found: ReportNumbers) -> Section:
     """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
     title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
-    text = "What every rank computes and exchanges, and when it waits; a bar is a piece of one phase of one layer."
+    text = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
     if not found.of.traces:
-        missing = "Give traces: aurora simulate PLAN writes a predicted one, aurora run PLAN a measured one."
+        missing = "Give traces: aurora simulate PLAN writes a predicted trace, aurora run PLAN a measured one."
         return Section("timeline", title, text, missing=missing)
     frames = []
     most = MOST_BARS // len(found.bars)
@@ -326,7 +327,9 @@ def placement_section(found: ReportNumbers) -> Section:
     )
     copies_M = [found.copies_LE(number) for number in range(len(plan.models))]
     if not any((copies_LE > 1).any() for copies_LE in copies_M):
-        return Section("placement", "Placement", "Where the plan puts experts; none has replicas.", sheets=(held,))
+        return Section(
+            "placement", "Placement", "The table shows where the plan puts experts. None has replicas.", sheets=(held,)
+        )
     frames, fewest = [], []
     for name, copies_LE in zip(found.of.models, copies_M, strict=True):
         own = []
@@ -342,8 +345,8 @@ def placement_section(found: ReportNumbers) -> Section:
     tables = (Sheet("Copies and survival", heads, tuple(fewest)),)
     chart = Chart("copies", "bars", "Copies of each expert", choices, frames, about, tables)
     text = (
-        "Where the plan puts experts and their replicas. A layer survives the loss of any GPUs fewer than the copies of "
-        "its rarest expert."
+        "The chart and the table show where the plan puts experts and their replicas. If the rarest expert of a layer has N "
+        "copies, the layer survives the loss of any N - 1 GPUs."
     )
     return Section("placement", "Replicas and survival", text, (chart,), (held,))
 
@@ -365,9 +368,9 @@ def decisions_section(found: ReportNumbers) -> Section | None:
     if not reports:
         return None
     text = (
-        "How placements followed their traffic, window by window. Balancedness is the mean over the largest load of the GPUs, "
-        "1 if all are equal; expected is that of the placement wanted, in the next window. Marks stand where a change was "
-        "decided on, and where traffic was found to have changed."
+        "The chart shows how the placement followed the traffic in each window. Balancedness is the mean load of the GPUs "
+        "over the largest one. It is 1 if all loads are equal. The expected balancedness is that of the wanted placement in "
+        "the next window. Marks show decisions to change the placement, and changes of the traffic."
     )
     tables = tuple(sheet(table) for report in reports.values() if (table := control_table(report)) is not None)
     shown = {name: report for name, report in reports.items() if report.series}

@@ -28,7 +28,7 @@ class Bars extends View {
     this.thick = Math.min(46, (this.slot * 0.8) / this.series.length);
     this.left = left;
     this.up = (value) => base - (value / this.top) * high;
-    for (const value of niceSteps(0, this.top, 5)) {
+    for (const value of niceSteps(0, this.top, 5).filter((each) => this.about.unit || Number.isInteger(each))) {
       this.line(left, Math.round(this.up(value)) + 0.5, width - 8, Math.round(this.up(value)) + 0.5, colour("grid"));
       this.text(this.about.unit === "s" ? FORMATS.s(value) : this.format(value), left - 8, this.up(value), "right");
     }
