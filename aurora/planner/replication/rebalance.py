@@ -3,8 +3,11 @@
 Replicas share their expert's load evenly. Each step relieves the slowest GPU of a layer: it swaps two replicas, moves one to an
 empty slot, gives an expert a further replica in an empty slot or in place of another replica, or puts another expert in the
 place of a replica. No GPU that a step changes is then as slow as the slowest was. Of these steps it takes the one that relieves
-most for each move, an expert whose weights a GPU fetches because it did not hold them at the start. No step takes min replicas
-from an expert.
+most for each move, an expert whose weights a GPU fetches because it did not hold them at the start. A step relieves by how far
+the sum over the GPUs that it changes falls, of what each is above the target and, so that slow GPUs count more, of its square.
+No step takes min replicas from an expert.
+
+Most steps are never priced: two GPUs can at best be equally slow after a swap, which bounds what a swap relieves.
 
 Such steps end early where few slots hold large replicas. Then it starts again: experts with large replicas first get further
 ones, in place of replicas that are needed least, whatever the GPUs' times. The better end counts.
@@ -24,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
-from aurora.planner.placement.slot_state import PhaseSums, even_out, overwrite, start_slots, swap
+from aurora.planner.placement.slot_state import PhaseSums, overwrite, start_slots, swap
 from aurora.types import GpuSlots, Placement, Rebalanced
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, as_array, counts
 from aurora.types.compiled import njit
@@ -36,6 +39,8 @@ LARGE = 0.5  # of the target time: experts with larger replicas may be divided f
 SMALLER = 0.9  # times a divided expert's replicas that those of the expert which gives a slot up are at most
 WORTH_DIVIDING = 0.01  # relative: dividing experts must lower the largest time by as much more
 STEPS_PER_SLOT = 8  # per slot: more steps than a layer ever took
+SLOWER_COUNTS = 40.0  # at 1 / 40 above the target, a further second counts three times as much as at the target
+FEWEST_MOVES = 0.5  # a step without moves counts as half a one
 NO_STEP, SWAP, REPLACE = range(3)
 
 
@@ -48,8 +53,6 @@ class Layer(NamedTuple):
         times: what each expert adds to the time of a GPU, its load times the GPU's cost: the only sum, in one scenario.
         was_GE: (G, E) bool, whether a GPU held an expert at the start.
         domain_G: (G,) int64, the failure domain of each GPU.
-        held_ED: (E, D) int64, the replicas of each expert in each failure domain.
-        domains_E: (E,) int64, how many failure domains hold each expert.
         least_E: (E,) int64, the replicas of each expert at least.
         least_domains_E: (E,) int64, how many failure domains hold each expert at least.
     """
@@ -59,8 +62,6 @@ class Layer(NamedTuple):
     times: PhaseSums
     was_GE: BoolArray
     domain_G: IntArray
-    held_ED: IntArray
-    domains_E: IntArray
     least_E: IntArray
     least_domains_E: IntArray
 
@@ -75,6 +76,7 @@ class Step(NamedTuple):
     to_slot: int
     expert: int  # REPLACE: what comes into the second slot
     moves: int  # how many more experts the GPUs hold that they did not hold at the start
+    relief: float  # for each move
 
 
 def rebalance(
@@ -197,7 +199,7 @@ def _checked(held_LGP: IntArray, load_LE: FloatArray, slots: GpuSlots) -> IntArr
 @cache
 def _warm_up() -> None:
     """Compiles the code now rather than in the first call; numba caches it on disk."""
-    _rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 0.0, 1, np.arange(2))
+    _rebalance_layer(np.ones(2), np.ones(2), np.ones(2, dtype=np.int64), np.array([[0], [1]]), 1, 0.0, 1.0, 1, np.arange(2))
 
 
 @njit(cache=True, nogil=True)
@@ -209,12 +211,17 @@ def _rebalance_layer(load_E, cost_G, slots_G, held_GP, most, worth, target, min_
     it has at the start if that is less.
     """
     before = _largest_time(load_E, cost_G, held_GP)
-    layer, slots = _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
-    _search(layer, slots, most, target)
-    if slots.sum_s_GXW.max() > target:
-        layer, other = _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
-        _divide(layer, other, target)
-        _search(layer, other, most, target)
+    if before <= target:
+        return 0, before, before
+    part_E = load_E / target  # so that the target is 1
+    layer, slots = _start(part_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
+    _search(layer, slots, most)
+    mean = part_E.sum() / (1 / cost_G).sum()
+    if slots.sum_s_GXW.max() > max(1.0, mean / (1 - WORTH_DIVIDING)):  # otherwise there is too little to win
+        layer, other = _start(part_E, cost_G, slots_G, held_GP, min_replicas, domain_G)
+        _divide(layer, other)
+        if _moved(layer, other) <= most:
+            _search(layer, other, most)
         if _moved(layer, other) <= most and other.sum_s_GXW.max() < slots.sum_s_GXW.max() * (1 - WORTH_DIVIDING):
             slots = other
     moves = _moved(layer, slots)
@@ -236,36 +243,38 @@ def _start(load_E, cost_G, slots_G, held_GP, min_replicas, domain_G):
             part_GEXW[g, e, 0, 0] = load_E[e] * cost_G[g]
     times = PhaseSums(part_GEXW, np.zeros((gpus, 1, 1)), np.zeros(1), slots_G, 1)
     slots = start_slots(times, held_GP.copy(), np.zeros(held_GP.shape))
-    held_ED, domains_E = np.zeros((experts, domain_G.max() + 1), dtype=np.int64), np.zeros(experts, dtype=np.int64)
     least_E, least_domains_E = np.minimum(slots.count_E, min_replicas), np.full(experts, min_replicas)
-    layer = Layer(load_E, cost_G, times, slots.holds_GE.copy(), domain_G, held_ED, domains_E, least_E, least_domains_E)
-    for e in range(experts):
-        even_out(times, slots, e)
-        _count_domains(layer, slots, e)
-        least_domains_E[e] = min(domains_E[e], min_replicas)
+    layer = Layer(load_E, cost_G, times, slots.holds_GE.copy(), domain_G, least_E, least_domains_E)
+    for g in range(gpus):
+        for p in range(held_GP.shape[1]):
+            e = slots.held_GP[g, p]
+            if e != EMPTY:
+                slots.share_GP[g, p] = 1.0 / slots.count_E[e]
+                slots.sum_s_GXW[g, 0, 0] += slots.share_GP[g, p] * part_GEXW[g, e, 0, 0]
+    for e in range(experts if min_replicas > 1 else 0):
+        least_domains_E[e] = min(_domains(layer, slots, e, EMPTY, EMPTY), min_replicas)
     return layer, slots
 
 
 @njit(cache=True, nogil=True)
-def _search(layer, slots, most, target):
-    """Takes steps until the largest time is `target`, or no step helps, with at most `most` moves in all."""
-    moves, time_G = _moved(layer, slots), slots.sum_s_GXW.ravel()
+def _search(layer, slots, most):
+    """Takes steps until the largest time is 1, the target, or no step helps, with at most `most` moves in all."""
+    moves, time_G, target = _moved(layer, slots), slots.sum_s_GXW.ravel(), 1.0
     for _ in range(STEPS_PER_SLOT * slots.held_GP.size):
         slowest = np.argmax(time_G)
-        if time_G[slowest] <= target:
+        if time_G[slowest] <= 1.0:
             break
         step = _best_step(layer, slots, slowest, most - moves, target)
-        if step.kind == NO_STEP:
+        if step.kind == NO_STEP and (moves == most or time_G[slowest] - target <= WORTH_DIVIDING):
             break
-        moves += step.moves
-        comes, goes = step.expert, slots.held_GP[step.to_gpu, step.to_slot]
+        if step.kind == NO_STEP:  # as far as this target goes: what does not come above a higher one is no loss then
+            target = (target + time_G[slowest]) / 2
+            continue
+        moves, target = moves + step.moves, 1.0
         if step.kind == SWAP:
-            comes = slots.held_GP[step.gpu, step.slot]
             swap(layer.times, slots, step.gpu, step.slot, step.to_gpu, step.to_slot)
         else:
             overwrite(layer.times, slots, step.to_gpu, step.to_slot, step.expert)
-        _count_domains(layer, slots, comes)
-        _count_domains(layer, slots, goes)
 
 
 @njit(cache=True, nogil=True)
@@ -275,13 +284,13 @@ def _moved(layer, slots):
 
 
 @njit(cache=True, nogil=True)
-def _divide(layer, slots, target):
+def _divide(layer, slots):
     """Gives experts with large replicas further ones, whatever the GPUs' times, in place of those that are needed least."""
     for _ in range(slots.held_GP.size):
         size_E = layer.load_E / slots.count_E
         e, least, to, slot = np.argmax(size_E), np.inf, EMPTY, EMPTY
         size = size_E[e]
-        for h in range(len(slots.held_GP) if size > LARGE * target else 0):
+        for h in range(len(slots.held_GP) if size > LARGE else 0):
             for q in range(layer.times.slots_G[h] if not slots.holds_GE[h, e] else 0):
                 x, after = slots.held_GP[h, q], 0.0  # the replicas of x, once it has given the slot up
                 if x != EMPTY:
@@ -291,10 +300,7 @@ def _divide(layer, slots, target):
                     least, to, slot = after, h, q
         if to == EMPTY:
             break
-        goes = slots.held_GP[to, slot]
         overwrite(layer.times, slots, to, slot, e)
-        _count_domains(layer, slots, e)
-        _count_domains(layer, slots, goes)
 
 
 @njit(cache=True, nogil=True)
@@ -311,69 +317,149 @@ def _largest_time(load_E, cost_G, held_GP):
 
 @njit(cache=True, nogil=True)
 def _best_step(layer, slots, g, left, target):
-    """The step that relieves GPU g, the slowest, most for each move: how far it takes the changed GPUs down to the target."""
-    load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
-    held_GP, holds_GE, count_E, gpu_EG = slots.held_GP, slots.holds_GE, slots.count_E, slots.gpu_EG
-    time_G = slots.sum_s_GXW.ravel()
-    size_E, top = load_E / count_E, time_G[g]
-    limit, best, step = top * (1 - LEAST_RELIEF), 0.0, Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0)
-    for p in range(slots_G[g]):
-        a = held_GP[g, p]
-        if a == EMPTY or _relief(top, top - size_E[a] * cost_G[g], target, 0, left) <= best:  # no step with a relieves more
+    """The step that relieves GPU g, the slowest, most for each move."""
+    over_G, step = np.empty(len(layer.cost_G)), Step(NO_STEP, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, 0, 0.0)
+    for h in range(len(over_G)):
+        over_G[h] = _over(slots.sum_s_GXW[h, 0, 0], target)
+    step = _best_swap(layer, slots, g, left, target, over_G, step)
+    step = _best_further(layer, slots, g, left, target, over_G, step)
+    return _best_instead(layer, slots, g, left, target, over_G, step)
+
+
+@njit(cache=True, nogil=True)
+def _best_swap(layer, slots, g, left, target, over_G, step):
+    """`step`, or a better one: an expert of GPU g swaps with one of a faster GPU, or moves to an empty slot."""
+    cost_G, was_GE, slots_G, bound_E = layer.cost_G, layer.was_GE, layer.times.slots_G, layer.least_domains_E > 1
+    held_GP, holds_GE, time_G = slots.held_GP, slots.holds_GE, slots.sum_s_GXW[:, 0, 0]
+    size_E, top, best = layer.load_E / slots.count_E, time_G[g], 0.0
+    limit, size_P, moves_P = top * (1 - LEAST_RELIEF), np.zeros(held_GP.shape[1]), np.zeros(held_GP.shape[1], dtype=np.int64)
+    for h in np.argsort(time_G):
+        if time_G[h] >= limit:
+            break
+        equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (cost_G[g] + cost_G[h])
+        most, least = over_G[g] + over_G[h] - _over(equal, target), 1
+        if most <= best * FEWEST_MOVES:
             continue
-        for h in range(len(held_GP)):  # a swaps with b, or moves to an empty slot
-            if time_G[h] >= limit or holds_GE[h, a] or not _keeps(layer, slots, a, g, h):
+        for q in range(slots_G[h]):
+            b = held_GP[h, q]
+            size_P[q] = size_E[b] if b != EMPTY else 0.0
+            moves_P[q] = _moves(was_GE, g, b, EMPTY) - _moves(was_GE, h, b, EMPTY)
+            least = min(least, moves_P[q])
+        for p in range(slots_G[g]):
+            a = held_GP[g, p]
+            if a == EMPTY or holds_GE[h, a]:
                 continue
-            # Both times, if b were of the best size.
-            equal = (top * cost_G[h] + time_G[h] * cost_G[g]) / (cost_G[g] + cost_G[h])
-            if _relief(top, equal * (1 - LEAST_RELIEF), target, 0, left) <= best:
+            moves_a = _moves(was_GE, h, a, EMPTY) - _moves(was_GE, g, a, EMPTY)
+            fewest = max(moves_a + least, FEWEST_MOVES)
+            if most <= best * fewest or fewest > left + FEWEST_MOVES:
                 continue
             for q in range(slots_G[h]):
-                b = held_GP[h, q]
-                less = size_E[a] - (size_E[b] if b != EMPTY else 0.0)
-                after = max(top - less * cost_G[g], time_G[h] + less * cost_G[h])
-                if less <= 0 or after >= limit or (b != EMPTY and (holds_GE[g, b] or not _keeps(layer, slots, b, h, g))):
+                less = size_E[a] - size_P[q]
+                slower = time_G[h] + less * cost_G[h]
+                relief = over_G[g] + over_G[h] - _over(top - less * cost_G[g], target) - _over(slower, target)
+                if relief <= best * fewest or less <= 0 or slower >= limit:
                     continue
-                moves = _moves(was_GE, h, a, b) + _moves(was_GE, g, b, a)
-                relief = _relief(top, after, target, moves, left)
-                if relief > best:
-                    best, step = relief, Step(SWAP, g, p, h, q, EMPTY, moves)
-        size = load_E[a] / (count_E[a] + 1)
-        less = size_E[a] - size
-        alone = top - less * cost_G[g]
-        if count_E[a] < len(held_GP) and _relief(top, alone, target, 0, left) > best:
-            for h in range(len(held_GP)):  # a gets a further replica, in an empty slot or in place of x
-                for q in range(slots_G[h] if not holds_GE[h, a] else 0):
-                    x = held_GP[h, q]
-                    if x != EMPTY and not _keeps(layer, slots, x, h, EMPTY):
-                        continue
-                    after = max(alone, time_G[h] + (size - (size_E[x] if x != EMPTY else 0.0)) * cost_G[h])
-                    if after >= limit:
-                        continue
-                    if x != EMPTY:
-                        more = load_E[x] / (count_E[x] - 1) - size_E[x]
-                        for at in range(count_E[x]):
-                            k = gpu_EG[x, at]
-                            if k != h:
-                                after = max(after, time_G[k] + (more - (less if holds_GE[k, a] else 0.0)) * cost_G[k])
-                    relief = _relief(top, after, target, _moves(was_GE, h, a, x), left)
-                    if relief > best:
-                        best, step = relief, Step(REPLACE, EMPTY, EMPTY, h, q, a, _moves(was_GE, h, a, x))
-        if not _keeps(layer, slots, a, g, EMPTY):
+                b, moves = held_GP[h, q], moves_a + moves_P[q]
+                if moves > left or relief <= best * max(moves, FEWEST_MOVES):
+                    continue
+                if b != EMPTY and (holds_GE[g, b] or (bound_E[b] and not _keeps(layer, slots, b, h, g))):
+                    continue
+                if not bound_E[a] or _keeps(layer, slots, a, g, h):
+                    best = relief / max(moves, FEWEST_MOVES)
+                    step = Step(SWAP, g, p, h, q, EMPTY, moves, best)
+    return step
+
+
+@njit(cache=True, nogil=True)
+def _best_further(layer, slots, g, left, target, over_G, step):
+    """`step`, or a better one: an expert of GPU g gets a further replica, in an empty slot or in place of a shared expert."""
+    load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
+    held_GP, count_E, gpu_EG, time_G = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW[:, 0, 0]
+    limit, best, width, found = time_G[g] * (1 - LEAST_RELIEF), step.relief, held_GP.shape[1], 0
+    at_X, worse_X = np.empty(held_GP.size, dtype=np.int64), np.empty(held_GP.size)  # slots that may be given up, and for what
+    for h in range(len(cost_G)):
+        for q in range(slots_G[h] if h != g else 0):
+            x, slowest, worse = held_GP[h, q], 0.0, 0.0
+            if x != EMPTY:
+                if count_E[x] == 1:
+                    continue
+                more = load_E[x] / (count_E[x] - 1) - load_E[x] / count_E[x]
+                slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[x], count_E[x], more, h, target)
+            if slowest < limit and (x == EMPTY or _keeps(layer, slots, x, h, EMPTY)):
+                at_X[found], worse_X[found] = h * width + q, worse - over_G[h]
+                found += 1
+    for p in range(slots_G[g] if found else 0):
+        a = held_GP[g, p]
+        if a == EMPTY:
             continue
-        more, others = load_E[a] / (count_E[a] - 1) - size_E[a], 0.0
-        for at in range(count_E[a]):
-            k = gpu_EG[a, at]
-            if k != g:
-                others = max(others, time_G[k] + more * cost_G[k])
-        for e in range(len(load_E) if others < limit else 0):  # the replica of a gives way to e
+        size, relief_a = load_E[a] / (count_E[a] + 1), 0.0
+        for i in range(count_E[a]):
+            k = gpu_EG[a, i]
+            relief_a += over_G[k] - _over(time_G[k] - (load_E[a] / count_E[a] - size) * cost_G[k], target)
+        for at in range(found):
+            h, q = at_X[at] // width, at_X[at] % width
+            if relief_a - worse_X[at] <= best * FEWEST_MOVES or slots.holds_GE[h, a]:
+                continue
+            x = held_GP[h, q]
+            slower = time_G[h] + (size - (load_E[x] / count_E[x] if x != EMPTY else 0.0)) * cost_G[h]
+            relief, moves = relief_a - worse_X[at] - _over(slower, target), _moves(was_GE, h, a, x)
+            if slower < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+                best = relief / max(moves, FEWEST_MOVES)
+                step = Step(REPLACE, EMPTY, EMPTY, h, q, a, moves, best)
+    return step
+
+
+@njit(cache=True, nogil=True)
+def _best_instead(layer, slots, g, left, target, over_G, step):
+    """`step`, or a better one: another expert takes the place of a shared one of GPU g."""
+    load_E, cost_G, was_GE = layer.load_E, layer.cost_G, layer.was_GE
+    held_GP, holds_GE, count_E, gpu_EG, time_G = (
+        slots.held_GP,
+        slots.holds_GE,
+        slots.count_E,
+        slots.gpu_EG,
+        slots.sum_s_GXW[:, 0, 0],
+    )
+    limit, best = time_G[g] * (1 - LEAST_RELIEF), step.relief
+    for p in range(layer.times.slots_G[g]):
+        a = held_GP[g, p]
+        if a == EMPTY or count_E[a] == 1 or not _keeps(layer, slots, a, g, EMPTY):
+            continue
+        less = load_E[a] / count_E[a]
+        more = load_E[a] / (count_E[a] - 1) - less
+        slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[a], count_E[a], more, g, target)
+        for e in range(len(load_E) if slowest < limit else 0):
             if holds_GE[g, e]:
                 continue
-            after = max(others, top + (load_E[e] / (count_E[e] + 1) - size_E[a]) * cost_G[g])
-            relief = _relief(top, after, target, _moves(was_GE, g, e, a), left)
-            if relief > best:
-                best, step = relief, Step(REPLACE, EMPTY, EMPTY, g, p, e, _moves(was_GE, g, e, a))
+            size = load_E[e] / (count_E[e] + 1)
+            slower = time_G[g] + (size - less) * cost_G[g]
+            relief, moves = over_G[g] - worse - _over(slower, target), _moves(was_GE, g, e, a)
+            for i in range(count_E[e]):
+                k = gpu_EG[e, i]
+                relief += over_G[k] - _over(time_G[k] - (load_E[e] / count_E[e] - size) * cost_G[k], target)
+            if slower < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+                best = relief / max(moves, FEWEST_MOVES)
+                step = Step(REPLACE, EMPTY, EMPTY, g, p, e, moves, best)
     return step
+
+
+@njit(cache=True, nogil=True)
+def _without(time_G, over_G, cost_G, held_by_G, count, more, h, target):
+    """Largest time of the first `count` GPUs held_by_G but h, with `more` load on each, and how far their `_over` rises."""
+    slowest, worse = 0.0, 0.0
+    for i in range(count):
+        k = held_by_G[i]
+        if k != h:
+            slower = time_G[k] + more * cost_G[k]
+            slowest, worse = max(slowest, slower), worse + _over(slower, target) - over_G[k]
+    return slowest, worse
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _over(time, target):
+    """What a time above the target counts: how far it is above, more for each second the farther."""
+    over = time - target
+    return over * (1.0 + SLOWER_COUNTS * over) if over > 0 else 0.0
 
 
 @njit(cache=True, nogil=True)
@@ -381,40 +467,26 @@ def _keeps(layer, slots, e, g, to):
     """Returns whether an expert keeps enough replicas and failure domains if GPU g gives its to `to`, or to none (EMPTY)."""
     if slots.count_E[e] <= layer.least_E[e] and to == EMPTY:
         return False
-    if layer.least_domains_E[e] == 1:
-        return True
-    out = layer.domain_G[g]
-    domains = layer.domains_E[e] - (layer.held_ED[e, out] == 1)
-    if to != EMPTY:
-        into = layer.domain_G[to]
-        domains += layer.held_ED[e, into] == (into == out)
-    return domains >= layer.least_domains_E[e]
+    return layer.least_domains_E[e] == 1 or _domains(layer, slots, e, g, to) >= layer.least_domains_E[e]
 
 
 @njit(cache=True, nogil=True)
-def _count_domains(layer, slots, e):
-    """Counts the replicas of expert e, or of none (EMPTY), in each failure domain."""
-    if e != EMPTY:
-        layer.held_ED[e] = 0
-        layer.domains_E[e] = 0
-        for at in range(slots.count_E[e]):
-            domain = layer.domain_G[slots.gpu_EG[e, at]]
-            layer.domains_E[e] += layer.held_ED[e, domain] == 0
-            layer.held_ED[e, domain] += 1
+def _domains(layer, slots, e, g, to):
+    """Number of failure domains that hold expert e once GPU g has given its replica to `to`, or to none (EMPTY)."""
+    domains = 0
+    for i in range(slots.count_E[e]):
+        at, first = to if slots.gpu_EG[e, i] == g else slots.gpu_EG[e, i], True
+        for j in range(i):
+            other = to if slots.gpu_EG[e, j] == g else slots.gpu_EG[e, j]
+            first &= other == EMPTY or at == EMPTY or layer.domain_G[other] != layer.domain_G[at]
+        domains += first and at != EMPTY
+    return domains
 
 
 @njit(cache=True, nogil=True)
 def _moves(was_GE, g, comes, goes):
     """Further experts on GPU g that it did not hold at the start; either expert may be EMPTY."""
     return int(comes != EMPTY and not was_GE[g, comes]) - int(goes != EMPTY and not was_GE[g, goes])
-
-
-@njit(cache=True, nogil=True)
-def _relief(top, after, target, moves, left):
-    """Fall of the largest time towards the target, for each move (at least half a one); 0 if that is not allowed."""
-    if moves > left or after >= top * (1 - LEAST_RELIEF):
-        return 0.0
-    return (top - max(after, target)) / max(moves, 0.5)
 
 
 @njit(cache=True, nogil=True)

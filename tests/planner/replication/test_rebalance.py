@@ -109,6 +109,7 @@ def test_a_large_model_is_rebalanced_by_few_moves():
     assert (made.before_L > 1.2 * made.mean_load_L).all()
     assert (made.max_load_L <= 1.01 * made.mean_load_L).all()
     assert (made.moves_L < 288 / 3).all()
+    assert made.moves_L.mean() < 30  # of 14 GPUs above the target; 41 where each step went by the slowest GPU's relief alone
     fewer = rebalance(load_LE, held, max_moves=np.int64(10))
     assert (fewer.moves_L <= 10).all()
     assert (fewer.max_load_L < made.before_L).all()
