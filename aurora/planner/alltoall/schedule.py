@@ -13,9 +13,11 @@ from aurora.planner.alltoall.registry import ORDER, OrderStrategy
 from aurora.planner.check.hierarchical import check_steps
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.switch import steps_seconds, timed, timed_steps
-from aurora.types import Cluster, Hierarchy, Network, Order, PlanOptions, Schedule
+from aurora.types import Cluster, Hierarchy, Network, Order, Schedule
 from aurora.types.arrays import IntArray, square_bytes
+from aurora.types.option_checks import MOST_SEED, OptionField, check_value
 
+SEEDS = OptionField(least=0, most=MOST_SEED)
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1
 MANY_RANKS = 48  # from here on, timing "all-at-once" takes seconds
 NEAR = 0.1  # of MANY_RANKS ranks, the gap at which "auto" tries no further order
@@ -68,7 +70,7 @@ def order(
         raise BadInput(f"order: cluster {cluster.name!r} has {len(cluster)} GPUs, the traffic matrix {n} rows")
     if isinstance(method, str) and method not in (*ORDER, "auto"):
         raise BadInput(f"`method`: expected one of auto, {', '.join(ORDER)}, found {method!r}")
-    PlanOptions(seed=seed)  # refuses what no seed can be
+    check_value("seed", seed, SEEDS)
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
     network = cluster.network if cluster else _equal_network(n)

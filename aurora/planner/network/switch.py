@@ -325,12 +325,20 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
     at one rate.
     """
-    src_X, dst_X = order.pairs_X2.T
-    size_X = bytes_GG[src_X, dst_X]
+    size_X = _sizes(order.pairs_X2, np.ascontiguousarray(bytes_GG))
     if order.share_X2 is not None:
         first_X, end_X = order.cuts(size_X).T
         size_X = end_X - first_X
     return Pieces(*_one_after_the_other(order.pairs_X2, size_X, network.pair_Bps_GG, network.pair_startup_s_GG))
+
+
+@njit(cache=True)
+def _sizes(pairs_X2, bytes_GG):
+    """The bytes of each row's pair."""
+    size_X = np.empty(len(pairs_X2), np.int64)
+    for row in range(len(pairs_X2)):
+        size_X[row] = bytes_GG[pairs_X2[row, 0], pairs_X2[row, 1]]
+    return size_X
 
 
 @njit(cache=True, error_model="numpy")
