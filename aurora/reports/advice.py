@@ -273,8 +273,8 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     why = f"a rank's port is busy {percent(network)} of the time and its GPU {percent(compute)}"
     if summary.seconds > apart_s:
         instead = "plan and serve each model alone" if own else "serve with --interleave off"
-        scarce, mend = ("ports", "faster ports") if network > compute else ("GPUs", "faster GPUs")
-        return f"Sharing loses here: {took}. The {scarce} leave nothing to fill ({why}): {instead}, or use {mend}."
+        scarce = "ports" if network > compute else "GPUs"
+        return f"Sharing loses here: {took}. The {scarce} leave nothing to fill ({why}): {instead}."
     return f"Sharing is worth {apart_s / max(summary.seconds, 1e-30):.2f}x here: {took}; {why}."
 
 
