@@ -20,27 +20,27 @@ EXPERT_BYTES = 2 * 3 * HIDDEN * INNER
 OTHER_BYTES = 2 * 4 * HIDDEN * HIDDEN * (LAYERS + DENSE)
 SERVER = 8  # GPUs
 ABOUT = (
-    "58 layers of 256 experts, top 8; traffic of `aurora synthetic zipf:0.8`, 1024 tokens on every rank, and the default aim. "
-    "Seconds, processor time of all cores and memory are those of the whole command, a process of its own. EPLB alone: its own "
-    "algorithm on the same loads and slots, without orders, checks, files and bounds. Gap: to what no placement within the "
-    "slots can beat."
+    "58 layers of 256 experts in 8 groups; a token chooses 8 experts of 4 groups. Servers of 8 H200, NICs of 50 GB/s; traffic "
+    "of `aurora synthetic zipf:0.8`, 1024 tokens on every rank, and the default aim. Seconds, processor time of all cores and "
+    "memory are those of the whole command, a process of its own. EPLB alone: its own algorithm on the same loads and slots, "
+    "without orders, checks, files and bounds. Gap: to what no placement within the slots can beat."
 )
 
 
 def config(layers: int) -> dict[str, object]:
     return {
         "model_type": "deepseek_v3", "num_hidden_layers": layers + DENSE, "first_k_dense_replace": DENSE, "hidden_size": HIDDEN,
-        "moe_intermediate_size": INNER, "n_routed_experts": EXPERTS, "num_experts_per_tok": 8,
+        "moe_intermediate_size": INNER, "n_routed_experts": EXPERTS, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
     }  # fmt: skip
 
 
 def cluster(slots: list[int | None], fabric: bool) -> str:
-    """A cluster file: servers of equal GPUs whose memory holds this number of experts a layer; None: 80 GB."""
+    """A cluster file: servers of equal GPUs whose memory holds this number of experts a layer; None: 141 GB."""
     port_Bps = 450e9 if fabric else 50e9
     parts = ["schema = 1", 'name = "bench"', *(["[fabric]", 'kind = "servers"', "nic_Bps = 50e9"] if fabric else [])]
     for node, held in enumerate(slots):
-        memory_bytes = 80 * 10**9 if held is None else OTHER_BYTES + held * LAYERS * EXPERT_BYTES
-        parts += ["[[gpu]]", f'name = "server{node}-"', 'kind = "NVIDIA H100 80GB HBM3"', f"node = {node}", f"count = {SERVER}"]
+        memory_bytes = 141 * 10**9 if held is None else OTHER_BYTES + held * LAYERS * EXPERT_BYTES
+        parts += ["[[gpu]]", f'name = "server{node}-"', 'kind = "NVIDIA H200"', f"node = {node}", f"count = {SERVER}"]
         parts += [f"out_Bps = {port_Bps}", f"in_Bps = {port_Bps}", f"memory_bytes = {memory_bytes}"]
     return "\n".join(parts) + "\n"
 
@@ -62,7 +62,7 @@ class Rows:
         self.folder = folder
         self.table = Table(title, COLUMNS, about)
 
-    def add(self, what: str, gpus: int, layers: int, slots: int | list[int], fabric: bool = False) -> None:
+    def add(self, what: str, gpus: int, layers: int, slots: int | list[int], fabric: bool = True) -> None:
         """Plans for `slots` on every GPU, or as the memory of each server holds."""
         names = "shape.json", "profile.npz", "cluster.toml", "plan.json"
         shape, profile, machines, plan = (self.folder / name for name in names)
@@ -94,14 +94,15 @@ def main() -> None:
         folder = Path(name)
         size = Rows(folder, "The whole model")
         growth = Rows(folder, "Growth with the number of GPUs", "One spare slot on every GPU.")
-        for gpus in (8, 72):  # compiled code is in its cache from now on
-            Rows(folder, "").add("warm-up", gpus, 1, EXPERTS // gpus + 2, fabric=gpus == 8)
+        for gpus in (16, 72):  # compiled code is in its cache from now on
+            for fabric in (False, True):
+                Rows(folder, "").add("warm-up", gpus, 1, EXPERTS // gpus + 2, fabric)
         for spare in range(3):
             size.add(f"64 GPUs in 8 servers, {spare} spare slots each", 64, LAYERS, 4 + spare)
-        size.add("the same with NICs as a fabric, 1 spare slot each", 64, LAYERS, 5, fabric=True)
+        size.add("the same without NICs, 1 spare slot each", 64, LAYERS, 5, fabric=False)
         size.add("144 GPUs in 18 servers, 2 slots each", 144, LAYERS, 2)
         size.add("144 GPUs in 18 servers, four of which hold 3 a GPU", 144, LAYERS, [3] * 4 + [2] * 14)
-        for gpus in (8, 16, 32, 64, 128, 256, 512, 1024):
+        for gpus in (16, 64, 128, 256, 512, 1024):
             growth.add(f"{gpus} GPUs in {gpus // SERVER} servers", gpus, 4, EXPERTS // gpus + 1 if gpus < EXPERTS else 2)
     head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py` on {machine()}.", "", ABOUT, "", load]
     write("size", head, size.table.lines, growth.table.lines)
