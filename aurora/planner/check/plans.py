@@ -142,15 +142,19 @@ def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
     src_X = [link.src if isinstance(link.src, int) else switch_at[link.src] for link in fabric.links]
     dst_X = [n + link.dst if isinstance(link.dst, int) else switch_at[link.dst] for link in fabric.links]
     hops_VV, paths_VV = _shortest_paths(src_X, dst_X, 2 * n + len(switch_at))
-    hops_GG, paths_GG = hops_VV[:n, n : 2 * n], np.maximum(paths_VV[:n, n : 2 * n], 1)
-    np.fill_diagonal(hops_GG, np.nan)  # a GPU sends nothing to itself
-    links = fabric.links
-    share_RGG = np.zeros((len(links), n, n))
-    for share_GG, u, v in zip(share_RGG, src_X, dst_X, strict=True):
-        shortest_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, n : 2 * n] == hops_GG
-        share_GG[:] = shortest_GG * (paths_VV[:n, u, None] * paths_VV[v, None, n : 2 * n] / paths_GG)
-    pair_X, link_X = np.nonzero(share_RGG.reshape(len(links), -1).T)
-    return np.searchsorted(pair_X, np.arange(n * n + 1)), link_X, share_RGG.reshape(len(links), -1)[link_X, pair_X]
+    hops_GG, paths_GG = hops_VV[:n, n : 2 * n], paths_VV[:n, n : 2 * n]
+    parts = []
+    for link, (u, v) in enumerate(zip(src_X, dst_X, strict=True)):
+        from_G, to_G = hops_VV[:n, u] + 1, hops_VV[v, n : 2 * n]
+        src = np.flatnonzero(from_G == hops_VV[:n, v])  # what a shortest path begins with is the shortest way there
+        dst = np.flatnonzero(to_G + 1 == hops_VV[u, n : 2 * n])
+        at = np.nonzero((from_G[src, None] + to_G[dst] == hops_GG[np.ix_(src, dst)]) & (src[:, None] != dst))
+        src, dst = src[at[0]], dst[at[1]]
+        share = paths_VV[src, u] * paths_VV[v, n + dst] / paths_GG[src, dst]
+        parts.append(np.stack([src * n + dst, np.full(len(src), link), share]))
+    pair_Y, link_Y, share_Y = np.concatenate(parts, axis=1)
+    by_pair = np.argsort(pair_Y, kind="stable")
+    return np.searchsorted(pair_Y[by_pair], np.arange(n * n + 1)), link_Y[by_pair].astype(np.int64), share_Y[by_pair]
 
 
 def _rows_on_links(shares: tuple[IntArray, IntArray, FloatArray], pair_X: IntArray) -> tuple[IntArray, IntArray, FloatArray]:

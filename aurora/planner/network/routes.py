@@ -62,12 +62,14 @@ def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
     from_GV[:, :n], to_VG[:n] = np.eye(n), np.eye(n)  # a path has GPUs only at its start and its end
     pairs, links, shares = [], [], []
     for link, (u, v) in enumerate(ends):
-        on_GG = hops_VV[:n, u, None] + 1 + hops_VV[v, None, :n] == hops_VV[:n, :n]
-        part_GG = np.where(on_GG, from_GV[:, u, None] * to_VG[v], 0.0)
-        src, dst = np.nonzero(part_GG)
-        pairs.append(src * n + dst)
-        links.append(np.full(len(src), link))
-        shares.append(part_GG[src, dst] / paths_VV[src, dst])
+        src = np.flatnonzero(hops_VV[:n, u] + 1 == hops_VV[:n, v])  # a part of a shortest path is a shortest path
+        dst = np.flatnonzero(hops_VV[u, :n] == 1 + hops_VV[v, :n])
+        on = hops_VV[src, u, None] + 1 + hops_VV[v, dst] == hops_VV[np.ix_(src, dst)]
+        part = np.where(on, from_GV[src, u, None] * to_VG[v, dst], 0.0)
+        at_src, at_dst = np.nonzero(part)
+        pairs.append(src[at_src] * n + dst[at_dst])
+        links.append(np.full(len(at_src), link))
+        shares.append(part[at_src, at_dst] / paths_VV[src[at_src], dst[at_dst]])
     pair_X, link_X, share_X = (np.concatenate(parts) if parts else np.empty(0) for parts in (pairs, links, shares))
     by_pair = np.argsort(pair_X, kind="stable")
     pair_X = pair_X[by_pair].astype(np.int64)
