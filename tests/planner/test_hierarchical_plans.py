@@ -7,9 +7,11 @@ import pytest
 
 import aurora
 from aurora.errors import BadInput, BrokenPlan
+from aurora.planner import simulated_choice
 from aurora.planner.check.plans import check_plan
 from aurora.planner.evaluate import evaluate
 from aurora.planner.migrate import migrate
+from aurora.planner.placement.slot_counts import memory_slots_G
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import simulated_seconds
 from aurora.reports.formatting import percent, seconds
@@ -52,6 +54,23 @@ def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     assert simulate_plan(plan, [traffic()]).seconds < simulate_plan(flat, [traffic()]).seconds / 2
     assert flat.notes == ()
     assert "all_to_all" not in flat.strategies
+
+
+def test_all_to_alls_of_large_models_are_chosen_on_some_layers(monkeypatch):
+    """The plan is that of the chosen all-to-alls on all layers, and the layers have the memory of the whole model's."""
+    whole = traffic()
+    memory_bytes = whole.other_bytes + 9 * whole.layers * whole.expert_bytes
+    cluster = replace(slow_nics(), gpus=tuple(replace(gpu, memory_bytes=memory_bytes) for gpu in slow_nics().gpus))
+    monkeypatch.setattr(simulated_choice, "FEW_TRANSFERS", 1)
+    monkeypatch.setattr(simulated_choice, "LEAST_LAYERS", 1)
+    some, (first,) = simulated_choice.few_layers(cluster, [whole])
+    assert first.layers == 1
+    assert memory_slots_G(some, [first]).tolist() == memory_slots_G(cluster, [whole]).tolist() == [9] * 4
+    plan = aurora.plan(cluster, whole)
+    assert " in the simulator on 1 of 2 layers, flat " in plan.notes[0]
+    (model,), (asked,) = plan.models, aurora.plan(cluster, whole, HIERARCHICAL).models
+    assert model.hierarchy == asked.hierarchy
+    assert model.placement.slots_LG == asked.placement.slots_LG
 
 
 @pytest.mark.parametrize(("tokens_G", "levelled"), [((36, 4, 4, 4), True), ((12, 12, 12, 12), False)])
