@@ -24,7 +24,7 @@ from aurora.models.loading import (
     load_transformers,
 )
 
-KNOWN = "5.20 to 5.23"  # versions of transformers whose loading is known
+KNOWN = "5.19 to 5.23"  # versions of transformers whose loading is known
 IN_ONE_THREAD = "HF_DEACTIVATE_ASYNC_LOAD"  # an environment variable of transformers
 
 
