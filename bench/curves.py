@@ -12,10 +12,13 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from machine import machine
+from scipy.optimize import least_squares
+from skewed_kernels import drawn_counts
 
 from aurora.planner.workload.curve_fit import fit_curve
 
@@ -76,6 +79,48 @@ def table(series: Series, by: int, ways: dict[str, Callable[[np.ndarray, np.ndar
     return [*lines, f"| all | | {len(series)} | | | {' | '.join(pooled)} |"]
 
 
+FORMS = {  # of seconds in (a, b, c), active experts and rows of a rank
+    "a + b active + c rows": lambda abc, active_X, rows_X: abc[0] + abc[1] * active_X + abc[2] * rows_X,
+    "a + max(b active, c rows)": lambda abc, active_X, rows_X: abc[0] + np.maximum(abc[1] * active_X, abc[2] * rows_X),
+}
+RANGES = {"all": (0, np.inf), "at most 4": (0, 4), "4 to 64": (4, 64), "above 64": (64, np.inf)}
+
+
+def forms(series: Series) -> list[str]:
+    """One row for each of FORMS, fitted to relative errors of a rank's kernels with balanced and power-law rows together."""
+    kernels: dict[tuple[str, ...], list[np.ndarray]] = defaultdict(list)
+    rng = np.random.default_rng(0)
+    for (gpu, shape, *sizes, law), (tokens_X, seconds_X) in series.items():
+        top_k, experts, ranks = map(int, sizes)
+        for tokens, took_s in zip(tokens_X.astype(int).tolist(), seconds_X.tolist(), strict=True):
+            rows, held = tokens * top_k, experts // ranks
+            counts = [np.array([max(1.0, rows / max(1, min(rows, experts)))] * min(max(1, rows // ranks), held))]
+            if law != "balanced":
+                drawn = (drawn_counts(rng, tokens, top_k, experts, ranks, float(law.rpartition("_")[2])) for _ in range(3))
+                counts = [rank_RE[rank_RE.sum(axis=1).argmax()] for rank_RE in drawn]
+            found = [((own_E > 0).sum(), own_E.sum()) for own_E in counts]
+            kernels[gpu, shape, *sizes].append(np.array([*np.mean(found, axis=0), took_s]))
+    columns = " | ".join(f"{name} rows an active expert" for name in RANGES)
+    lines = [f"| form | {columns} |", "|" + "---|" * (1 + len(RANGES))]
+    for name, form in FORMS.items():
+        fitted = []
+        for points in kernels.values():
+            active_X, rows_X, took_X = np.array(points).T
+
+            def residual_X(log_abc, form=form, active_X=active_X, rows_X=rows_X, took_X=took_X):
+                return np.log(form(np.exp(log_abc), active_X, rows_X) / took_X)
+
+            least_s = [2e-5, took_X.min() / 2], [(took_X / active_X).min(), took_X.max() / active_X.max() / 4]
+            starts = [np.log([a, b, took_X.max() / rows_X.max()]) for a, b in product(*least_s)]
+            fits = (least_squares(residual_X, start, loss="soft_l1", f_scale=0.1) for start in starts)
+            log_abc = min(fits, key=lambda fit: fit.cost).x
+            fitted.append((rows_X / active_X, np.abs(np.expm1(residual_X(log_abc)))))
+        each_X, error_X = (np.concatenate(column) for column in zip(*fitted, strict=True))
+        cells = (spread(error_X[(each_X > low) & (each_X <= high)]) for low, high in RANGES.values())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def spread(errors_X: np.ndarray) -> str:
     return f"{np.median(errors_X):.1%} / {np.quantile(errors_X, 0.95):.1%} / {errors_X.max():.0%}"
 
@@ -99,6 +144,8 @@ def main() -> None:
         "\n".join(table(alone, 1, {"one at a time": one_at_a_time, **ways})),
         "## The same with power-law tokens",
         "\n".join(table({k: v for k, v in fused.items() if k not in alone}, 1, ways)),
+        "## The form of a rank's kernel over active experts and rows, fused MoE layers with balanced and power-law tokens",
+        "\n".join(forms(fused)),
         "## Dense feed-forward blocks, bf16 (microsoft/vidur, measured medians; all degrees of tensor parallelism)",
         "\n".join(table(dense, 1, ways)),
         f"Took {time.perf_counter() - began:.0f} s.",

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aurora.planner.workload.model_config import OVERHEAD_S, Shape
-from aurora.types import Curve, Profile, TokenRouting
+from aurora.planner.workload.model_config import Shape
+from aurora.types import PHASES, Curve, Profile, TokenRouting
 
 ROOT = Path(__file__).parents[1]
 RECORDED = Path(os.environ.get("AURORA_DATA", ROOT.parent / "shared" / "data"))
@@ -100,7 +100,7 @@ class Source:
                 tokens_TLSE[window, layer].flat += np.bincount(cell_UK.ravel(), minlength=ranks * self.experts)
         made = replace(Shape.of(self.config), layers=len(traffic.layers)).profile(tokens_TLSE, {})
         curves = {
-            kind: {phase: Curve(curve.tokens_X, curve.seconds_X - OVERHEAD_S) for phase, curve in by_phase.items()}
+            kind: {phase: Curve([0.0, by_phase[phase].tokens_X[-1]], [0.0, by_phase[phase].seconds_X[-1]]) for phase in PHASES}
             for kind, by_phase in made.curves.items()
         }
         return replace(made, curves=curves)

@@ -93,7 +93,7 @@ def page() -> str:
             "Placement",
             Exclusive.place,
             "balanced groups of two experts, then a search that swaps experts while the slowest GPU of a phase gets faster.",
-            **{"slots_LG[0]": placement.slots_LG[0]},
+            **{"slots_LG[0]": str(placement.slots_LG[0])},
         ),
         *step(
             "Price",

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from aurora.errors import BadInput
 from aurora.io.files import SPOKEN, Arrays, load_npz, make_folder, naming, save_npz
-from aurora.types import PHASES, Curve, Profile
+from aurora.types import OVERHEAD, PHASES, Curve, Profile
 from aurora.types.arrays import FloatArray, IntArray, counts, layer_numbers, numbers, set_checked
 
 FORMAT = "aurora record"
@@ -39,9 +40,9 @@ class EngineRecord:
         tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
         seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, summed over the timed passes.
         passes_L: (L,) int64, how many passes were timed.
-        gram_P22, target_P2: (P, 2, 2) and (P, 2) float64, for each of PHASES the normal equations of seconds = a x + b y over
-            timed passes, where x is the number of active experts (1 for other phases) and y the tokens. They can be summed
-            over ranks.
+        gram_P33, target_P3: (P, 3, 3) and (P, 3) float64, for each of PHASES the normal equations of seconds = a + b x + c y
+            over timed passes, where x is the number of active experts (1 for other phases) and y the tokens. They can be
+            summed over ranks. In records of earlier versions a is zero.
         most_P: (P,) int64, for each of PHASES the largest number of tokens of one pass.
     """
 
@@ -63,8 +64,8 @@ class EngineRecord:
     tokens_TLE: IntArray
     seconds_LP: FloatArray
     passes_L: IntArray
-    gram_P22: FloatArray
-    target_P2: FloatArray
+    gram_P33: FloatArray
+    target_P3: FloatArray
     most_P: IntArray
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class EngineRecord:
                 raise BadInput(f"{what}: {field.name} must be {SPOKEN[field.type]}, found {getattr(self, field.name)!r}")
         object.__setattr__(self, "dense_layers", layer_numbers(f"{what}, dense_layers", self.dense_layers))
         set_checked(self, counts, f"{what}, ", "window_T", "tokens_TLE", "passes_L", "most_P")
-        set_checked(self, numbers, f"{what}, ", "seconds_LP", "gram_P22", "target_P2")
+        set_checked(self, numbers, f"{what}, ", "seconds_LP", "gram_P33", "target_P3")
         if len(self.window_T) != len(self.tokens_TLE) or (np.diff(self.window_T) <= 0).any():
             raise BadInput(f"{what}: expected ascending windows, one for each of {len(self.tokens_TLE)} tables")
         if not 0 <= self.rank < self.ranks or self.width < 1 or self.width & (self.width - 1):
@@ -108,6 +109,9 @@ def load_record(path: Path) -> EngineRecord:
 
 
 def _record_from_arrays(about: dict[str, Any], arrays: Arrays) -> EngineRecord:
+    if "gram_P22" in arrays:
+        earlier = {"gram_P33": np.pad(arrays["gram_P22"], ((0, 0), (1, 0), (1, 0)))}
+        arrays = {**arrays, **earlier, "target_P3": np.pad(arrays["target_P2"], ((0, 0), (1, 0)))}
     names = [field.name for field in fields(EngineRecord)]
     values: dict[str, Any] = {name: (about if name in _SCALARS else arrays)[name] for name in names}
     return EngineRecord(**values)
@@ -189,32 +193,32 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
 
 
 def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
-    """Straight lines through the timings of all ranks, by phase."""
+    """Straight lines through the timings of all ranks, by phase; the experts' share of each call is the overhead."""
     curves = {}
     for index, phase in enumerate(PHASES):
-        gram_22 = np.sum([record.gram_P22[index] for record in records], axis=0)
-        target_2 = np.sum([record.target_P2[index] for record in records], axis=0)
-        fixed, each = line(gram_22, target_2)
+        gram_33 = np.sum([record.gram_P33[index] for record in records], axis=0)
+        target_3 = np.sum([record.target_P3[index] for record in records], axis=0)
+        call_s, active_s, token_s = not_negative(gram_33, target_3).tolist()
+        if phase == "expert":
+            curves[OVERHEAD] = Curve(np.ones(1), np.full(1, call_s))
+        fixed_s = active_s if phase == "expert" else call_s + active_s
         most = max(2, *(int(record.most_P[index]) for record in records))
-        curves[phase] = Curve(np.array([1.0, most]), np.array([fixed + each, fixed + each * most]))
+        curves[phase] = Curve(np.array([1.0, most]), np.array([fixed_s + token_s, fixed_s + token_s * most]))
     return curves
 
 
-def line(gram_22: FloatArray, target_2: FloatArray) -> tuple[float, float]:
-    """Solve a least squares problem in two coefficients that must not be negative.
+def not_negative(gram_33: FloatArray, target_3: FloatArray) -> FloatArray:
+    """Returns the coefficients of a least squares problem, none of them negative.
 
     Args:
-        gram_22: (2, 2) float64, the matrix of its normal equations.
-        target_2: (2,) float64, their right-hand side.
-
-    Returns:
-        The coefficients.
+        gram_33: (3, 3) float64, the matrix of its normal equations.
+        target_3: (3,) float64, their right-hand side.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        single_2 = np.nan_to_num(np.maximum(target_2 / np.diag(gram_22), 0.0), posinf=0.0)
-    candidates = [np.array([single_2[0], 0.0]), np.array([0.0, single_2[1]])]
-    if abs(np.linalg.det(gram_22)) > 1e-12 * max(1e-300, float(np.prod(np.diag(gram_22)))):
-        both = np.linalg.solve(gram_22, target_2)
-        candidates += [both] if (both >= 0).all() else []
-    best = min(candidates, key=lambda ab: float(ab @ gram_22 @ ab - 2 * ab @ target_2))
-    return float(best[0]), float(best[1])
+    if not gram_33.any():
+        return np.zeros(3)
+    scale_3 = np.sqrt(np.where(np.diag(gram_33) > 0, np.diag(gram_33), 1.0))
+    power_3, vector_33 = np.linalg.eigh(gram_33 / np.outer(scale_3, scale_3))
+    kept = power_3 > 1e-12 * power_3.max()  # of equal columns, as of phases without experts, any sum does
+    root_X = np.sqrt(power_3[kept])
+    design_X3 = root_X[:, None] * vector_33[:, kept].T
+    return np.asarray(nnls(design_X3, vector_33[:, kept].T @ (target_3 / scale_3) / root_X)[0] / scale_3)

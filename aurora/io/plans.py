@@ -289,6 +289,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared 
     int | None: (int, type(None)),
     tuple[str, ...]: (list,),
     tuple[int, ...]: (list,),
+    tuple[int, int] | None: (list, type(None)),
 }
 
 

@@ -30,6 +30,7 @@ from aurora.planner.simulated_choice import (
     with_time_slice,
 )
 from aurora.planner.workload.serving_gpus import serving_gpus
+from aurora.planner.workload.step_traffic import drawn_steps
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -79,24 +80,29 @@ def plan(
     if options.objective == SIMULATED and domains:
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
 
+    def steps(profiles: Sequence[Profile]) -> Sequence[Profile]:
+        """Returns the steps that are simulated: the windows, or steps of `tokens_per_step` drawn from them."""
+        return [drawn_steps(each, options.tokens_per_step, options.seed) for each in profiles]
+
     def by_way(way: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
+        simulated = steps(profiles)
         made = [
             make_plan(cluster, profiles, candidate, profile_paths, domains=domains, progress=progress)
             for candidate in candidates(way, profiles)
         ]
-        chosen = with_preemption(soonest(made, profiles), profiles)
+        chosen = with_preemption(soonest(made, simulated), simulated)
         if options.time_slice == "auto" and (chosen.colocated or options.micro_batches > 1):
-            return with_time_slice(chosen, profiles)
+            return with_time_slice(chosen, simulated)
         return chosen
 
     ways = all_to_alls(options, cluster, profiles, domains)
     tried_on = few_layers(cluster, profiles) if len(ways) > 1 else (cluster, profiles)
     tried = {name: by_way(way, *tried_on) for name, way in ways.items()}
-    faster, note = faster_all_to_all(tried, options, tried_on[1], domains, of_layers=profiles[0].layers)
+    faster, note = faster_all_to_all(tried, options, steps(tried_on[1]), domains, of_layers=profiles[0].layers)
     chosen = tried[faster] if tried_on[1] is profiles else by_way(ways[faster], cluster, profiles)
     if note:
         chosen = replace(chosen, notes=(*chosen.notes, note))
-    return with_micro_batches(chosen, profiles) if options.micro_batches == 0 else chosen
+    return with_micro_batches(chosen, steps(profiles)) if options.micro_batches == 0 else chosen
 
 
 def make_plan(
@@ -204,7 +210,11 @@ def ordered_plan(
 def scenario_of(
     cluster: Cluster, profiles: Sequence[Profile], options: PlanOptions, domains: Sequence[Profile] = ()
 ) -> Scenario:
-    """Returns the scenario of resolved options: servers, models that share every GPU, or one that has them to itself."""
+    """Returns the scenario of resolved options: servers, models that share every GPU, or one that has them to itself.
+
+    With `options.tokens_per_step`, windows count as steps of so many tokens.
+    """
+    profiles, domains = ([each.in_steps(options.tokens_per_step) for each in some] for some in (profiles, domains))
     if options.all_to_all == "hierarchical":
         return scenarios.Servers(cluster, profiles, options)
     if len(profiles) > 1:

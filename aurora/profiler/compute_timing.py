@@ -12,17 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from aurora.models.loading import MoeModel, hold_experts, load_model
-from aurora.planner.workload.curve_fit import fit_curve
+from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.transports.process_groups import default_process_group, device_of
-from aurora.types import PHASES, ComputeCurves
+from aurora.types import OVERHEAD, PHASES, ComputeCurves
 
 WARM_UP, REPEATS = 2, 7
 CACHE_BYTES = 256 << 20  # larger than any GPU's last-level cache
+HELD = 8  # experts at most that are timed as one group
 WAIT_S = 5e-3  # about as long as a rank waits for an exchange
 
 Model = tuple[str, str, int, int, int]  # the first fields of ComputeCurves
@@ -79,7 +81,9 @@ class _Stopwatch:
 def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, processes: int = 1) -> ComputeCurves:
     """Measures how long a model's gate, expert and aggregation take on this machine, by number of tokens.
 
-    Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians.
+    Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians. Experts are
+    timed as a group of up to HELD, of which first one is active, then more, then all with more tokens: this tells what a call
+    takes (OVERHEAD), what an active expert takes, and its tokens.
 
     Args:
         path: the folder of a transformers MoE model.
@@ -103,33 +107,47 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     sizes = [1 << power for power in range((max(1, max_tokens) - 1).bit_length() + 1)]
     results = launch(_measure_rank, processes, str(path), sizes, sequence_tokens)
     about: Model
-    about, kind, shape, _ = results[0]
-    fits = {}
-    for phase in PHASES:
-        medians = [statistics.median(times[phase][i] for *_, times in results) for i in range(len(sizes))]
-        fits[phase] = fit_curve(sizes, medians)
-    errors = ", ".join(f"{phase} {fit.median_error:.1%} / {fit.worst_error:.1%}" for phase, fit in fits.items())
+    about, kind, shape, held, _ = results[0]
+    medians = {
+        phase: [statistics.median(each) for each in zip(*(times[phase] for *_, times in results), strict=True)]
+        for phase in PHASES
+    }
+    rows = _group_rows(sizes, held)
+    points = BalancedPoints(np.array(rows, dtype=np.float64), np.array(medians["expert"]), held, held)
+    expert, overhead = grouped_curves(points)
+    curves, errors_X = {OVERHEAD: overhead, "expert": expert}, {}
+    errors_X["expert"] = np.abs((overhead(rows) + points.busy_X * expert(rows / points.busy_X)) / points.seconds_X - 1)
+    for phase in ("gate", "aggregate"):
+        curves[phase] = fit_curve(sizes, medians[phase]).curve
+        errors_X[phase] = np.abs(curves[phase](sizes) / medians[phase] - 1)
+    errors = ", ".join(f"{phase} {np.median(errors_X[phase]):.1%} / {errors_X[phase].max():.1%}" for phase in PHASES)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     cores = f"{processes} processes at a time on {os.cpu_count()} cores, {platform.machine()}"
     said = f"{shape}; {cores}; torch {torch.__version__}; fit, median / worst: {errors}; {today}"
-    return ComputeCurves(*about, {kind: {phase: fit.curve for phase, fit in fits.items()}}, {f"curves of {kind}": said})
+    return ComputeCurves(*about, {kind: curves}, {f"curves of {kind}": said})
 
 
-def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, Times]:
-    """One process: the model, the kind of device, the shape in words, and seconds by phase and size."""
+def _group_rows(sizes: list[int], held: int) -> list[int]:
+    """Returns the rows of a group of experts: powers of two up to the largest size for each expert."""
+    return [1 << power for power in range((held * sizes[-1]).bit_length())]
+
+
+def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, int, Times]:
+    """One process: the model, the kind of device, the shape in words, experts of a group, seconds by phase and size."""
     device = device_of(rank_info)
     model = load_model(path, device)
+    held = min(HELD, model.layers[0].experts.num_experts)
     watch = _Stopwatch(device)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
             "gate": [_gate_s(model, watch, size, sequence_tokens) for size in sizes],
-            "expert": _expert_s(model, watch, sizes),
+            "expert": _group_s(model, watch, held, _group_rows(sizes, held)),
             "aggregate": _aggregate_s(model, watch, sizes),
         }
     about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
     kind = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
     dtype = str(next(model.layers[0].experts.parameters()).dtype).removeprefix("torch.")
-    return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", times
+    return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", held, times
 
 
 def _gate_s(model: MoeModel, watch: _Stopwatch, tokens: int, sequence_tokens: int) -> float:
@@ -170,15 +188,15 @@ def _marked_experts(model: MoeModel, watch: _Stopwatch, inside: list[tuple[Any, 
             handle.remove()
 
 
-def _expert_s(model: MoeModel, watch: _Stopwatch, sizes: list[int]) -> list[float]:
-    """Seconds of one expert for each number of tokens."""
+def _group_s(model: MoeModel, watch: _Stopwatch, held: int, sizes: list[int]) -> list[float]:
+    """Seconds of a group of experts for each number of rows, which are dealt to them in turn."""
     experts = copy.deepcopy(model.layers[0].experts)
-    hold_experts(experts, [0])
+    hold_experts(experts, range(held))
     weight = next(experts.parameters())
     times = []
     for size in sizes:
         rows = torch.randn(size, model.hidden, dtype=model.hidden_dtype, device=weight.device)
-        index = torch.zeros(size, 1, dtype=torch.long, device=weight.device)
+        index = (torch.arange(size, device=weight.device) % held)[:, None]
         ones = torch.ones(size, 1, dtype=model.hidden_dtype, device=weight.device)
         times.append(watch.median(partial(watch.took, partial(experts, rows, index, ones))))
     return times

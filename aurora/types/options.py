@@ -40,6 +40,12 @@ def read_micro_batches(text: str) -> int:
     return 0 if text == "auto" else whole_number(text)
 
 
+def read_step_tokens(text: str) -> tuple[int, int] | None:
+    """Returns the fewest and the most tokens of a step that `text` says, N or LO:HI; None for auto. Raises BadInput if none."""
+    least, _, most = text.partition(":")
+    return None if text == "auto" else (whole_number(least), whole_number(most or least))
+
+
 @dataclass(frozen=True)
 class ProfileOptions:
     """Options of `aurora.profile`.
@@ -122,6 +128,7 @@ class PlanOptions:
         weights: one per model; number of time slices per slice of a model of weight 1; empty: 1 each, or by need if faster.
         preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; None: planned.
         micro_batches: number of parts of each batch of a single model, which overlap; 0, auto: as many as pay.
+        tokens_per_step: tokens of all ranks in a step, N or LO:HI, as at decode; None, auto: each window is a step.
     """
 
     place: str = option("auto", choices="place survive", names=PLACES)
@@ -141,8 +148,17 @@ class PlanOptions:
     weights: tuple[int, ...] = ()
     preemption_s: float | None = None
     micro_batches: int = option(1, choices="micro_batches", read=read_micro_batches, panel=STRATEGY)
+    tokens_per_step: tuple[int, int] | None = option(
+        None, above=0, most=MOST, read=read_step_tokens, metavar="N|LO:HI", panel=COUNTED
+    )
 
     def __post_init__(self) -> None:
+        if self.tokens_per_step is not None:
+            given = self.tokens_per_step
+            pair = (given, given) if isinstance(given, int) else tuple(given)
+            if len(pair) != 2 or any(type(each) is not int for each in pair) or pair[0] > pair[1]:
+                raise BadInput(f"`tokens_per_step`: expected two whole numbers, the fewest first, found {given}")
+            object.__setattr__(self, "tokens_per_step", pair)
         check_options(self)
         check_value("preemption_s", self.preemption_s, OptionField(least=LEAST_PREEMPTION_S, most=LONGEST_S))
         object.__setattr__(self, "priorities", tuple(self.priorities or ()))

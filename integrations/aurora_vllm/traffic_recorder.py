@@ -184,7 +184,7 @@ class TrafficRecorder:
         self._passes: deque[_Pass] = deque()
         self._seconds_LP = np.zeros((facts.layers, len(TIMED)))
         self._passes_L = np.zeros(facts.layers, dtype=np.int64)
-        self._gram_P22, self._target_P2 = np.zeros((len(PHASES), 2, 2)), np.zeros((len(PHASES), 2))
+        self._gram_P33, self._target_P3 = np.zeros((len(PHASES), 3, 3)), np.zeros((len(PHASES), 3))
         self._most_P = np.zeros(len(PHASES), dtype=np.int64)
 
     def add_timing(self, layer: int, phase: str, seconds: Span | float | None, tokens: int = 0, active: int = 1) -> None:
@@ -232,9 +232,9 @@ class TrafficRecorder:
         np.add.at(self._passes_L, layer_X[phase_X == TIMED.index("expert")], 1)
         for number, phase in enumerate(PHASES):
             seconds_X, tokens_X, active_X = timings_X5[(phase_X == TIMED.index(phase)) & (timings_X5[:, 3] > 0), 2:].T
-            rows_X2 = np.stack([active_X, tokens_X], axis=1)
-            self._gram_P22[number] += rows_X2.T @ rows_X2
-            self._target_P2[number] += rows_X2.T @ seconds_X
+            rows_X3 = np.stack([np.ones_like(tokens_X), active_X, tokens_X], axis=1)
+            self._gram_P33[number] += rows_X3.T @ rows_X3
+            self._target_P3[number] += rows_X3.T @ seconds_X
             self._most_P[number] = max(self._most_P[number], tokens_X.max(initial=0))
 
     def count(self, step: int, layers: Sequence[int], load_SE: IntArray) -> None:
@@ -264,7 +264,7 @@ class TrafficRecorder:
             facts.model, facts.fingerprint, facts.engine, facts.kind, now, facts.rank, facts.ranks, facts.top_k,
             facts.dispatch_bytes, facts.combine_bytes, facts.expert_bytes, facts.other_bytes, facts.dense_layers, self._width,
             np.array(windows, dtype=np.int64), tokens_TLE,
-            self._seconds_LP, self._passes_L, self._gram_P22, self._target_P2, self._most_P,
+            self._seconds_LP, self._passes_L, self._gram_P33, self._target_P3, self._most_P,
         )  # fmt: skip
 
     def _double_width(self) -> None:

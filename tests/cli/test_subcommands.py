@@ -96,7 +96,7 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
     for field in fields(kind):
         if (
             field.name in params
-            and field.name not in ("workers", "seed", "adapt", "priorities", "micro_batches")
+            and field.name not in ("workers", "seed", "adapt", "priorities", "micro_batches", "tokens_per_step")
             and not params[field.name].required
         ):
             assert params[field.name].default == field.default, field.name

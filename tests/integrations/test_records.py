@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.io import load_profile, save
-from aurora.io.engine_records import line, load_records, merged, save_record
+from aurora.io.engine_records import load_records, merged, not_negative, save_record
 
 FACTS = {"model": "tiny", "fingerprint": "f", "engine": "vllm 0.32", "kind": "cpu", "top_k": 2, "layers": 2, "experts": 4}
 FACTS |= {"dispatch_bytes": 256, "combine_bytes": 256, "expert_bytes": 1000, "other_bytes": 5000}
@@ -102,23 +102,45 @@ def test_timings_become_curves():
     rank = recordings(1)[0]
     rank.count(0, [0], load([0, 1])[None])
     for active, tokens in ((1, 8), (2, 8), (3, 64), (4, 200)):
-        rank.add_timing(0, "expert", 0.5 * active + 0.01 * tokens, tokens, active)
+        rank.add_timing(0, "expert", 0.2 + 0.5 * active + 0.01 * tokens, tokens, active)
     rank.add_timing(1, "gate", 0.3, 10)
     rank.add_timing(1, "gate", 0.6, 20)
     rank.end_pass(0, choices([[0] * 4] * 2), choices([[1] * 4] * 2))
     curves = merged([rank.record()]).curves["cpu"]
     assert curves["expert"](100) == pytest.approx(0.5 + 1.0)
+    assert curves["overhead"](200) == pytest.approx(0.2)
     assert curves["gate"](30) == pytest.approx(0.9)
     assert curves["aggregate"](30) == 0
 
 
-@given(st.floats(0, 5), st.floats(0, 5), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=2, max_size=9))
-def test_a_line_is_found_again(fixed, each, points):
-    rows = np.array(points, dtype=np.float64)
-    a, b = line(rows.T @ rows, rows.T @ (rows @ [fixed, each]))
-    assert a >= 0
-    assert b >= 0
-    assert rows @ [a, b] == pytest.approx(rows @ [fixed, each], rel=1e-4, abs=1e-4)
+def test_records_of_earlier_versions_keep_their_curve_of_one_expert(tmp_path):
+    """They fitted b active + c tokens: what a call takes is none of it, or in b."""
+    rank = recordings(1)[0]
+    rank.count(0, [0], load([0, 1])[None])
+    arrays = dict(np.load(save_record(rank.record(), tmp_path)))
+    rows_X2 = np.array([[1.0, 8.0], [2.0, 8.0], [4.0, 200.0]])
+    arrays["gram_P22"], arrays["target_P2"] = np.zeros((3, 2, 2)), np.zeros((3, 2))
+    arrays["gram_P22"][1], arrays["target_P2"][1] = rows_X2.T @ rows_X2, rows_X2.T @ (rows_X2 @ [0.5, 0.01])
+    arrays["most_P"] = np.full(3, 200)
+    del arrays["gram_P33"], arrays["target_P3"]
+    np.savez(tmp_path / "rank-0.npz", **arrays)
+    curves = load_records(tmp_path).curves["cpu"]
+    assert curves["expert"]([1.0, 100.0]) == pytest.approx([0.51, 1.5])
+    assert curves["overhead"](100) == pytest.approx(0)
+
+
+COEFFICIENT = st.floats(0, 5)
+
+
+@given(
+    st.tuples(COEFFICIENT, COEFFICIENT, COEFFICIENT),
+    st.lists(st.tuples(st.just(1), st.integers(1, 9), st.integers(1, 99)), min_size=2, max_size=9),
+)
+def test_coefficients_are_found_again(abc, points):
+    rows_X3 = np.array(points, dtype=np.float64)
+    found_3 = not_negative(rows_X3.T @ rows_X3, rows_X3.T @ (rows_X3 @ abc))
+    assert (found_3 >= 0).all()
+    assert rows_X3 @ found_3 == pytest.approx(rows_X3 @ abc, rel=1e-4, abs=1e-4)
 
 
 def test_files_of_all_ranks_make_a_profile_that_can_be_saved(tmp_path):

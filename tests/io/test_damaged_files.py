@@ -76,7 +76,7 @@ def written_routing(folder):
 def record_arrays():
     return {
         "window_T": np.array([0]), "tokens_TLE": LOADS[None], "seconds_LP": np.ones((2, 5)), "passes_L": np.ones(2, dtype=int),
-        "gram_P22": np.ones((3, 2, 2)), "target_P2": np.ones((3, 2)), "most_P": np.ones(3, dtype=int),
+        "gram_P33": np.ones((3, 3, 3)), "target_P3": np.ones((3, 3)), "most_P": np.ones(3, dtype=int),
     }  # fmt: skip
 
 

@@ -188,6 +188,9 @@ class LayerCosts(PortCosts):
             the worst case.
         routing: the tokens, if they are deduplicated; None if they are not.
         nics: the NICs of the servers; None if ports alone limit.
+        steps: the profile and the GPUs, if windows count as steps of some tokens: a GPU then reads an expert's weights in every
+            step in which a token takes that replica, so that a share of tokens takes more than that share of seconds. None if
+            it takes that share.
     """
 
     own_WGE: IntArray | FloatArray
@@ -197,6 +200,7 @@ class LayerCosts(PortCosts):
     worst: int = 1
     routing: KnownTokens | CountedTokens | None = None
     nics: Nics | None = None
+    steps: tuple[Profile, Sequence[Gpu]] | None = None
 
     @cached_property
     def load_WE(self) -> FloatArray:
@@ -244,6 +248,7 @@ class LayerCosts(PortCosts):
             out_Bps=self.nics.server_Bps_N,
             in_Bps=self.nics.server_Bps_N,
             nics=None,
+            steps=None,
         )
 
     def grouped(self, group_E: IntArray) -> GroupCosts:
@@ -324,7 +329,7 @@ class LayerCosts(PortCosts):
             longest_4S = np.max(each, axis=(0, 3))
             steps_2G += longest_4S.reshape(2, 2, -1).max(axis=1).sum(axis=1, keepdims=True)
         port_4G, *nic_4G = (seconds_4SG.sum(axis=1) for seconds_4SG in each)
-        expert_s_G = np.einsum("ge,eg->g", self.expert_s_WGE[0], served_EG)
+        expert_s_G = self._expert_s_WG(np.ascontiguousarray(served_EG.T), slice(1))[0]
         gate_s_G, aggregate_s_G = self.gate_s_WG[0], self.aggregate_s_WG[0]
         return PhaseTimes(gate_s_G, port_4G, expert_s_G, aggregate_s_G, nic_4G[0] if nic_4G else np.zeros((4, 1)), steps_2G)
 
@@ -334,13 +339,29 @@ class LayerCosts(PortCosts):
         local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
         send_WG = own_WGE.sum(axis=2) - local_WG
         recv_WG = np.einsum("we,ge->wg", self.load_WE[scenarios], at_GE) - local_WG
-        expert_WG = np.einsum("wge,ge->wg", self.expert_s_WGE[scenarios], at_GE)
+        expert_WG = self._expert_s_WG(at_GE, scenarios)
         port_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG)
         nic_4WG = np.zeros((4, 1, 1))
         if self.nics is not None:
             nic_4WG = self._by_nic(self.nics, *_far_tokens(self.nics, own_WGE, at_GE))
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
         return PhaseTimes(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
+
+    def _expert_s_WG(self, at_GE: FloatArray, scenarios: slice) -> FloatArray:
+        """(W, G) seconds of the experts, of which each GPU takes a share of tokens."""
+        expert_s_WG: FloatArray = np.einsum("wge,ge->wg", self.expert_s_WGE[scenarios], at_GE)
+        if self.steps is None:
+            return expert_s_WG
+        (profile, gpus), load_WE = self.steps, self.load_WE[scenarios]
+        tokens_W1 = load_WE.sum(axis=1, keepdims=True) / profile.top_k
+        for g, share_E in enumerate(at_GE):
+            divided = np.flatnonzero((share_E > 0) & (share_E < 1))
+            if len(divided):
+                share_X, load_WX = share_E[divided], load_WE[:, divided]
+                alone_WX = profile.seconds("expert", gpus[g], load_WX * share_X, tokens_W1)
+                whole_WX = profile.seconds("expert", gpus[g], load_WX, tokens_W1)
+                expert_s_WG[:, g] += (alone_WX - share_X * whole_WX).sum(axis=1)
+        return expert_s_WG
 
     def _by_nic(self, nics: Nics, sent_XG: AnyArray, received_XG: AnyArray) -> FloatArray:
         """As `_both_ways`, for the NICs, from the tokens that each GPU sends and receives by them in the dispatch."""
@@ -452,7 +473,7 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
         worst: how many scenarios count, the longest first.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
-    seconds = [(each.T * windows_W).T for each in _window_seconds(*_kinds(cluster), profile, each_WSE)]
+    seconds = [(each.T * windows_W).T for each in _window_seconds(*_kinds(cluster), profile, each_WSE, expected=True)]
     return _layer_costs(cluster, profile, tokens_WSE, seconds, worst)
 
 
@@ -482,6 +503,7 @@ def _layer_costs(
         in_Bps=network.in_Bps_G,
         worst=worst,
         nics=None if network.fabric is None else nics_of(network),
+        steps=None if profile.step_tokens is None else (profile, cluster.gpus),
     )
 
 
@@ -493,16 +515,21 @@ def _kinds(cluster: Cluster) -> tuple[list[Gpu], IntArray]:
 
 
 def _window_seconds(
-    gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, tokens_TSE: IntArray | FloatArray
+    gpus: Sequence[Gpu], kind_G: IntArray, profile: Profile, tokens_TSE: IntArray | FloatArray, expected: bool = False
 ) -> tuple[FloatArray, ...]:
     """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations.
 
-    Overheads of grouped kernels, which no placement changes, are counted with the aggregations.
+    Overheads of grouped kernels, which no placement changes, are counted with the aggregations. With `expected`, or where a
+    window counts as many steps, counts are means: an expert is active with the probability that one of a step's tokens chooses
+    it.
     """
     tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
+    all_T1 = tokens_TE.sum(axis=1, keepdims=True) / profile.top_k
+    of_T1 = None if profile.step_tokens is None else all_T1
     fixed_XTG = np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):
         here = kind_G == kind
-        fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here]) for phase in ("gate", "aggregate")]
-        fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1))[:, None]
-    return np.stack([profile.seconds("expert", gpu, tokens_TE) for gpu in gpus], axis=1), *fixed_XTG
+        fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here], of_T1) for phase in ("gate", "aggregate")]
+        fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1, keepdims=True), of_T1)
+    of_T1 = all_T1 if expected else of_T1
+    return np.stack([profile.seconds("expert", gpu, tokens_TE, of_T1) for gpu in gpus], axis=1), *fixed_XTG

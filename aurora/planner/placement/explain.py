@@ -68,7 +68,7 @@ def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExpl
     """The explanation of one layer."""
     costs, times, nics = [], [], False
     for profile, model, at in zip(profiles, plan.models, (layer % p.layers for p in profiles), strict=True):
-        whole = layer_costs(plan.cluster, profile, at, model.deduplicated)
+        whole = layer_costs(plan.cluster, profile.in_steps(plan.options.tokens_per_step), at, model.deduplicated)
         times.append(whole.phase_times(model.placement.split_EG(at)))
         costs.append(whole.grouped(model.placement.gpu_E(at)))
         nics = whole.nics is not None

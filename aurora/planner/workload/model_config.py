@@ -13,11 +13,12 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.planner.workload.model_structure import MOST_EXPERTS, model_structure
-from aurora.types import CoActivation, Curve, GpuKind, Profile, TokenRouting
+from aurora.types import OVERHEAD, CoActivation, Curve, GpuKind, Profile, TokenRouting
 from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
 from aurora.types.read_numbers import whole_number
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
+REFERENCE_BPS = 1e12  # bytes per second of its memory, also about a third of an H100's
 MOST_WIDTH = 1 << 24  # of a model that a config describes
 AT_TOKENS, OVERHEAD_S = (1.0, 16.0, 256.0, 4096.0, 65536.0), 5e-6  # of curves; seconds that every call adds
 
@@ -131,7 +132,7 @@ class Shape:
         kinds: Sequence[GpuKind] = (),
         recorded: Sequence[int] | None = None,
     ) -> Profile:
-        """Makes a Profile at half precision whose compute times are arithmetic at REFERENCE_FLOPS, as its provenance says.
+        """Makes a Profile at half precision whose compute times are arithmetic at reference rates, as its provenance says.
 
         Args:
             tokens_TLSE: (T, L, S, E) int64, tokens by window, layer, source rank and expert.
@@ -149,11 +150,9 @@ class Shape:
             "expert": (2 * self.expert_weights, 2 * row_bytes, expert_bytes),
             "aggregate": (2 * self.top_k * self.dispatched, (self.top_k + 1) * row_bytes, 0),
         }
-        curves = {"reference": {phase: _roofline(flops, 0, 0, REFERENCE_FLOPS, 1.0) for phase, (flops, _, _) in work.items()}}
-        curves |= {
-            kind.kind: {phase: _roofline(*amounts, kind.half_flops, kind.memory_Bps) for phase, amounts in work.items()}
-            for kind in kinds
-        }
+        weights_only = {phase: (flops, 0, fixed_bytes) for phase, (flops, _, fixed_bytes) in work.items()}
+        curves = {"reference": _rooflines(weights_only, REFERENCE_FLOPS, REFERENCE_BPS)}
+        curves |= {kind.kind: _rooflines(work, kind.half_flops, kind.memory_Bps) for kind in kinds}
         return Profile(
             model=self.model,
             fingerprint="",
@@ -166,7 +165,7 @@ class Shape:
             curves=curves,
             provenance={
                 **provenance,
-                "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, half precision, not measured",
+                "compute": f"arithmetic at {REFERENCE_FLOPS:.0e} FLOPS, {REFERENCE_BPS:.0e} B/s, half precision, not measured",
                 **({"config": "; ".join(self.remarks)} if self.remarks else {}),
                 **{f"curves of {kind.kind}": f"peaks of its datasheet, not measured: {kind.source}" for kind in kinds},
             },
@@ -177,15 +176,24 @@ class Shape:
         )
 
 
-def _roofline(flops: int, token_bytes: int, fixed_bytes: int, peak_flops: float, memory_Bps: float) -> Curve:
-    """The roofline bound: OVERHEAD_S plus the longer of computing and of moving bytes.
+def _rooflines(work: Mapping[str, tuple[int, int, int]], peak_flops: float, memory_Bps: float) -> dict[str, Curve]:
+    """The roofline bound of each phase: the longer of computing and of moving bytes, and OVERHEAD_S of every call.
 
+    A rank's experts are one call, whose OVERHEAD_S is the kernel's; each active expert takes the bound of its own tokens.
     Source: Williams, Waterman and Patterson, CACM 52(4), 2009.
+
+    Args:
+        work: of each phase, floating-point operations a token, bytes per token, and bytes independent of tokens.
+        peak_flops, memory_Bps: of the GPU.
     """
-    compute_s, move_s, fixed_s = flops / peak_flops, token_bytes / memory_Bps, fixed_bytes / memory_Bps
-    crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
-    at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
-    return Curve(at, OVERHEAD_S + np.maximum(at * compute_s, fixed_s + at * move_s))
+    curves = {OVERHEAD: Curve(np.ones(1), np.full(1, OVERHEAD_S))}
+    for phase, (flops, token_bytes, fixed_bytes) in work.items():
+        compute_s, move_s, fixed_s = flops / peak_flops, token_bytes / memory_Bps, fixed_bytes / memory_Bps
+        crossing = fixed_s / (compute_s - move_s) if compute_s > move_s else 0.0
+        at = np.unique([*AT_TOKENS, *([crossing] if AT_TOKENS[0] < crossing < AT_TOKENS[-1] else [])])
+        call_s = 0.0 if phase == "expert" else OVERHEAD_S
+        curves[phase] = Curve(at, call_s + np.maximum(at * compute_s, fixed_s + at * move_s))
+    return curves
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:

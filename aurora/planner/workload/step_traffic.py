@@ -7,6 +7,7 @@ import numpy as np
 
 from aurora.types import Plan, Profile, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.profile import step_sizes
 
 
 def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
@@ -49,6 +50,30 @@ def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.rand
     share_LSE /= share_LSE.sum(axis=2, keepdims=True)
     tokens_TLSE = np.stack([_drawn_pairs(share_LSE, tokens_S, profile.top_k, rng) for _ in range(steps)])
     return replace(profile, tokens_TLSE=tokens_TLSE, routing=None, stage_T=None, coactivation=None)
+
+
+def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int) -> Profile:
+    """Draws a step of each of `step_sizes`, whose tokens all sources send alike; returns the profile itself for None.
+
+    Args:
+        profile: the recorded routing, all of its windows alike; tokens are drawn with all their choices where it has them.
+        step_tokens: the fewest and the most tokens of all sources in a step.
+        seed: for the draws.
+    """
+    if step_tokens is None:
+        return profile
+    rng, sources, token_level = np.random.default_rng(seed), np.arange(profile.sources), profile.routing is not None
+    sizes_S = [size // len(sources) + (sources < size % len(sources)) for size in step_sizes(*step_tokens)]
+    drawn = [step_profile(profile, tokens_S, rng, token_level) for tokens_S in sizes_S]
+    routing = None
+    if token_level:
+        parts = [each.required_routing for each in drawn]
+        window_U = np.repeat(np.arange(len(parts)), [len(part.source_U) for part in parts])
+        experts_ULK, source_U = (
+            np.concatenate([getattr(each, name) for each in parts]) for name in ("experts_ULK", "source_U")
+        )
+        routing = TokenRouting(experts_ULK, source_U, window_U)
+    return replace(drawn[0], tokens_TLSE=np.concatenate([each.tokens_TLSE for each in drawn]), routing=routing)
 
 
 def _shares_LSE(profile: Profile) -> FloatArray:

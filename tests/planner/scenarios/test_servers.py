@@ -304,7 +304,8 @@ def crossing_rows(profile, layer, server_E, hierarchy):
 
 
 def test_a_faster_server_takes_more_load():
-    cluster, hierarchy = two_servers(speeds=[1.0, 1.0, 0.5, 0.5])
+    fast_Bps = 1e13  # so that experts limit, not ports
+    cluster, hierarchy = two_servers((2, 2), fast_Bps, fast_Bps, fast_Bps, speeds=[1.0, 1.0, 0.5, 0.5])
     profile = two_communities(4)
     options = replace(OWN, slots_per_gpu=8)
     start = Exclusive(replace(cluster, fabric=None), [profile], options).place(np.random.default_rng(0))

@@ -119,7 +119,11 @@ def test_kinds_are_never_faster_than_their_datasheet():
     expert = made.curves["K"]["expert"]
     for tokens in (1, 2, 300, 3000, 65536):
         moved_s = weights_s + tokens * 4 * 512 / 1e9
-        assert expert(tokens) == pytest.approx(5e-6 + max(moved_s, tokens * token_s), rel=1e-9)
+        assert expert(tokens) == pytest.approx(max(moved_s, tokens * token_s), rel=1e-9)
+        assert made.curves["K"]["overhead"](tokens) == pytest.approx(5e-6)  # of the kernel of all experts
+    reference = made.curves["reference"]["expert"]
+    assert reference(1) == pytest.approx(made.expert_bytes / 1e12)
+    assert reference(65536) == pytest.approx(65536 * 6 * 512 * 256 / 1e14)
     assert "a made-up datasheet" in made.provenance["curves of K"]
 
 
