@@ -174,7 +174,8 @@ class FlowNetwork:
     def load(self, sets_CV: BoolArray, bytes_GG: IntArray) -> IntArray:
         """Returns (C,) int64, the bytes of bytes_GG (G, G) that start in each set of sets_CV (C, V) and end outside of it."""
         n = self.gpus
-        return np.asarray(((sets_CV[:, :n].astype(np.int64) @ bytes_GG) * ~sets_CV[:, n : 2 * n]).sum(axis=1))
+        begun_CG = sets_CV[:, :n].astype(np.float64) @ bytes_GG.astype(np.float64)  # exact below 2^53 bytes, and by BLAS
+        return np.asarray((begun_CG * ~sets_CV[:, n : 2 * n]).sum(axis=1)).astype(np.int64)
 
     def leaving(self, sets_CV: BoolArray) -> BoolArray:
         """Returns (C, A) bool, the arcs that lead out of each of the sets sets_CV (C, V)."""
