@@ -12,6 +12,8 @@ from aurora.types import FailureDomains, GpuSlots
 from aurora.types.option_checks import OptionField
 
 TARGET = 0.95  # of mean / largest load, that --explain looks for slots for
+MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to balance loads
+FIXED = 256  # redundant experts that engines keep for failures, whatever the model; SGLang's elastic EP
 LOADS, FAILURES = "By load", "For failures of nodes"
 BY_LOAD, BY_FAILURES = ("gpus", "explain", "groups"), ("min_replicas", "alive", "racks", "rates")  # options of each
 
@@ -19,7 +21,7 @@ BY_LOAD, BY_FAILURES = ("gpus", "explain", "groups"), ("min_replicas", "alive", 
 def place(
     loads: Path,
     *,
-    slots: int,
+    slots: int | None = None,
     method: Annotated[str | None, OptionField(choices="replicas survive")] = None,
     replicas: str | None = None,
     nodes: int | None = None,
@@ -27,6 +29,7 @@ def place(
     gpus: Annotated[int | None, OptionField(panel=LOADS)] = None,
     groups: Annotated[int, OptionField(panel=LOADS)] = 1,
     explain: Annotated[bool, OptionField(panel=LOADS)] = False,
+    failures: Annotated[int | None, OptionField(flag="--survive", least=0, panel=FAILURES)] = None,
     survive: Annotated[bool, OptionField(flag="--for-failures", panel=FAILURES)] = False,
     min_replicas: Annotated[int | None, OptionField(panel=FAILURES)] = None,
     alive: Annotated[int | None, OptionField(panel=FAILURES)] = None,
@@ -35,11 +38,12 @@ def place(
     as_json: bool = False,
 ) -> None:
     """Place experts with replicas to minimise the largest load of a GPU, and print a lower bound. With --for-failures, instead
-    maximise the probability that every expert survives failures of nodes.
+    maximise the probability that every expert survives failures of nodes. With --survive K, find the fewest slots with which
+    every expert survives any K failures.
 
     Args:
         loads: load of each expert: .csv without header or .npy, one row per layer.
-        slots: number of experts that fit on each GPU; with --for-failures: on each node.
+        slots: number of experts that fit on each GPU; with --for-failures: on each node; with --survive: the fewest.
         method: {replicas}; with --for-failures: {survive}; default: the first.
         replicas: replicas of each expert, r0,r1,...; default: the method chooses.
         nodes: number of nodes; each has equally many GPUs.
@@ -47,6 +51,7 @@ def place(
         gpus: number of GPUs; default: one per node.
         groups: number of expert groups of equal size; eplb keeps each group on one node.
         explain: show for each layer how many slots raise mean/max load to 0.95.
+        failures: fewest slots with which any K GPUs, or with --nodes any K nodes, may fail, and a placement in them.
         survive: maximise the probability that every expert survives failures.
         min_replicas: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
         alive: optimise for this many remaining nodes; default: few failures first.
@@ -56,15 +61,37 @@ def place(
     from aurora.io import load_loads
     from aurora.planner.check.replicas import check_layout, check_resilient
     from aurora.planner.replication.failure_resilient import DEFAULT
+    from aurora.planner.replication.fewest_slots import fewest_slots, place_to_survive
     from aurora.planner.replication.registry import slots_needed
     from aurora.reports.json_objects import placement_json, survival_json
-    from aurora.reports.plan_tables import layout_table, slots_lines, survival_table
+    from aurora.reports.plan_tables import layout_table, slots_lines, survival_table, survive_lines
 
     chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
     chosen |= {} if method is None else {"method": method}
     why = "has no effect with `survive`, which places on `nodes`" if survive else "expected `survive`, to place for failures"
     for name in filter(is_given, BY_LOAD if survive else BY_FAILURES):
         raise BadInput(f"`{name}`: {why}")
+    if failures is not None:
+        for name in filter(is_given, ("method", "replicas", "seed", "explain", "groups", "survive", *BY_FAILURES)):
+            raise BadInput(f"`{name}`: has no effect with `failures`")
+        if (count := gpus if gpus is not None else nodes) is None:
+            raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
+        load_LE = load_loads(loads)
+        fewest = fewest_slots(load_LE.shape[1], count, failures, nodes)
+        made = place_to_survive(load_LE, count, failures, nodes, slots)
+        have = GpuSlots.equal(count, fewest if slots is None else slots)
+        check_layout(made, load_LE, have)
+        alone = aurora.place(load_LE, GpuSlots.equal(count, fewest_slots(load_LE.shape[1], count, 0)))
+        fixed = -(-(load_LE.shape[1] + FIXED) // count)
+        more = (
+            place_to_survive(load_LE, count, failures, nodes, fewest + spare)
+            for spare in range(1, MOST_SPARE + 1 if slots is None else 1)
+        )
+        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, fewest, nodes, fixed)
+        show(as_json, placement_json(made) | {"fewest_slots": fewest}, layout_table(made), *lines)
+        return
+    if slots is None:
+        raise BadInput("place: expected --slots")
     if survive:
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")

@@ -15,6 +15,7 @@ from aurora.planner.workload.load_statistics import LEVEL
 from aurora.reports.formatting import Columns, distinct, percent, right, seconds, size, table_of, text
 from aurora.types import PHASES, Cluster, Cut, GpuSlots, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
+from aurora.types.placement import TINY
 from aurora.types.profile import CurvesByKind
 
 if TYPE_CHECKING:
@@ -223,6 +224,48 @@ def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: S
             f"layer {layer}: mean/max {now:.3f} with {have.slots_G.sum()} slots, {most:.3f} at most; {target} takes at least "
             f"{fewest} slots however load divides, and free-split reaches it with {enough} ({enough // have.gpus} a GPU)"
         )
+
+
+def survive_lines(
+    made: ReplicaPlacement,
+    alone: ReplicaPlacement,
+    more: Iterator[ReplicaPlacement],
+    target: float,
+    experts: int,
+    failures: int,
+    fewest: int,
+    nodes: int | None,
+    fixed: int,
+) -> Iterator[str]:
+    """Yields lines on the fewest slots with which every expert survives any `failures` failures, and on what that costs.
+
+    Args:
+        made: the placement in so many slots, or in those that the user gave.
+        alone: a placement of the same experts without copies against failures.
+        more: placements as `made` in one slot per GPU more than the fewest, in two, and so on.
+        target: mean over largest load that is enough.
+        experts: number of experts.
+        failures: how many may fail.
+        fewest: the fewest slots per GPU.
+        nodes: number of nodes, which fail as a whole; None: GPUs fail.
+        fixed: slots per GPU with a fixed count of redundant experts.
+    """
+    gpus, what, copies = made.placement.gpus, "GPUs" if nodes is None else "nodes", failures + 1
+    yield (
+        f"any {failures} of {nodes or gpus} {what} may fail with {fewest} slots per GPU. Fewer are not enough: an expert on "
+        f"{failures} of them alone is lost with them, so each of {experts} needs copies on {copies}: {experts * copies} slots"
+    )
+    yield f"max/mean load {_worst(made):.4f}; {_worst(alone):.4f} without copies, in {-(-experts // gpus)} slots per GPU"
+    for spare, each in enumerate(more, 1):
+        if _worst(each) <= 1 / target:
+            yield f"with {fewest + spare} slots per GPU max/mean load is {_worst(each):.4f}"
+            break
+    yield f"256 redundant experts, a fixed count, would take {fixed} slots per GPU"
+
+
+def _worst(made: ReplicaPlacement) -> float:
+    """The largest load of a GPU over the mean, of the worst layer."""
+    return float((made.max_load_L / np.maximum(made.mean_load_L, TINY)).max())
 
 
 def survival_table(made: ResilientPlacement) -> Table:
