@@ -132,7 +132,7 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
 
 @lru_cache(maxsize=8)
 def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
-    """Where each pair's links begin, (G * G + 1,), those links, and the part of the pair's shortest paths that takes each.
+    """Returns the first link of each pair, (G * G + 1,), all links, and the part of the pair's shortest paths that takes each.
 
     GPUs do not forward, so each is two vertices: one sends, one receives. Of the shortest paths from s to t, those over the
     link u -> v are the paths from s to u times those from v to t, if they are as short.

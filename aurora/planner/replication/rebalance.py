@@ -457,7 +457,7 @@ def _without(time_G, over_G, cost_G, held_by_G, count, more, h, target):
 
 @njit(cache=True, nogil=True, inline="always")
 def _over(time, target):
-    """What a time above the target counts: how far it is above, more for each second the farther."""
+    """Returns how much a time above the target counts: how far it is above, more for each second the farther."""
     over = time - target
     return over * (1.0 + SLOWER_COUNTS * over) if over > 0 else 0.0
 
