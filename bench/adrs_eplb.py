@@ -81,9 +81,9 @@ def main() -> None:
     table = Table(
         f"ADRS' evaluator of expert placements, {today()} ({machine()})",
         "loads | method | balance on the next window | ms a call, least / median | score at the least | moves a layer",
-        "Methods in turn on 12 windows. `evolved`: the idea of the published program in NumPy; the original is PyTorch, ADRS "
-        "reports 3.7 ms for it and 540 ms for DeepSeek's own code. `eplb`: DeepSeek's algorithm, compiled, with groups on "
-        "servers as ADRS calls it, and without groups. Moves: from the method's placement before.",
+        "Methods in turn on 12 windows. `evolved`: the idea of the published program in NumPy; the original is PyTorch. "
+        "`eplb`: DeepSeek's algorithm, compiled, with groups on servers as ADRS calls it, and without groups. Moves: from the "
+        "method's placement before.",
     )
     for skew, drift in ((0.8, 0.1), (0.8, 0.3), (1.2, 0.3)):
         drawn = windows(skew, drift)
