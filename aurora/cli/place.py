@@ -29,7 +29,8 @@ def place(
     gpus: Annotated[int | None, OptionField(panel=LOADS)] = None,
     groups: Annotated[int, OptionField(panel=LOADS)] = 1,
     explain: Annotated[bool, OptionField(panel=LOADS)] = False,
-    failures: Annotated[int | None, OptionField(flag="--survive", least=0, panel=FAILURES)] = None,
+    fewest: Annotated[bool, OptionField(flag="--survive", panel=FAILURES)] = False,
+    failures: Annotated[int, OptionField(least=0, panel=FAILURES)] = 1,
     survive: Annotated[bool, OptionField(flag="--for-failures", panel=FAILURES)] = False,
     min_replicas: Annotated[int | None, OptionField(panel=FAILURES)] = None,
     alive: Annotated[int | None, OptionField(panel=FAILURES)] = None,
@@ -38,8 +39,8 @@ def place(
     as_json: bool = False,
 ) -> None:
     """Place experts with replicas to minimise the largest load of a GPU, and print a lower bound. With --for-failures, instead
-    maximise the probability that every expert survives failures of nodes. With --survive K, find the fewest slots with which
-    every expert survives any K failures.
+    maximise the probability that every expert survives failures of nodes. With --survive, find the fewest slots with which
+    every expert survives any failure, or any K with --failures K.
 
     Args:
         loads: load of each expert: .csv without header or .npy, one row per layer.
@@ -51,7 +52,8 @@ def place(
         gpus: number of GPUs; default: one per node.
         groups: number of expert groups of equal size; eplb keeps each group on one node.
         explain: show for each layer how many slots raise mean/max load to 0.95.
-        failures: fewest slots with which any K GPUs, or with --nodes any K nodes, may fail, and a placement in them.
+        fewest: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
+        failures: with --survive: how many may fail at the same time.
         survive: maximise the probability that every expert survives failures.
         min_replicas: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
         alive: optimise for this many remaining nodes; default: few failures first.
@@ -71,25 +73,27 @@ def place(
     why = "has no effect with `survive`, which places on `nodes`" if survive else "expected `survive`, to place for failures"
     for name in filter(is_given, BY_LOAD if survive else BY_FAILURES):
         raise BadInput(f"`{name}`: {why}")
-    if failures is not None:
+    if fewest:
         for name in filter(is_given, ("method", "replicas", "seed", "explain", "groups", "survive", *BY_FAILURES)):
-            raise BadInput(f"`{name}`: has no effect with `failures`")
+            raise BadInput(f"`{name}`: has no effect with `fewest`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
         load_LE = load_loads(loads)
-        fewest = fewest_slots(load_LE.shape[1], count, failures, nodes)
+        least = fewest_slots(load_LE.shape[1], count, failures, nodes)
         made = place_to_survive(load_LE, count, failures, nodes, slots)
-        have = GpuSlots.equal(count, fewest if slots is None else slots)
+        have = GpuSlots.equal(count, least if slots is None else slots)
         check_layout(made, load_LE, have)
         alone = aurora.place(load_LE, GpuSlots.equal(count, fewest_slots(load_LE.shape[1], count, 0)))
         fixed = -(-(load_LE.shape[1] + FIXED) // count)
         more = (
-            place_to_survive(load_LE, count, failures, nodes, fewest + spare)
+            place_to_survive(load_LE, count, failures, nodes, least + spare)
             for spare in range(1, MOST_SPARE + 1 if slots is None else 1)
         )
-        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, fewest, nodes, fixed)
-        show(as_json, placement_json(made) | {"fewest_slots": fewest}, layout_table(made), *lines)
+        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, fixed)
+        show(as_json, placement_json(made) | {"fewest_slots": least}, layout_table(made), *lines)
         return
+    if is_given("failures"):
+        raise BadInput("`failures`: expected `fewest`, to find the fewest slots")
     if slots is None:
         raise BadInput("place: expected --slots")
     if survive:
@@ -108,8 +112,8 @@ def place(
     check_layout(made, load_LE, have)
     needed = [slots_needed(load_E, have, TARGET, seed) for load_E in load_LE] if explain else []
     found = placement_json(made)
-    for layer, (fewest, enough) in zip(found["layers"], needed, strict=False):
-        layer |= {"slots_at_least": fewest, "slots_enough": enough}
+    for layer, (at_least, enough) in zip(found["layers"], needed, strict=False):
+        layer |= {"slots_at_least": at_least, "slots_enough": enough}
     show(as_json, found, layout_table(made), *slots_lines(made, have, TARGET, needed))
 
 

@@ -122,20 +122,22 @@ def test_the_table_of_what_survives(aurora, csv):
 
 
 def test_the_fewest_slots_that_survive(aurora, csv):
-    code, out, err = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", 1, "--json")
+    code, out, err = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["fewest_slots"] == 4
     for layer in found["layers"]:
         assert set().union(*layer["slots"][:2]) == set().union(*layer["slots"][2:]) == set(range(8))
-    _, out, _ = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", 1)
+    _, out, _ = aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive")
     assert "any 1 of 2 nodes may fail with 4 slots per GPU. Fewer are not enough" in " ".join(out.split())
     refused(
-        aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", 2), "2 failures: expected more GPUs or servers, found 2"
+        aurora("place", csv, "--gpus", 4, "--nodes", 2, "--survive", "--failures", 2),
+        "2 failures: expected more GPUs or servers, found 2",
     )
-    refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--survive", 1), "need 4 slots per GPU, found 3")
-    refused(aurora("place", csv, "--gpus", 4, "--survive", 1, "--seed", 1), "--seed: has no effect with --survive")
-    refused(aurora("place", csv, "--survive", 1), "expected --gpus, or --nodes")
+    refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--survive"), "need 4 slots per GPU, found 3")
+    refused(aurora("place", csv, "--gpus", 4, "--survive", "--seed", 1), "--seed: has no effect with --survive")
+    refused(aurora("place", csv, "--survive"), "expected --gpus, or --nodes")
+    refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--failures", 2), "--failures: expected --survive")
 
 
 @pytest.mark.parametrize(
