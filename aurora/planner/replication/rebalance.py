@@ -376,23 +376,26 @@ def _best_further(layer, slots, g, left, target, over_G, step):
     load_E, cost_G, was_GE, slots_G = layer.load_E, layer.cost_G, layer.was_GE, layer.times.slots_G
     held_GP, count_E, gpu_EG, time_G = slots.held_GP, slots.count_E, slots.gpu_EG, slots.sum_s_GXW[:, 0, 0]
     limit, best, width, found = time_G[g] * (1 - LEAST_RELIEF), step.relief, held_GP.shape[1], 0
-    at_X, worse_X = np.empty(held_GP.size, dtype=np.int64), np.empty(held_GP.size)  # slots that may be given up, and for what
+    at_X = np.empty(held_GP.size, dtype=np.int64)  # slots that may be given up, what that costs, and the load that comes to g
+    worse_X, more_X = np.empty((2, held_GP.size))
     for h in range(len(cost_G)):
         for q in range(slots_G[h] if h != g else 0):
-            x, slowest, worse = held_GP[h, q], 0.0, 0.0
+            x, slowest, worse, more = held_GP[h, q], 0.0, 0.0, 0.0
             if x != EMPTY:
                 if count_E[x] == 1:
                     continue
                 more = load_E[x] / (count_E[x] - 1) - load_E[x] / count_E[x]
-                slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[x], count_E[x], more, h, target)
+                slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[x], count_E[x], more, h, g, target)
             if slowest < limit and (x == EMPTY or _keeps(layer, slots, x, h, EMPTY)):
                 at_X[found], worse_X[found] = h * width + q, worse - over_G[h]
+                more_X[found] = more if x != EMPTY and slots.holds_GE[g, x] else 0.0
                 found += 1
     for p in range(slots_G[g] if found else 0):
         a = held_GP[g, p]
         if a == EMPTY:
             continue
         size, relief_a = load_E[a] / (count_E[a] + 1), 0.0
+        alone = time_G[g] - (load_E[a] / count_E[a] - size) * cost_G[g]
         for i in range(count_E[a]):
             k = gpu_EG[a, i]
             relief_a += over_G[k] - _over(time_G[k] - (load_E[a] / count_E[a] - size) * cost_G[k], target)
@@ -402,8 +405,10 @@ def _best_further(layer, slots, g, left, target, over_G, step):
                 continue
             x = held_GP[h, q]
             slower = time_G[h] + (size - (load_E[x] / count_E[x] if x != EMPTY else 0.0)) * cost_G[h]
+            own = alone + more_X[at] * cost_G[g]
             relief, moves = relief_a - worse_X[at] - _over(slower, target), _moves(was_GE, h, a, x)
-            if slower < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
+            relief -= _over(own, target) - _over(alone, target)
+            if max(slower, own) < limit and moves <= left and relief > best * max(moves, FEWEST_MOVES):
                 best = relief / max(moves, FEWEST_MOVES)
                 step = Step(REPLACE, EMPTY, EMPTY, h, q, a, moves, best)
     return step
@@ -427,7 +432,7 @@ def _best_instead(layer, slots, g, left, target, over_G, step):
             continue
         less = load_E[a] / count_E[a]
         more = load_E[a] / (count_E[a] - 1) - less
-        slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[a], count_E[a], more, g, target)
+        slowest, worse = _without(time_G, over_G, cost_G, gpu_EG[a], count_E[a], more, g, g, target)
         for e in range(len(load_E) if slowest < limit else 0):
             if holds_GE[g, e]:
                 continue
@@ -444,12 +449,12 @@ def _best_instead(layer, slots, g, left, target, over_G, step):
 
 
 @njit(cache=True, nogil=True)
-def _without(time_G, over_G, cost_G, held_by_G, count, more, h, target):
-    """Largest time of the first `count` GPUs held_by_G but h, with `more` load on each, and how far their `_over` rises."""
+def _without(time_G, over_G, cost_G, held_by_G, count, more, h, g, target):
+    """Largest time of the first `count` GPUs held_by_G but h and g, with `more` load each, and how far their `_over` rises."""
     slowest, worse = 0.0, 0.0
     for i in range(count):
         k = held_by_G[i]
-        if k != h:
+        if k != h and k != g:
             slower = time_G[k] + more * cost_G[k]
             slowest, worse = max(slowest, slower), worse + _over(slower, target) - over_G[k]
     return slowest, worse

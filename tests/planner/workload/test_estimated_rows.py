@@ -57,7 +57,7 @@ def test_replicas_get_the_tokens_that_are_served_there(case):
 def test_independent_tokens_are_estimated_within_a_tenth_and_groups_are_known(tmp_path):
     config = {
         "model_type": "deepseek_v3", "n_routed_experts": 32, "num_hidden_layers": 1, "num_experts_per_tok": 4, "hidden_size": 64,
-        "moe_intermediate_size": 8, "n_group": 8, "topk_group": 2,
+        "moe_intermediate_size": 8, "n_group": 8, "topk_group": 2, "first_k_dense_replace": 0,
     }  # fmt: skip
     profile = aurora.synthetic_profile("zipf:0.3", config, SyntheticOptions(4, window_tokens=500, token_level=True))
     assert profile.expert_groups == (8, 2)
