@@ -88,7 +88,8 @@ class Colocated(Scenario):
             least_s = self.bound(costs_M)
             objective_s += value_s
             bound_s += least_s
-            assignment_bound_s += max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
+            proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
+            assignment_bound_s += min(proved_s, value_s)  # which it may pass by rounding alone
         placements = tuple(
             Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
             for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))

@@ -15,7 +15,7 @@ from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.workload.traffic import layer_traffic
-from aurora.types import PHASES, Curve, Placement, PlanOptions, Profile
+from aurora.types import OVERHEAD, PHASES, Curve, Placement, PlanOptions, Profile
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -36,7 +36,10 @@ def drawn(seed, *, windows=1, sources=4, experts=8, **fields):
 
 
 def equation_1(machines, source, layer, split_EG, windows):
-    """max(gate + dispatch) + max(experts + combine) + max(aggregation) from the tokens, one rank after the other."""
+    """max(gate + dispatch) + max(experts + combine) + max(aggregation) from the tokens, one rank after the other.
+
+    What a grouped kernel takes whatever it holds counts with the aggregation, as no placement changes it.
+    """
     tokens_TSE = source.tokens_TLSE[windows, layer]
     tokens_SE = tokens_TSE.sum(axis=0)
     first, second, third = [], [], []
@@ -49,7 +52,7 @@ def equation_1(machines, source, layer, split_EG, windows):
         expert = sum(float(source.seconds("expert", gpu, each) @ mine_E) for each in tokens_TSE.sum(axis=1))
         first.append(gate + source.dispatch_bytes * max(sent / gpu.out_Bps, received / gpu.in_Bps))
         second.append(expert + source.combine_bytes * max(received / gpu.out_Bps, sent / gpu.in_Bps))
-        third.append(aggregate)
+        third.append(aggregate + sum(float(source.seconds(OVERHEAD, gpu, pairs)) for pairs in tokens_TSE.sum(axis=(1, 2))))
     return max(first) + max(second) + max(third)
 
 
