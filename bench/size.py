@@ -1,5 +1,6 @@
 """Planning a model of DeepSeek-V3's size: `python bench/size.py` writes bench/results/size-DATE.md."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -89,6 +90,9 @@ COLUMNS = (
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=1024, help="GPUs of the largest cluster")
+    most = parser.parse_args().most
     load = f"Load average of the machine when it began: {os.getloadavg()[0]:.1f}."
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -102,9 +106,9 @@ def main() -> None:
         size.add("the same without NICs, 1 spare slot each", 64, LAYERS, 5, fabric=False)
         size.add("144 GPUs in 18 servers, 2 slots each", 144, LAYERS, 2)
         size.add("144 GPUs in 18 servers, four of which hold 3 a GPU", 144, LAYERS, [3] * 4 + [2] * 14)
-        for gpus in (16, 64, 128, 256, 512, 1024):
+        for gpus in (each for each in (16, 64, 128, 256, 512, 1024) if each <= most):
             growth.add(f"{gpus} GPUs in {gpus // SERVER} servers", gpus, 4, EXPERTS // gpus + 1 if gpus < EXPERTS else 2)
-    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py` on {machine()}.", "", ABOUT, "", load]
+    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py --most {most}` on {machine()}.", "", ABOUT, "", load]
     write("size", head, size.table.lines, growth.table.lines)
 
 
