@@ -108,7 +108,8 @@ def main() -> None:
         size.add("144 GPUs in 18 servers, four of which hold 3 a GPU", 144, LAYERS, [3] * 4 + [2] * 14)
         for gpus in (each for each in (16, 64, 128, 256, 512, 1024) if each <= most):
             growth.add(f"{gpus} GPUs in {gpus // SERVER} servers", gpus, 4, EXPERTS // gpus + 1 if gpus < EXPERTS else 2)
-    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", f"`python bench/size.py --most {most}` on {machine()}.", "", ABOUT, "", load]
+    command = f"`python bench/size.py --most {most}` on {machine()}."
+    head = [f"# Planning at DeepSeek-V3's size, {today()}", "", command, "", ABOUT, "", load]
     write("size", head, size.table.lines, growth.table.lines)
 
 
