@@ -448,7 +448,7 @@ def _best_instead(layer, slots, g, left, target, over_G, step):
     return step
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _without(time_G, over_G, cost_G, held_by_G, count, more, h, g, target):
     """Largest time of the first `count` GPUs held_by_G but h and g, with `more` load each, and how far their `_over` rises."""
     slowest, worse = 0.0, 0.0
@@ -460,14 +460,14 @@ def _without(time_G, over_G, cost_G, held_by_G, count, more, h, g, target):
     return slowest, worse
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, allocates=False, inline="always")
 def _over(time, target):
     """Returns how much a time above the target counts: how far it is above, more for each second the farther."""
     over = time - target
     return over * (1.0 + SLOWER_COUNTS * over) if over > 0 else 0.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _keeps(layer, slots, e, g, to):
     """Returns whether an expert keeps enough replicas and failure domains if GPU g gives its to `to`, or to none (EMPTY)."""
     if slots.count_E[e] <= layer.least_E[e] and to == EMPTY:
@@ -475,7 +475,7 @@ def _keeps(layer, slots, e, g, to):
     return layer.least_domains_E[e] == 1 or _domains(layer, slots, e, g, to) >= layer.least_domains_E[e]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _domains(layer, slots, e, g, to):
     """Number of failure domains that hold expert e once GPU g has given its replica to `to`, or to none (EMPTY)."""
     domains = 0
@@ -488,7 +488,7 @@ def _domains(layer, slots, e, g, to):
     return domains
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, allocates=False)
 def _moves(was_GE, g, comes, goes):
     """Further experts on GPU g that it did not hold at the start; either expert may be EMPTY."""
     return int(comes != EMPTY and not was_GE[g, comes]) - int(goes != EMPTY and not was_GE[g, goes])
