@@ -29,9 +29,9 @@ def place(
     gpus: Annotated[int | None, OptionField(panel=LOADS)] = None,
     groups: Annotated[int, OptionField(panel=LOADS)] = 1,
     explain: Annotated[bool, OptionField(panel=LOADS)] = False,
-    fewest: Annotated[bool, OptionField(flag="--survive", panel=FAILURES)] = False,
+    survive: Annotated[bool, OptionField(panel=FAILURES)] = False,
     failures: Annotated[int, OptionField(least=0, panel=FAILURES)] = 1,
-    survive: Annotated[bool, OptionField(flag="--for-failures", panel=FAILURES)] = False,
+    for_failures: Annotated[bool, OptionField(panel=FAILURES)] = False,
     min_replicas: Annotated[int | None, OptionField(panel=FAILURES)] = None,
     alive: Annotated[int | None, OptionField(panel=FAILURES)] = None,
     racks: Annotated[str | None, OptionField(panel=FAILURES)] = None,
@@ -52,9 +52,9 @@ def place(
         gpus: number of GPUs; default: one per node.
         groups: number of expert groups of equal size; eplb keeps each group on one node.
         explain: show for each layer how many slots raise mean/max load to 0.95.
-        fewest: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
+        survive: find the fewest slots with which any GPU, or with --nodes any node, may fail, and place experts in them.
         failures: with --survive: how many may fail at the same time.
-        survive: maximise the probability that every expert survives failures.
+        for_failures: maximise the probability that every expert survives failures.
         min_replicas: minimum replicas N of each expert; with aurora the experts survive any N-1 failures.
         alive: optimise for this many remaining nodes; default: few failures first.
         racks: rack of each node, 0,0,1,...; a rack fails as a whole.
@@ -70,12 +70,14 @@ def place(
 
     chosen: dict[str, Any] = {"replicas": _numbers("--replicas", replicas, int), "seed": seed}
     chosen |= {} if method is None else {"method": method}
-    why = "has no effect with `survive`, which places on `nodes`" if survive else "expected `survive`, to place for failures"
-    for name in filter(is_given, BY_LOAD if survive else BY_FAILURES):
+    why = "expected `for_failures`, to place for failures"
+    if for_failures:
+        why = "has no effect with `for_failures`, which places on `nodes`"
+    for name in filter(is_given, BY_LOAD if for_failures else BY_FAILURES):
         raise BadInput(f"`{name}`: {why}")
-    if fewest:
-        for name in filter(is_given, ("method", "replicas", "seed", "explain", "groups", "survive", *BY_FAILURES)):
-            raise BadInput(f"`{name}`: has no effect with `fewest`")
+    if survive:
+        for name in filter(is_given, ("method", "replicas", "seed", "explain", "groups", "for_failures", *BY_FAILURES)):
+            raise BadInput(f"`{name}`: has no effect with `survive`")
         if (count := gpus if gpus is not None else nodes) is None:
             raise BadInput("place --survive: expected --gpus, or --nodes of one GPU each")
         load_LE = load_loads(loads)
@@ -84,19 +86,18 @@ def place(
         have = GpuSlots.equal(count, least if slots is None else slots)
         check_layout(made, load_LE, have)
         alone = aurora.place(load_LE, GpuSlots.equal(count, fewest_slots(load_LE.shape[1], count, 0)))
-        fixed = -(-(load_LE.shape[1] + FIXED) // count)
         more = (
             place_to_survive(load_LE, count, failures, nodes, least + spare)
             for spare in range(1, MOST_SPARE + 1 if slots is None else 1)
         )
-        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, fixed)
+        lines = survive_lines(made, alone, more, TARGET, load_LE.shape[1], failures, least, nodes, FIXED)
         show(as_json, placement_json(made) | {"fewest_slots": least}, layout_table(made), *lines)
         return
     if is_given("failures"):
-        raise BadInput("`failures`: expected `fewest`, to find the fewest slots")
+        raise BadInput("`failures`: expected `survive`, to find the fewest slots")
     if slots is None:
         raise BadInput("place: expected --slots")
-    if survive:
+    if for_failures:
         if nodes is None:
             raise BadInput("place --for-failures: expected --nodes")
         hosts = FailureDomains.equal(nodes, slots, _numbers("--racks", racks, int), _numbers("--rates", rates, float))

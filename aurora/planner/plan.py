@@ -85,6 +85,7 @@ def plan(
         return [drawn_steps(each, options.tokens_per_step, options.seed) for each in profiles]
 
     def by_way(way: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
+        """Returns the plan by some options, of all of `candidates` the one that the simulator finds shortest."""
         simulated = steps(profiles)
         made = [
             make_plan(cluster, profiles, candidate, profile_paths, domains=domains, progress=progress)

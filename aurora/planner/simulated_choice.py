@@ -174,6 +174,10 @@ def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, 
     """Returns what all-to-alls are chosen on: some layers of each model, evenly spaced, on GPUs with as much memory a layer.
 
     Those are as many as FEW_TRANSFERS allow in one window, and LEAST_LAYERS at least. Where they are all, nothing is changed.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one profile per model.
     """
     few = max(LEAST_LAYERS, FEW_TRANSFERS // (2 * _pairs(cluster) * len(profiles)))
     most = max(each.layers for each in profiles)

@@ -248,7 +248,7 @@ def survive_lines(
         failures: how many may fail.
         fewest: the fewest slots per GPU.
         nodes: number of nodes, which fail as a whole; None: GPUs fail.
-        fixed: slots per GPU with a fixed count of redundant experts.
+        fixed: a fixed number of redundant experts, to compare with.
     """
     gpus, what, copies = made.placement.gpus, "GPUs" if nodes is None else "nodes", failures + 1
     yield (
@@ -260,7 +260,7 @@ def survive_lines(
         if _worst(each) <= 1 / target:
             yield f"with {fewest + spare} slots per GPU max/mean load is {_worst(each):.4f}"
             break
-    yield f"256 redundant experts, a fixed count, would take {fixed} slots per GPU"
+    yield f"{fixed} redundant experts, a fixed count, would take {-(-(experts + fixed) // gpus)} slots per GPU"
 
 
 def _worst(made: ReplicaPlacement) -> float:
