@@ -124,5 +124,6 @@ def as_text(parts: Sequence[RenderableType], width: int = 110) -> str:
 
 def _with_unit(value: float, units: Mapping[str, float]) -> str:
     """Formats a number in the largest of some units, largest first, that it reaches, or else in the smallest."""
-    unit, one = next(((unit, one) for unit, one in units.items() if value >= one), list(units.items())[-1])
-    return f"{value / one:.3g} {unit}" if value < 1000 * one else f"{value / one:.0f} {unit}"
+    rounded = float(f"{value:.3g}")  # 0.9996 s are a second, not a thousand milliseconds
+    unit, one = next(((unit, one) for unit, one in units.items() if rounded >= one), list(units.items())[-1])
+    return f"{value / one:.3g} {unit}" if rounded < 1000 * one else f"{value / one:.0f} {unit}"

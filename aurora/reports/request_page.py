@@ -87,10 +87,10 @@ def _queue(found: Mapping[str, RequestSimulation]) -> Section:
     begin, end = float(arrival_s_Q[0]), max(float(each.first_s_Q.max()) for each in served)
     edges = np.linspace(begin, end, PARTS_OF_TIME + 1)
     columns = {f"s{i}": _waiting(arrival_s_Q, each.first_s_Q, edges) for i, each in enumerate(served)}
-    said = (f"{name}: at most {columns[f's{i}'].max():.1f} wait" for i, name in enumerate(found))
+    said = (f"{name}: at most {columns[f's{i}'].max():.3g} wait in the mean of a part" for i, name in enumerate(found))
     names = [seconds(float(at)) for at in edges[:-1]]
     about = {"axis": "from this time on", "names": names, "series": _series(found), "unit": "mean"}
-    rows = tuple((at, *(f"{waiting_X[part]:.2f}" for waiting_X in columns.values())) for part, at in enumerate(names))
+    rows = tuple((at, *(f"{waiting_X[part]:.3g}" for waiting_X in columns.values())) for part, at in enumerate(names))
     table = Sheet("Waiting requests", ("from", *found), rows)
     chart = Chart("request-queue", "bars", "Queue over time", (), Frame(f"{'; '.join(said)}.", columns), about, (table,))
     return Section("queue", "Queue", text, (chart,))

@@ -43,7 +43,10 @@ def read_micro_batches(text: str) -> int:
 def read_step_tokens(text: str) -> tuple[int, int] | None:
     """Returns the fewest and the most tokens of a step that `text` says, N or LO:HI; None for auto. Raises BadInput if none."""
     least, _, most = text.partition(":")
-    return None if text == "auto" else (whole_number(least), whole_number(most or least))
+    try:
+        return None if text == "auto" else (whole_number(least), whole_number(most or least))
+    except BadInput:
+        raise BadInput(f"`tokens_per_step`: expected auto, or whole numbers as N or LO:HI, found {text!r}") from None
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ def test_the_fewest_slots_that_survive(aurora, csv):
     refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--survive"), "need 4 slots per GPU, found 3")
     refused(aurora("place", csv, "--gpus", 4, "--survive", "--seed", 1), "--seed: has no effect with --survive")
     refused(aurora("place", csv, "--survive"), "expected --gpus, or --nodes")
+    refused(aurora("place", csv, "--gpus", 4, "--nodes", 3, "--survive"), "servers of equally many GPUs")
     refused(aurora("place", csv, "--gpus", 4, "--slots", 3, "--failures", 2), "--failures: expected --survive")
 
 

@@ -8,7 +8,11 @@ from aurora.reports.formatting import text as as_it_is
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0 ns"), (2e-9, "2 ns"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")]
+    ("value", "text"),
+    [
+        *[(0.0, "0 ns"), (2e-9, "2 ns"), (1e-6, "1 us"), (2.5e-3, "2.5 ms"), (1.234, "1.23 s"), (2500, "2500 s")],
+        *[(0.9994, "999 ms"), (0.9996, "1 s"), (999.6, "1000 s")],  # rounded before the unit is chosen
+    ],
 )
 def test_seconds_have_units(value, text):
     assert seconds(value) == text

@@ -30,10 +30,12 @@ def fewest_slots(experts: int, gpus: int, failures: int, servers: int | None = N
         InfeasiblePlan: if no GPU or server would be left.
     """
     domains = gpus if servers is None else servers
-    if min(experts, gpus, domains) < 1 or failures < 0 or gpus % domains:
+    if min(experts, gpus, domains) < 1 or gpus % domains:
         raise BadInput(
-            f"`failures`: expected zero or more on servers that divide {gpus} GPUs, found {failures} on {domains} servers"
+            f"expected experts, and servers of equally many GPUs, found {experts} on {gpus} GPUs in {domains} servers"
         )
+    if failures < 0:
+        raise BadInput(f"`failures`: expected zero or more, found {failures}")
     if failures >= domains:
         raise InfeasiblePlan(f"{failures} failures: expected more GPUs or servers, found {domains}")
     return -(-experts * (failures + 1) // gpus)
@@ -48,6 +50,9 @@ def place_to_survive(
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         gpus, failures, servers: as of `fewest_slots`.
         slots: slots of each GPU; None: the fewest.
+
+    Returns:
+        The placement, with the largest load of a GPU in each layer and a lower bound on it.
 
     Raises:
         BadInput, InfeasiblePlan: as of `fewest_slots`; also if `slots` are too few.

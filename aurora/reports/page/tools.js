@@ -27,7 +27,7 @@ const theme = () => THEMES[isDark() ? "dark" : "light"];
 const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
 const three = (value) => String(Number(value.toPrecision(3)));
 const scaled = (value, units) => {
-  const [unit, size] = units.find(([, least]) => Math.abs(value) >= least) || units[units.length - 1];
+  const [unit, size] = units.find(([, least]) => Math.abs(three(value)) >= least) || units[units.length - 1];
   return three(value / size) + " " + unit;
 };
 const FORMATS = {
@@ -35,7 +35,7 @@ const FORMATS = {
   bytes: (value) => (value ? scaled(value, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]]) : "0 bytes"),
   "%": (value) => (100 * value).toFixed(1) + " %",
   share: (value) => value.toFixed(3),
-  mean: (value) => value.toFixed(1),
+  mean: (value) => three(value),
   "": (value) => String(value),
 };
 const make = (tag, text, attributes = {}) => {
