@@ -17,6 +17,7 @@ from aurora.planner.replication.failure_resilient import SURVIVE
 from aurora.planner.replication.registry import REPLICAS
 from aurora.planner.resolve_options import remade
 from aurora.planner.scenarios.exclusive import SWAP_SEARCH
+from aurora.planner.simulated_choice import TIE
 from aurora.reports.formatting import percent, seconds, size
 from aurora.reports.numbers import ReportNumbers, skew
 from aurora.reports.trace_times import COMPUTE, EXCHANGES, TIMED_PHASES, Summary
@@ -262,6 +263,8 @@ def _time(found: ReportNumbers) -> Iterator[str]:
 def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     """Returns a sentence on models that share GPUs in a simulation, beside the same models one after the other.
 
+    Seconds that are within a factor of TIE are taken for equal.
+
     Args:
         summary: of the simulation in which they share.
         apart: the seconds that they take one after the other.
@@ -271,6 +274,8 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
     how = "each by a plan of its own" if own else "under this plan"
     took = f"{seconds(summary.seconds)} at the same time, {seconds(apart_s)} one after the other, {how}"
     why = f"a rank's port is busy {percent(network)} of the time and its GPU {percent(compute)}"
+    if max(summary.seconds, apart_s) <= TIE * min(summary.seconds, apart_s):
+        return f"Sharing makes no difference here: {took}; {why}."
     if summary.seconds > apart_s:
         instead = "plan and serve each model alone" if own else "serve with --interleave off"
         scarce = "ports" if network > compute else "GPUs"

@@ -215,4 +215,6 @@ def test_what_a_colocated_plan_is_compared_with():
         sharing_line(shared, apart),
     )
     assert "is worth 1." in sharing_line(shared, apart._replace(by_own=apart.by_plan))
+    assert "makes no difference here" in sharing_line(shared, ApartSeconds(shared.seconds * 1.01, shared.seconds * 1.01))
+    assert "makes no difference here" in sharing_line(shared, ApartSeconds(shared.seconds * 0.99, shared.seconds))
     assert "--interleave off" in sharing_line(shared, ApartSeconds(shared.seconds / 2, shared.seconds))

@@ -85,11 +85,11 @@ class Colocated(Scenario):
             # Where models were fixed, the search did not try other places for them; where there are NICs, it only estimated.
             known_s = 0.0 if fixed or costs_M[0].nics is not None else placed.bound_s
             on_ports = replace(problem, costs_M=tuple(each.group_costs for each in layer_M), movable=True)
-            least_s = self.bound(costs_M)
+            least_s = min(self.bound(costs_M), value_s)  # which bounds may pass by rounding alone
             objective_s += value_s
             bound_s += least_s
             proved_s = max(known_s or prove_bound(on_ports, value_s).bound_s, least_s)
-            assignment_bound_s += min(proved_s, value_s)  # which it may pass by rounding alone
+            assignment_bound_s += min(proved_s, value_s)
         placements = tuple(
             Placement.stack([Placement.unreplicated(layer.gpu_E(held_G), len(self.cluster)) for layer, held_G in both])
             for both in (zip(*own, strict=True) for own in zip(layers_ML, held_MLG, strict=True))
