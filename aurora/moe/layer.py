@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layouts import Layout, RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
 from aurora.types.arrays import IntArray
@@ -36,7 +36,7 @@ class ExpertParallelLayer:
         """Returns the order of the "dispatch" or "combine"."""
         raise NotImplementedError
 
-    def layout_kind(self, top_k: int) -> type[Layout]:
+    def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the dispatch layout of tokens that choose top_k experts each."""
         if self.hierarchical:
             return RowPerServer
@@ -46,7 +46,7 @@ class ExpertParallelLayer:
         """Returns (R, E) int64 on the CPU: how often the tokens of each rank chose each expert, of this rank tokens_E (E,)."""
         return self.transport.gather(tokens_E)
 
-    def gather_counts(self, layout: Layout) -> torch.Tensor:
+    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
         """Returns the `counts` of all ranks' layouts, (R, *counts.shape) int64 on the CPU."""
         return self.transport.gather(layout.counts)
 
@@ -76,7 +76,7 @@ class ExpertParallelLayer:
 
     def dispatch(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> tuple[Layout, torch.Tensor]:
+    ) -> tuple[DispatchLayout, torch.Tensor]:
         """Sends this rank's tokens to the ranks of their experts.
 
         Args:
@@ -101,7 +101,7 @@ class ExpertParallelLayer:
         with self.exchanging("dispatch", layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:
             return layout, layout.dispatch(exchange)
 
-    def combine(self, layout: Layout, answers: torch.Tensor) -> torch.Tensor:
+    def combine(self, layout: DispatchLayout, answers: torch.Tensor) -> torch.Tensor:
         """Sends the answers (X, H) to the rows of `dispatch` back. Returns (N, H), their sums by this rank's tokens."""
         with self.exchanging("combine", layout.sizes_SRR.swapaxes(1, 2), _row_bytes(answers)) as exchange:
             returned = layout.combine(answers, exchange)

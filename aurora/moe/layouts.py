@@ -31,7 +31,7 @@ from aurora.planner.alltoall.hierarchical import HierarchicalRows, HopRows, hop_
 from aurora.types.arrays import IntArray
 
 
-class Layout(ABC):
+class DispatchLayout(ABC):
     """One batch of a layer, and the rows in which its tokens travel.
 
     Args:
@@ -89,7 +89,7 @@ class Layout(ABC):
         return weighted_sum(answers, self._row_NK)
 
 
-class RowPerExpert(Layout):
+class RowPerExpert(DispatchLayout):
     """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
 
     The sender applies the weights. `counts` is (P,), by physical expert; rows arrive by sender and then by slot.
@@ -113,7 +113,7 @@ class RowPerExpert(Layout):
         return weighted_sum(answers, self._row_NK, self._weights)
 
 
-class RowPerRank(Layout):
+class RowPerRank(DispatchLayout):
     """Layout of one row per (token, rank), however many of the token's experts the rank holds. Rows are sorted by rank.
 
     The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes

@@ -13,7 +13,7 @@ from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import Layout
+from aurora.moe.layouts import DispatchLayout
 from aurora.moe.transport import ExchangeStep
 from aurora.runtime.layer_context import LayerContext
 from aurora.types import Exchange, Op, Placement
@@ -136,7 +136,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self._context.start_compute()
         return gathered
 
-    def gather_counts(self, layout: Layout) -> torch.Tensor:
+    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
         """Ends the gate, and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
         self._context.stop_compute("gate", self._layer)
         return self._context.gather_counts(layout.counts, self._layer)

@@ -9,7 +9,7 @@ from torch import nn
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import Layout, RowPerExpert, exchange_rows
+from aurora.moe.layouts import DispatchLayout, RowPerExpert, exchange_rows
 from aurora.moe.permutation import exact_dtype, weighted_sum
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
@@ -64,11 +64,11 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
         """Returns the order of tokens on their way to experts, or back."""
         return self._order if phase == "dispatch" else self._order.reversed
 
-    def layout_kind(self, top_k: int) -> type[Layout]:
+    def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the layout whose rows gradients travel through."""
         return DifferentiableRows
 
-    def gather_counts(self, layout: Layout) -> torch.Tensor:
+    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
         """Gathers the row counts of all ranks, and adds them to `tokens_E`."""
         counts_RP = super().gather_counts(layout)
         np.add.at(self.tokens_E, self._expert_P, counts_RP.sum(dim=0).numpy())

@@ -13,7 +13,7 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import Layout, RowPerRank, RowPerServer
+from aurora.moe.layouts import DispatchLayout, RowPerRank, RowPerServer
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
@@ -173,11 +173,11 @@ class DispatchedBatch(ExpertParallelLayer):
         alltoall = self._alltoall
         alltoall.report(phase, alltoall.layer, time.perf_counter() - self._began_s, self._bytes_SGG.sum(axis=0))
 
-    def layout_kind(self, top_k: int) -> type[Layout]:
+    def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the layout of a row per server or per rank, whatever top_k."""
         return RowPerServer if self.hierarchical else RowPerRank
 
-    def gather_counts(self, layout: Layout) -> torch.Tensor:
+    def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
         """Gathers the row counts of all ranks, and with them how many choices each computes."""
         assert isinstance(layout, RowPerRank)
         tokens_R = torch.bincount(layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
