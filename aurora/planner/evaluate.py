@@ -17,6 +17,8 @@ from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import DriftOptions, ModelPlan, Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray, gap
 
+JOINT = 0.01  # loss up to which a plan for two kinds of traffic serves both
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -139,6 +141,8 @@ class Drift:
         loss: how much longer a placement made for the first profile takes on the second than one made for it; 0.1 is 10 %.
         threshold: the loss above which planning again pays, as a share.
         loss_between: the losses between which `loss` lies, where it is estimated from counts; None where it is exact.
+        loss_of_joint: how much longer a plan for both profiles (`domains`) takes on the first and on the second than a plan for
+            each; None where no such plan was made.
     """
 
     variation_L: FloatArray
@@ -149,6 +153,7 @@ class Drift:
     loss: float
     threshold: float
     loss_between: tuple[float, float] | None = None
+    loss_of_joint: tuple[float, float] | None = None
 
     @property
     def moved(self) -> bool:
@@ -161,6 +166,11 @@ class Drift:
         return self.moved and self.loss > self.threshold
 
     @property
+    def joint_serves(self) -> bool:
+        """True if planning again pays, and a plan for both profiles loses at most JOINT on either."""
+        return self.replan and self.loss_of_joint is not None and max(self.loss_of_joint) <= JOINT
+
+    @property
     def reason(self) -> str:
         """One sentence on why to keep the plan or to plan again."""
         if not self.moved:
@@ -170,7 +180,11 @@ class Drift:
             )
         if not self.replan:
             return f"keep the plan: traffic has moved, but it loses {self._lost}, not more than {self.threshold:.1%}"
-        return f"plan again: traffic has moved, and the plan loses {self._lost}, more than {self.threshold:.1%}"
+        why = f"traffic has moved, and the plan loses {self._lost}, more than {self.threshold:.1%}"
+        if not self.joint_serves or self.loss_of_joint is None:
+            return f"plan again: {why}"
+        first, second = (f"{loss:.1%}" for loss in self.loss_of_joint)
+        return f"plan once for both (--domain): {why}; a plan for both loses {first} on the first and {second} on the second"
 
     @property
     def _lost(self) -> str:
@@ -210,6 +224,10 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     hot = max(1, before.experts // 8) if options.hot is None else min(options.hot, before.experts)
     loads = before.load_LE, after.load_LE
     evaluation = None if plan is None else evaluate(plan, [after])
+    loss = balance_loss(loads[0], loads[1], before.sources) if evaluation is None else evaluation.loss
+    joint = None
+    if plan is not None and evaluation is not None and loss > options.threshold:
+        joint = _loss_of_joint(plan, evaluation.own, before, after)
     noise_BL = _by_chance(before, after, np.random.default_rng(options.seed))
     return Drift(
         variation(*loads),
@@ -217,10 +235,25 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
         float(np.quantile(noise_BL.mean(axis=1), LEVEL)),
         overlap(loads[0], loads[1], hot),
         hot,
-        balance_loss(loads[0], loads[1], before.sources) if evaluation is None else evaluation.loss,
+        loss,
         options.threshold,
         None if evaluation is None else evaluation.loss_between,
+        joint,
     )
+
+
+def _loss_of_joint(plan: Plan, later: Plan, before: Profile, after: Profile) -> tuple[float, float] | None:
+    """The losses of a plan for both profiles, against a plan for each; None if its options take no domains."""
+    try:
+        joint = make_plan(plan.cluster, [before], remade(plan.options), domains=[after])
+    except BadInput:
+        return None
+    placements = [model.placement for model in joint.models]
+    first, second = (
+        gap(float(layer_seconds(best, placements, [profile]).sum()), best.objective_s)
+        for best, profile in ((plan, before), (later, after))
+    )
+    return first, second
 
 
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:

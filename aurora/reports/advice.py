@@ -64,8 +64,14 @@ def _drift(found: ReportNumbers) -> Iterator[str]:
     for model, moved in zip(found.of.models, found.drift_M, strict=False):
         if moved.replan:
             layer = int(moved.variation_L.argmax())
+            how = f"Replan {model} for its later traffic (aurora plan --profile LATER --from PLAN)"
+            if moved.joint_serves and moved.loss_of_joint is not None:
+                how = (
+                    f"Plan {model} once for both kinds of traffic (aurora plan --profile FIRST --domain LATER), which loses at "
+                    f"most {percent(max(moved.loss_of_joint))} on either"
+                )
             yield (
-                f"Replan {model} for its later traffic (aurora plan --profile LATER --from PLAN): what was made for the first "
+                f"{how}: what was made for the first "
                 f"loses {percent(moved.loss)} on it, and {percent(float(moved.variation_L[layer]))} of the tokens of layer "
                 f"{layer} go to other experts."
             )

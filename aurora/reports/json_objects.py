@@ -93,7 +93,7 @@ def evaluation_json(plan: Plan, found: Evaluation) -> Found:
 def drift_json(found: Drift) -> Found:
     """Returns how much two profiles differ, by layer, and whether to plan again."""
     layers = rows_json(variation=found.variation_L, by_chance=found.noise_L, hot_overlap=found.overlap_L)
-    return {**fields_json(found, "replan reason loss loss_between threshold moved hot"), "layers": layers}
+    return {**fields_json(found, "replan reason loss loss_between loss_of_joint threshold moved hot"), "layers": layers}
 
 
 def summary_json(summary: Summary) -> Found:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from aurora.errors import BadInput
 from aurora.planner.evaluate import balance_loss, drift, evaluate, overlap
-from aurora.planner.plan import make_plan
+from aurora.planner.plan import make_plan, price
 from aurora.planner.workload.load_statistics import variation
 from aurora.planner.workload.synthetic import draw_profile
-from aurora.types import DriftOptions, SyntheticOptions
+from aurora.types import DriftOptions, Placement, SyntheticOptions
 from tests.conftest import cluster
 from tests.strategies import profiles
 
@@ -88,6 +88,26 @@ def test_the_loss_of_a_plan_is_what_evaluating_it_says():
     assert drift(before, after, plan).loss == evaluate(plan, [after]).loss > 0
     with pytest.raises(BadInput, match="expected a plan for the first profile, 'synthetic' alone, found one made from others"):
         drift(after, before, plan)
+
+
+def test_one_plan_for_day_and_night_is_named_where_it_serves_both():
+    """By day experts 0 and 1 are hot, by night 2 and 3: apart, all four serve both; a plan for the day may pair the others."""
+    hot = np.full((2, 8), 1)
+    hot[0, :2] = hot[1, 2:4] = 1000
+    day, night = (replace(drawn("zipf:1", 0), tokens_TLSE=np.tile(hot_E, (1, 3, 4, 1))) for hot_E in hot)
+    plan = make_plan(cluster(1e6, 1e6, 1e6, 1e6), [day])
+    # The searches see ties: put the night's two hot experts on one GPU, as a plan for the day alone may do.
+    paired = Placement((((0, 4), (1, 5), (2, 3), (6, 7)),) * 3)
+    plan = price(plan.cluster, day, paired, plan.options)
+    assert plan.objective_s == pytest.approx(make_plan(plan.cluster, [day]).objective_s, rel=2e-3)
+    moved = drift(day, night, plan)
+    assert moved.replan
+    assert moved.joint_serves
+    assert max(moved.loss_of_joint) < 2e-3 < moved.loss
+    assert "plan once for both (--domain)" in moved.reason
+    # Where each kind of traffic needs what the other cannot have, planning again stays the advice.
+    assert not replace(moved, loss_of_joint=(0.0, 0.2)).joint_serves
+    assert "plan again" in replace(moved, loss_of_joint=(0.0, 0.2)).reason
 
 
 def test_profiles_of_other_models():
