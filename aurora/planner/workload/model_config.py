@@ -394,6 +394,8 @@ def weight_bits(config: Mapping[str, Any]) -> float | None:
         4.15625
     """
     quantised = _quantisation(config)
+    if flat_config(config).get("expert_dtype") == "fp4":  # DeepSeek-V4: MXFP4 beside other weights of fp8
+        return _form_bits("mxfp4")
     if quantised is None or _leaves_experts(quantised):
         return 16.0
     method = str(quantised.get("quant_method")).lower().replace("-", "_")

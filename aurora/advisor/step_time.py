@@ -1,0 +1,547 @@
+"""Seconds of a served model's scheduler step: a roofline of its parts on one GPU, collectives between GPUs, host launches.
+
+Parts on a GPU take the longer of reading their bytes and of their arithmetic, and a fixed time per kernel. A step that runs
+outside CUDA graphs takes at least the host's time to launch its kernels. Tokens of other ranks of data parallelism are taken to
+be as many as this one's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from typing import Any, Protocol, Self
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.special import ndtri
+
+from aurora.errors import BadInput
+from aurora.planner.workload.attention import (
+    AttentionLayers,
+    attention_layers,
+    entry_bytes,
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    text_config,
+)
+from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, weight_bits
+from aurora.types import GpuKind
+
+HALF_BYTES = 2  # of a number of activations
+
+
+class Sharded(Protocol):
+    """How a model is split over GPUs.
+
+    Attributes:
+        tensor: ranks of tensor parallelism.
+        data: ranks of data parallelism of attention.
+        expert: ranks of expert parallelism; 1: experts are split by width, as tensor parallelism does.
+    """
+
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def data(self) -> int: ...
+    @property
+    def expert(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank of data parallelism runs in a step of its scheduler.
+
+    Attributes:
+        prefill_tokens: tokens of prompts.
+        decode_requests: requests with a token each.
+        kv_tokens: tokens in the cache before the step, over all its requests.
+        prefill_kv_tokens: those of `kv_tokens` that are of prompts' earlier chunks.
+        prefill_requests: requests that the prompts' tokens are of.
+
+    Example:
+        >>> Step(decode_requests=32, kv_tokens=32 * 2000).tokens
+        32
+    """
+
+    prefill_tokens: int = 0
+    decode_requests: int = 0
+    kv_tokens: int = 0
+    prefill_kv_tokens: int = 0
+    prefill_requests: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | np.integer) or value < 0:
+                raise BadInput(f"step: {field.name} must be a whole number, at least zero, found {value!r}")
+        if not self.tokens:
+            raise BadInput("step: expected tokens of prompts or requests that decode, found neither")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.prefill_tokens + self.decode_requests
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of a step by what takes them; the step takes their sum.
+
+    Attributes:
+        attention_s: attention with its projections, or linear attention.
+        dense_s: dense and shared experts.
+        experts_s: routers and routed experts.
+        collectives_s: between GPUs.
+        head_s: logits.
+        host_s: what the host adds: a fixed time, and the time by which launching takes longer than the rest.
+    """
+
+    attention_s: float
+    dense_s: float
+    experts_s: float
+    collectives_s: float
+    head_s: float
+    host_s: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return float(sum(getattr(self, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class StepConstants:
+    """What datasheets do not say, of an engine on a host.
+
+    Attributes:
+        memory_share: bandwidth that kernels reach, of the datasheet's.
+        flops_share: operations per second that dense products reach, of the datasheet's.
+        grouped_share: those that grouped products of experts reach.
+        attention_share: those that attention over many pairs of tokens reaches.
+        kernel_s: seconds of a kernel besides its work, within a CUDA graph.
+        launch_s: seconds of the host for a launch outside CUDA graphs, with the engine's Python around it.
+        step_s: seconds of a step besides its layers: scheduler, inputs, sampling.
+        collective_s: seconds of a collective without bytes, on GPUs of one server.
+        collective_rank_s: those that each further rank adds.
+        link_share: bandwidth that collectives reach, of the links' each way.
+        coordination_s: seconds of a step in which ranks of data parallelism agree on its size.
+    """
+
+    memory_share: float = 0.8
+    flops_share: float = 0.6
+    grouped_share: float = 0.4
+    attention_share: float = 0.4
+    kernel_s: float = 3e-6
+    launch_s: float = 20e-6
+    step_s: float = 5e-4
+    collective_s: float = 6e-6
+    collective_rank_s: float = 0.5e-6
+    link_share: float = 0.7
+    coordination_s: float = 5e-4
+
+
+DEFAULT = StepConstants()
+
+GRAPH_TOKENS = 512  # largest step of vLLM's CUDA graphs
+GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, GRAPH_TOKENS + 1, 16)])  # which it pads to
+KERNELS = {"full": 9, "sliding": 9, "mla": 14, "sparse": 32, "linear": 13, "dense": 4, "shared": 4, "routed": 9}  # of a layer
+BROKEN = {"full": 8, "sliding": 8, "mla": 16, "sparse": 36, "linear": 24}  # launches of attention, where prompts break graphs
+COLLECTIVE_LAUNCHES = 4  # of the host for a collective: its operator, its buffer, its call of the library, its wait
+TILE = 32  # rows by half of which a grouped product is rounded up, for each active expert
+
+
+@dataclass(frozen=True)
+class ServedSizes:
+    """Sizes of a model by which a step's time is computed.
+
+    Attributes:
+        hidden: width of a token between layers.
+        layers: decoder layers.
+        vocabulary: number of logits.
+        attention: layers of attention by kind.
+        dense: decoder layers without experts.
+        dense_weights: numbers in the feed-forward weights of such a layer.
+        shared_weights: numbers in the weights of a layer's shared experts.
+        weight_bytes: bytes of a number of weights outside routed experts.
+        moe_layers, experts, top_k, expert_weights, expert_bytes: as in Shape; zero without experts.
+        dispatched: width of a token on the way to its experts.
+    """
+
+    hidden: int
+    layers: int
+    vocabulary: int
+    attention: tuple[AttentionLayers, ...]
+    dense: int
+    dense_weights: int
+    shared_weights: int
+    weight_bytes: float
+    moe_layers: int = 0
+    experts: int = 0
+    top_k: int = 0
+    expert_weights: int = 0
+    expert_bytes: int = 0
+    dispatched: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the sizes from a transformers config.json's content, of a model with or without experts.
+
+        Raises:
+            BadInput: if it does not describe a model.
+        """
+        flat = text_config(config)
+        hidden, vocabulary = number(flat, "hidden_size", "d_model", "dim"), number(flat, "vocab_size")
+        bits = weight_bits(config) or 16.0
+        method = str((flat.get("quantization_config") or {}).get("quant_method"))
+        other = 16.0 if method in ("mxfp4", "None") else 8.0 if method == "fp8" else bits
+        attention = attention_layers(config)
+        if not any(flat.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")):
+            layers = decoder_layers(flat)
+            inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size")
+            return cls(hidden, layers, vocabulary, attention, layers, inner, 0, other / 8)
+        shape = Shape.of(config)
+        dense = len(dense_layers(config))
+        inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size") if dense else 0
+        shared = 3 * hidden * shared_width(flat, shape)
+        return cls(
+            hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, other / 8, shape.layers, shape.experts,
+            shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
+        )  # fmt: skip
+
+
+def shared_width(flat: Mapping[str, Any], shape: Shape) -> int:
+    """Returns the width of a layer's shared experts together; zero without any.
+
+    Args:
+        flat: a config's entries of its language model.
+        shape: the model's sizes.
+    """
+    names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+    width = next((flat[name] for name in names if isinstance(flat.get(name), int)), None)
+    many = next((flat[name] for name in ("n_shared_experts", "num_shared_experts") if isinstance(flat.get(name), int)), 0)
+    return int(width if width is not None else shape.inner * many)
+
+
+def active_experts(experts: float, top_k: int, total: int, tokens: float) -> float:
+    """Returns how many of `experts` get a token, on average, when tokens choose alike among all experts.
+
+    Args:
+        experts: of one rank.
+        top_k: experts of a token.
+        total: experts of the layer.
+        tokens: of all ranks.
+    """
+    return float(experts * (1 - (1 - top_k / total) ** tokens))
+
+
+def all_reduce_bytes(message_bytes: float, ranks: int) -> float:
+    """Returns bytes that a rank sends in an all-reduce: a reduce-scatter and an allgather.
+
+    Args:
+        message_bytes: of the reduced array.
+        ranks: how many reduce it.
+
+    Source: Patarasuk and Yuan, JPDC 69(2), 2009.
+    """
+    return 2 * (ranks - 1) / ranks * message_bytes
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """Rates of a GPU that kernels reach."""
+
+    kind: GpuKind
+    constants: StepConstants
+
+    def seconds(self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0) -> float:
+        """The roofline of a part with its kernels; arithmetic at the rate of its weights' type."""
+        low = self.kind.fp8_flops if weight_bytes <= 1 else None
+        peak = (low or self.kind.half_flops) * share
+        read_s = read_bytes / (self.kind.memory_Bps * self.constants.memory_share)
+        return max(read_s, flops / peak) + kernels * self.constants.kernel_s
+
+
+def step_seconds(
+    config: Mapping[str, Any] | ServedSizes,
+    kind: GpuKind,
+    layout: Sharded,
+    step: Step,
+    *,
+    imbalance: float = 1.0,
+    exchange: str = "allgather",
+    constants: StepConstants = DEFAULT,
+    nic_Bps: float | None = None,
+    per_server: int = 8,
+) -> StepSeconds:
+    """Returns seconds of one scheduler step of a served model, by what takes them.
+
+    Args:
+        config: the content of a transformers config.json, or the sizes that `ServedSizes.of` reads from it.
+        kind: the GPUs' datasheet.
+        layout: how the model is split over GPUs.
+        step: what one rank of data parallelism runs.
+        imbalance: load of the busiest rank of expert parallelism over the mean, besides what chance does.
+        exchange: of tokens between ranks of data parallelism, one of EXCHANGES.
+        constants: of the engine on its host.
+        nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
+        per_server: GPUs of a server.
+
+    Raises:
+        BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
+
+    Source: the roofline, Williams, Waterman and Patterson, CACM 52(4), 2009.
+
+    Example:
+        >>> from aurora.advisor.engines.engine import Layout
+        >>> from aurora.io.clusters import load_gpus
+        >>> step = Step(decode_requests=32, kv_tokens=64_000)
+        >>> seconds = step_seconds(config, load_gpus()["NVIDIA H200"], Layout(tensor=8, expert=8), step)  # doctest: +SKIP
+    """
+    sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
+    if exchange not in EXCHANGES:
+        raise BadInput(f"exchange: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
+    if not imbalance >= 1:
+        raise BadInput(f"imbalance: expected at least 1, found {imbalance}")
+    if layout.expert > 1 and layout.expert != layout.tensor * layout.data:
+        expected = f"{layout.tensor} x {layout.data} ranks of tensor and data parallelism"
+        raise BadInput(f"layout: expected expert parallelism of 1 or of {expected}, found {layout.expert}")
+    if layout.tensor * layout.data > per_server and nic_Bps is None:
+        raise BadInput(
+            f"nic_Bps: expected a rate for {layout.tensor * layout.data} GPUs on servers of {per_server}, found none"
+        )
+    gpu, tokens = _Gpu(kind, constants), _padded(step)
+    attention_s = sum(_attention_s(sizes, each, gpu, layout.tensor, step, tokens) for each in sizes.attention)
+    dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance)
+    head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
+    rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
+    head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
+    calls = _collectives(sizes, layout, tokens, exchange)
+    collectives_s = sum(
+        many * _collective_s(constants, kind, ranks, sent_bytes, nic_Bps, per_server) for many, ranks, sent_bytes in calls
+    )
+    busy_s = attention_s + dense_s + experts_s + head_s + collectives_s
+    launches = _launches(sizes, step, tokens, sum(many for many, _, _ in calls))
+    host_s = constants.step_s + (constants.coordination_s if layout.data > 1 else 0.0)
+    host_s += max(0.0, launches * constants.launch_s - busy_s)
+    return StepSeconds(attention_s, dense_s, experts_s, collectives_s, head_s, host_s)
+
+
+def _padded(step: Step) -> int:
+    """Tokens with those that pad the step to the size of a CUDA graph."""
+    if step.tokens > GRAPH_TOKENS:
+        return step.tokens
+    return int(GRAPH_SIZES[np.searchsorted(GRAPH_SIZES, step.tokens)])
+
+
+def _attention_s(sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, tensor: int, step: Step, tokens: int) -> float:
+    """Seconds of all layers of a kind: their projections, and the cache or state."""
+    weights = layers.split_weights / tensor + layers.whole_weights
+    share = gpu.constants.flops_share
+    read_bytes = weights * sizes.weight_bytes + 2 * tokens * sizes.hidden * HALF_BYTES
+    products_s = gpu.seconds(read_bytes, 2 * weights * tokens, sizes.weight_bytes, share, KERNELS[layers.kind])
+    flops = cache_bytes = 0.0
+    earlier = min(step.prefill_kv_tokens, step.kv_tokens) if step.decode_requests else step.kv_tokens
+    requests = (
+        (step.decode_requests, 1.0, step.kv_tokens - earlier),
+        (step.prefill_requests, step.prefill_tokens / max(step.prefill_requests, 1), earlier),
+    )
+    for many, new, kv_tokens in requests:
+        if not many or not new:
+            continue
+        before = kv_tokens / many
+        if layers.kind == "linear":
+            cache_bytes += 2 * many * layers.state * layers.state_bits / 8 / tensor
+            flops += many * new * layers.pair_flops / tensor
+            continue
+        entries = (before + new / 2) / max(layers.ratio, 1)
+        attended = entries if layers.ratio and not layers.window else min(layers.window, before + new / 2)
+        if layers.chosen or (layers.window and layers.kind == "sparse" and layers.ratio):
+            attended = (attended if layers.window else 0) + min(layers.chosen or entries, entries)
+        flops += many * new * (attended * layers.pair_flops / tensor + entries * layers.index_flops)
+        held = min(before + new, layers.window + new) if layers.kind == "sliding" else (before + new) / max(layers.ratio, 1)
+        touched = min(held, attended * new)
+        plain = entry_bytes(layers, tensor) - layers.index_bytes
+        cache_bytes += many * (touched * plain + held * layers.index_bytes)
+    cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, gpu.constants.attention_share)
+    return layers.layers * (products_s + cache_s)
+
+
+def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int) -> float:
+    """Seconds of feed-forward layers without experts, and of shared experts, both split by tensor parallelism."""
+    total = 0.0
+    for layers, weights, kernels in (
+        (sizes.dense, sizes.dense_weights, KERNELS["dense"]),
+        (sizes.moe_layers if sizes.shared_weights else 0, sizes.shared_weights, KERNELS["shared"]),
+    ):
+        held = weights / layout.tensor
+        total += layers * gpu.seconds(
+            held * sizes.weight_bytes, 2 * held * tokens, sizes.weight_bytes, gpu.constants.flops_share, kernels
+        )
+    return total
+
+
+def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int, imbalance: float) -> float:
+    """Seconds of routers and routed experts on the busiest rank."""
+    if not sizes.moe_layers:
+        return 0.0
+    ranks = layout.tensor * layout.data
+    spread = layout.expert if layout.expert > 1 else 1  # ranks among which experts are spread whole
+    held, width = sizes.experts / spread, 1.0 if spread > 1 else 1 / ranks
+    everywhere = tokens * layout.data
+    rows = everywhere * sizes.top_k / spread * imbalance
+    active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance), held)
+    if spread > 1:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
+        share = active / held
+        active = min(held, active + ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * share * (1 - share)))
+    read_bytes = active * sizes.expert_bytes * width + 2 * rows * sizes.dispatched * HALF_BYTES
+    flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
+    number_bytes = sizes.expert_bytes / sizes.expert_weights
+    grouped_s = gpu.seconds(read_bytes, flops, number_bytes, gpu.constants.grouped_share, KERNELS["routed"])
+    router = sizes.hidden * sizes.experts
+    router_s = gpu.seconds(router * HALF_BYTES, 2 * router * tokens, HALF_BYTES, gpu.constants.flops_share)
+    return sizes.moe_layers * (grouped_s + router_s)
+
+
+def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[tuple[float, float]]:
+    """Collectives of a MoE layer and bytes that a rank sends or gets in one: all tokens go to all ranks, and back reduced."""
+    others = (layout.data - 1) * tokens
+    return [(2, others * sizes.dispatched * HALF_BYTES), (1, others * sizes.top_k * 8)]  # and choices with their weights
+
+
+def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[tuple[float, float]]:
+    """Collectives of a MoE layer: a token goes once to each rank that has experts of its choice, and back."""
+    spread = max(layout.expert, 1)
+    ranks = spread * (1 - (1 - 1 / spread) ** sizes.top_k)
+    return [(2, tokens / layout.tensor * ranks * (spread - 1) / spread * sizes.dispatched * HALF_BYTES)]
+
+
+EXCHANGES = {"allgather": _allgather, "alltoall": _all_to_all}
+
+
+def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str) -> list[tuple[float, int, float]]:
+    """Collectives of a step: how many, among how many ranks, and bytes that a rank sends in one."""
+    calls: list[tuple[float, int, float]] = []
+    spread = layout.data > 1 and sizes.moe_layers
+    if layout.tensor > 1:
+        message = tokens * sizes.hidden * HALF_BYTES
+        after = sizes.layers - (sizes.moe_layers if spread else 0)
+        calls.append((sizes.layers + after + 1, layout.tensor, all_reduce_bytes(message, layout.tensor)))
+        if spread:  # tokens are split among tensor ranks before their experts, and gathered after
+            calls.append((sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
+    if spread:
+        ranks = layout.tensor * layout.data
+        calls += [
+            (sizes.moe_layers * many, ranks, sent_bytes) for many, sent_bytes in EXCHANGES[exchange](sizes, layout, tokens)
+        ]
+    return calls
+
+
+def _collective_s(
+    constants: StepConstants, kind: GpuKind, ranks: int, sent_bytes: float, nic_Bps: float | None, per_server: int
+) -> float:
+    """Seconds of a collective: its latency, and its bytes over links and, where ranks are on several servers, over NICs."""
+    seconds = constants.collective_s + constants.collective_rank_s * min(ranks, per_server)
+    servers = ceil(ranks / per_server)
+    if servers > 1 and nic_Bps is not None:
+        crossing = sent_bytes * (servers - 1) / servers
+        return 2 * seconds + max(sent_bytes / kind.port_Bps, crossing / nic_Bps) / constants.link_share
+    return seconds + sent_bytes / (kind.port_Bps * constants.link_share)
+
+
+def _launches(sizes: ServedSizes, step: Step, tokens: int, collectives: float) -> float:
+    """Launches of the host: none within a CUDA graph, attention's where prompts break it, all where the step is too large."""
+    if not step.prefill_tokens and tokens <= GRAPH_TOKENS:
+        return 0.0
+    launches = float(sum(each.layers * (BROKEN[each.kind] + 1) for each in sizes.attention))  # and a graph after each
+    if tokens > GRAPH_TOKENS:
+        launches += sum(each.layers * (KERNELS[each.kind] // 2) for each in sizes.attention)  # projections and norms
+        launches += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]
+        launches += sizes.moe_layers * KERNELS["shared"] * bool(sizes.shared_weights) + COLLECTIVE_LAUNCHES * collectives
+    return launches
+
+
+@dataclass(frozen=True)
+class MemoryBytes:
+    """Bytes that a GPU holds.
+
+    Attributes:
+        weights: of all that is not routed experts.
+        experts: of routed experts.
+        cache: of keys and values.
+    """
+
+    weights: float
+    experts: float
+    cache: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.experts + self.cache
+
+
+def memory_bytes(config: Mapping[str, Any], layout: Sharded, kv_tokens: int, *, sequences: int = 0) -> MemoryBytes:
+    """Returns bytes that one GPU holds of a served model; activations and graphs come on top.
+
+    Args:
+        config: the content of a transformers config.json.
+        layout: how the model is split over GPUs.
+        kv_tokens: tokens in the cache of one rank of data parallelism.
+        sequences: requests that they are of, which have windows and states.
+
+    Raises:
+        BadInput: if the config does not describe a model.
+    """
+    sizes, ranks = ServedSizes.of(config), layout.tensor * layout.data
+    split = sum(each.layers * each.split_weights for each in sizes.attention)
+    split += sizes.dense * sizes.dense_weights + sizes.moe_layers * sizes.shared_weights
+    whole = sum(each.layers * each.whole_weights for each in sizes.attention)
+    ends = (1 if text_config(config).get("tie_word_embeddings") else 2) * sizes.vocabulary * sizes.hidden * HALF_BYTES
+    ends += sizes.moe_layers * sizes.hidden * sizes.experts * HALF_BYTES * layout.tensor  # routers are whole on each rank
+    cache = kv_tokens * kv_bytes_per_token(config, tensor=layout.tensor)
+    cache += sequences * kv_bytes_per_sequence(config, tensor=layout.tensor)
+    weights = (split / layout.tensor + whole) * sizes.weight_bytes + ends / layout.tensor
+    return MemoryBytes(weights, sizes.moe_layers * sizes.experts * sizes.expert_bytes / ranks, cache)
+
+
+PRIOR_WEIGHT = 0.3  # of a constant's distance from where the fit starts, in units of a step's error
+
+
+def fit(
+    constants: StepConstants,
+    config: Mapping[str, Any] | ServedSizes,
+    kind: GpuKind,
+    layout: Sharded,
+    steps: Sequence[Step],
+    measured_s: Sequence[float],
+    names: Sequence[str] | None = None,
+) -> StepConstants:
+    """Returns constants by measured steps of one configuration: least squares of logarithms, outliers weighing less.
+
+    Constants that the steps say nothing about stay as they are.
+
+    Args:
+        constants: where the fit starts.
+        config, kind, layout: as in `step_seconds`.
+        steps: what was run.
+        measured_s: seconds of each step.
+        names: of the constants that are fitted; None: all.
+
+    Raises:
+        BadInput: if there is no step, or a time is not above zero.
+    """
+    names = [field.name for field in fields(StepConstants)] if names is None else list(names)
+    if not steps or len(steps) != len(measured_s) or min(measured_s) <= 0:
+        raise BadInput(f"fit: expected a time above zero for each of {len(steps)} steps, found {len(measured_s)}")
+    sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
+    start, log_measured = np.log([getattr(constants, name) for name in names]), np.log(measured_s)
+
+    def with_logs(logs: Any) -> StepConstants:
+        return replace(constants, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})
+
+    def residuals(logs: Any) -> Any:
+        tried = with_logs(logs)
+        predicted = [step_seconds(sizes, kind, layout, step, constants=tried).total for step in steps]
+        return np.concatenate([np.log(predicted) - log_measured, PRIOR_WEIGHT * (logs - start)])
+
+    upper = [0.0 if name.endswith("_share") else np.inf for name in names]
+    return with_logs(least_squares(residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.05).x)

@@ -1,0 +1,150 @@
+"""Seconds of a step and bytes of a GPU, from first principles."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.advisor.step_time import (
+    DEFAULT,
+    EXCHANGES,
+    ServedSizes,
+    Step,
+    active_experts,
+    all_reduce_bytes,
+    fit,
+    memory_bytes,
+    step_seconds,
+)
+from aurora.errors import BadInput
+from aurora.io.clusters import load_gpus
+
+
+@dataclass(frozen=True)
+class Split:
+    tensor: int = 1
+    data: int = 1
+    expert: int = 1
+
+
+CONFIG = {
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "vocab_size": 100,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "decoder_sparse_step": 1,
+}
+SIZES = ServedSizes.of(CONFIG)
+KIND = load_gpus()["NVIDIA H100 80GB HBM3"]
+SPLITS = [Split(), Split(4), Split(4, expert=4), Split(data=4, expert=4), Split(2, 4, 8)]
+
+
+def test_weights_are_counted_by_hand():
+    attention = 64 * (8 * 16) * 2 + 64 * (2 * 16) * 2  # queries and output; keys and values
+    expert, shared, router = 3 * 64 * 32, 3 * 64 * 48, 64 * 16
+    ends = 2 * 100 * 64
+    whole = memory_bytes(CONFIG, Split(), 0)
+    assert whole.weights == 2 * (4 * (attention + shared + router) + ends)
+    assert whole.experts == 2 * 4 * 16 * expert
+    split = memory_bytes(CONFIG, Split(2, 2, 4), 100)
+    assert split.weights == 2 * (4 * ((attention + shared) / 2 + router) + ends / 2)
+    assert split.experts == whole.experts / 4
+    assert split.cache == 100 * 4 * 2 * 16 * 2 * 2 / 2
+    assert split.total == split.weights + split.experts + split.cache
+
+
+def test_dense_models_have_no_experts():
+    config = {key: value for key, value in CONFIG.items() if "expert" not in key} | {"intermediate_size": 128}
+    seconds = step_seconds(config, KIND, Split(2), Step(decode_requests=3, kv_tokens=30))
+    assert seconds.experts_s == 0
+    assert seconds.dense_s > 0
+
+
+def test_an_all_reduce_sends_every_byte_twice_but_for_the_own_share():
+    assert all_reduce_bytes(800, 4) == 1200
+    assert all_reduce_bytes(800, 1) == 0
+
+
+def test_active_experts_are_those_that_chance_touches():
+    assert active_experts(16, 2, 16, 1) == pytest.approx(2)  # of one token: its choices
+    assert active_experts(16, 2, 16, 2) == pytest.approx(2 + 2 * 14 / 16)  # a second one adds those that the first left
+    assert active_experts(4, 2, 16, 1e6) == pytest.approx(4)
+
+
+@given(
+    st.sampled_from(SPLITS), st.integers(0, 9000), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 300),
+    st.sampled_from(sorted(EXCHANGES)),
+)  # fmt: skip
+def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange):
+    if not prefill + decode:
+        decode = 1
+    step = Step(prefill, decode, kv_tokens)
+
+    def seconds(step, **how):
+        return step_seconds(SIZES, KIND, split, step, exchange=exchange, **how).total
+
+    least = seconds(step) * (1 - 1e-9)
+    assert seconds(replace(step, kv_tokens=kv_tokens + more * 1000)) >= least
+    assert seconds(step, imbalance=1.0 + more / 100) >= least
+    if prefill + decode > 512 or not prefill:  # else a step without prompts may leave a CUDA graph
+        assert seconds(replace(step, decode_requests=decode + more, kv_tokens=kv_tokens)) >= least
+    assert seconds(replace(step, prefill_tokens=prefill + more)) >= least
+
+
+def test_a_layer_exchanges_what_its_layout_needs():
+    step = Step(prefill_tokens=600)
+    assert step_seconds(SIZES, KIND, Split(), step).collectives_s == 0
+    quiet = replace(DEFAULT, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
+    message = 600 * 64 * 2
+    reduced = step_seconds(SIZES, KIND, Split(4), step, constants=quiet).collectives_s
+    assert reduced == pytest.approx((2 * 4 + 1) * 1.5 * message / KIND.link_Bps)  # twice a layer, and embeddings
+    gathered = step_seconds(SIZES, KIND, Split(data=4, expert=4), step, constants=quiet).collectives_s
+    assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)
+
+
+def test_servers_meet_over_their_nics():
+    step, split = Step(prefill_tokens=600), Split(data=16, expert=16)
+    seconds = [step_seconds(SIZES, KIND, split, step, nic_Bps=rate).collectives_s for rate in (50e9, 25e9)]
+    assert seconds[0] < seconds[1]
+    with pytest.raises(BadInput, match="nic_Bps"):
+        step_seconds(SIZES, KIND, split, step)
+
+
+@pytest.mark.parametrize(
+    ("split", "how", "message"),
+    [
+        (Split(2, 2, 2), {}, "expert parallelism of 1 or of 2 x 2"),
+        (Split(), {"exchange": "carrier"}, "expected one of allgather"),
+        (Split(), {"imbalance": 0.5}, "at least 1"),
+    ],
+)
+def test_bad_arguments(split, how, message):
+    with pytest.raises(BadInput, match=message):
+        step_seconds(SIZES, KIND, split, Step(decode_requests=1), **how)
+
+
+def test_steps_are_of_something():
+    with pytest.raises(BadInput, match="neither"):
+        Step()
+    with pytest.raises(BadInput, match="kv_tokens"):
+        Step(1, kv_tokens=-1)
+
+
+def test_a_fit_recovers_the_constants_that_its_steps_show():
+    truth = replace(DEFAULT, kernel_s=5e-6, launch_s=9e-6)
+    steps = [Step(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
+    steps += [Step(prefill_tokens=many) for many in (100, 700, 2000)]
+    measured = [step_seconds(SIZES, KIND, Split(), step, constants=truth).total for step in steps]
+    fitted = fit(DEFAULT, SIZES, KIND, Split(), steps, measured)
+    again = [step_seconds(SIZES, KIND, Split(), step, constants=fitted).total for step in steps]
+    assert again == pytest.approx(measured, rel=0.03)
+    assert fitted.link_share == pytest.approx(DEFAULT.link_share, rel=1e-3)  # one GPU says nothing of links
+    with pytest.raises(BadInput, match="each of 6 steps"):
+        fit(DEFAULT, SIZES, KIND, Split(), steps, measured[:2])
