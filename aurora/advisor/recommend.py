@@ -253,7 +253,7 @@ def recommend(
         engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
         model: config.json, folder or shipped name of the model; without `profile` its traffic is synthetic (Zipf, 0.8). With
             `profile` it supplies datasheet compute times of the GPU kinds that the profile has none of.
-        profile: the model's traffic, with one source rank per GPU.
+        profile: the model's traffic; one of another number of source ranks is dealt to the GPUs.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
         progress: called with (what is being done, how much of it is done, how much there is in all).
@@ -277,6 +277,8 @@ def recommend(
     cluster = gpus if isinstance(gpus, Cluster) else cluster_of(gpus, known, nic_Bps, per_server)
     config = model if model is None or isinstance(model, Mapping) else load_model_config(model)
     kinds = [known[kind] for kind in {gpu.kind: None for gpu in cluster.gpus} if kind in known]
+    if profile is not None:
+        profile = profile.at_sources(len(cluster))
     if profile is None:
         if config is None:
             raise BadInput("`model`: expected a config.json or folder, or `profile`, found neither")

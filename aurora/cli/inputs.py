@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from aurora.cli.options import RUNNING
@@ -119,6 +119,20 @@ def check_model(path: str | Path) -> None:
     load_json(folder / "config.json")
 
 
+def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
+    """Loads profiles for a number of GPUs.
+
+    One of another number of source ranks is dealt to these (`at_sources`), which is told on standard error.
+    """
+    from aurora.io import load_profile
+
+    profiles = [(path, load_profile(path)) for path in paths]
+    for path, profile in profiles:
+        if profile.sources != gpus:
+            print(f"aurora: {path}: traffic of {profile.sources} source ranks, dealt to {gpus} GPUs", file=sys.stderr)
+    return [profile.at_sources(gpus) for _, profile in profiles]
+
+
 def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[Profile]:
     """Load the profiles of a plan.
 
@@ -132,12 +146,10 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
     Raises:
         BadInput: if the plan names no profile, or a file has other traffic than the plan was made from.
     """
-    from aurora.io import load_profile
-
     paths = given or [plan_path.resolve().parent / model.profile_path for model in plan.models]
     if not given and not all(model.profile_path for model in plan.models):
         raise BadInput(f"{plan_path}: names no profile; give one --profile per model")
-    found = [load_profile(path) for path in paths]
+    found = traffic_of(paths, len(plan.cluster))
     if not given:
         for path, profile, model in zip(paths, found, plan.models, strict=True):
             if not model.made_from(profile):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
-from aurora.cli.inputs import check_output, relative
+from aurora.cli.inputs import check_output, relative, traffic_of
 from aurora.cli.options import WORST, as_options, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
@@ -41,7 +41,7 @@ def plan(
         engine: refuse plans that this serving engine cannot serve.
         explain: show the terms of each layer's time.
     """
-    from aurora.io import load_cluster, load_plan, load_profile, save
+    from aurora.io import load_cluster, load_plan, save
     from aurora.planner.check.fit import check_engine
     from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
@@ -61,8 +61,9 @@ def plan(
         raise BadInput(
             f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
         )
-    machines, profiles = load_cluster(cluster), [load_profile(path) for path in profile]
-    further, in_force = [load_profile(path) for path in domains], None if previous is None else load_plan(previous)
+    machines = load_cluster(cluster)
+    profiles, further = (traffic_of(each, len(machines)) for each in (profile, domains))
+    in_force = None if previous is None else load_plan(previous)
     if options.all_to_all == "auto" and explain:  # which is not there for all-to-alls over servers
         options = replace(options, all_to_all="flat")
     paths = [relative(path, output) for path in profile]
@@ -118,12 +119,14 @@ def evaluate(
     if before is not None:
         if len(profile) != 1:
             raise BadInput(f"`profile`: expected one with `before`, of the same model, found {len(profile)}")
-        drifted = aurora.drift(load_profile(before), load_profile(profile[0]), served, options)
+        gpus = load_profile(before).sources if served is None else len(served.cluster)
+        first, later = traffic_of((before, profile[0]), gpus)
+        drifted = aurora.drift(first, later, served, options)
         show(as_json, drift_json(drifted), drift_table(drifted, most), drifted.reason)
         return
     refuse_given(("threshold", "hot", "seed"), "with `before`")
     if served is None:
         raise BadInput("`plan`: expected a file, or `before`, found neither")
-    traffic = [load_profile(path) for path in profile]
+    traffic = traffic_of(profile, len(served.cluster))
     found = aurora.evaluate(served, traffic)
     show(as_json, evaluation_json(served, found), evaluation_table(served, found, most), without_proof(served, traffic) or None)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aurora
-from aurora.cli.inputs import check_output, profiles_of
+from aurora.cli.inputs import check_output, profiles_of, traffic_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
@@ -64,7 +64,7 @@ def simulate(
     served = requests is not None or RUNNING.get().params["rate"] is not None
     if not served or change is not None:
         refuse_given(REQUESTED, "with `requests` or `rate`" if change is None else "without `change`")
-    from aurora.io import load_plan, load_profile, save
+    from aurora.io import load_plan, save
     from aurora.reports.comparisons import followed_table
     from aurora.reports.json_objects import followed_json, models_json, summary_json
     from aurora.simulator.changing_traffic import RECORDED
@@ -73,7 +73,7 @@ def simulate(
         if change == RECORDED:
             refuse_given(DRAWN_WINDOWS, f"without `change` {RECORDED}, which replays the profiles' own windows")
         loaded = load_plan(plan)
-        kinds = [load_profile(each) for each in profile or ()] or profiles_of(loaded, plan, None)[:1]
+        kinds = traffic_of(profile or (), len(loaded.cluster)) or profiles_of(loaded, plan, None)[:1]
         followed = aurora.follow(loaded, kinds, change, windows=windows, lasting=lasting, options=control())
         show(as_json, followed_json(followed), followed_table(followed))
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from aurora.cli.inputs import check_folder
+from aurora.cli.inputs import check_folder, traffic_of
 from aurora.cli.options import refuse_given
 from aurora.cli.output import json_text, progress_bars, show
 from aurora.errors import BadInput, need
@@ -128,11 +128,12 @@ def _compare_ways(
         limit_s: seconds after which no cell is run any more; None: cells are only simulated.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
-    from aurora.io import load_cluster, load_profile
+    from aurora.io import load_cluster
     from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, markdown, measured_table, summary_table
     from aurora.reports.json_objects import cell_json
 
-    machines, profiles = load_cluster(cluster), [load_profile(path) for path in paths]
+    machines = load_cluster(cluster)
+    profiles = traffic_of(paths, len(machines))
     if limit_s is not None and machines.fabric is not None:
         raise BadInput(f"{cluster}: `measure` holds ports to their rates, but not the links of a fabric")
     if not profiles:

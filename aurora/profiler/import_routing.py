@@ -21,6 +21,7 @@ from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
 from aurora.planner.workload.model_config import Shape
 from aurora.types import CoActivation, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
+from aurora.types.profile import deal_counts
 
 ANSWER_S = 120.0  # longest wait for an answer; a server answers between forward passes
 
@@ -223,23 +224,6 @@ def _send_command(url: str, *words: str) -> str:
     if refused := [answer for answer in answers if ": refused: " in str(answer)]:
         raise BadInput(f"{url}: {refused[0]}")
     return str(answers[0]) if answers else "nothing"
-
-
-def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
-    """Divides token counts (T, L, E) evenly over source ranks; returns (T, L, S, E) int64.
-
-    A layer's tokens, step by step and expert by expert, go to the sources in turn. So two sources differ by at most one token
-    in each count, in each step's sum and in the total.
-    """
-    steps, layers, experts = counts_TLE.shape
-    line_LX = counts_TLE.transpose(1, 0, 2).reshape(layers, -1)
-    ends_L1X = line_LX.cumsum(axis=1)[:, None, :]
-    starts_L1X = ends_L1X - line_LX[:, None, :]
-    source_S1 = np.arange(sources)[:, None]
-    # Of the numbers below x, (x - s + S - 1) // S are s modulo S.
-    dealt_LSX = (ends_L1X - source_S1 + sources - 1) // sources - (starts_L1X - source_S1 + sources - 1) // sources
-    dealt_TLSE: IntArray = dealt_LSX.reshape(layers, sources, steps, experts).transpose(2, 0, 1, 3)
-    return dealt_TLSE
 
 
 def sources_of(domain: int, domains: int, sources: int) -> IntArray:

@@ -1,6 +1,7 @@
 """Profile: measurements of one model: how its tokens are routed, how long its phases take, and what identifies it."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -191,6 +192,23 @@ def check_counts(load_LE: IntArray, top_k: int) -> None:
         raise BadInput(f"expected about as many choices in every layer, as every token passes all, found {found}")
 
 
+def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
+    """Divides token counts (T, L, E) evenly over source ranks; returns (T, L, S, E) int64.
+
+    A layer's tokens, step by step and expert by expert, go to the sources in turn. So two sources differ by at most one token
+    in each count, in each step's sum and in the total.
+    """
+    steps, layers, experts = counts_TLE.shape
+    line_LX = counts_TLE.transpose(1, 0, 2).reshape(layers, -1)
+    ends_L1X = line_LX.cumsum(axis=1)[:, None, :]
+    starts_L1X = ends_L1X - line_LX[:, None, :]
+    source_S1 = np.arange(sources)[:, None]
+    # Of the numbers below x, (x - s + S - 1) // S are s modulo S.
+    dealt_LSX = (ends_L1X - source_S1 + sources - 1) // sources - (starts_L1X - source_S1 + sources - 1) // sources
+    dealt_TLSE: IntArray = dealt_LSX.reshape(layers, sources, steps, experts).transpose(2, 0, 1, 3)
+    return dealt_TLSE
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Value):
     """The measured routing and compute times of one model. It knows no placement.
@@ -338,6 +356,43 @@ class Profile(Value):
         routing = None if self.routing is None else replace(self.routing, experts_ULK=self.routing.experts_ULK[:, some])
         return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
 
+    def at_sources(self, sources: int) -> Self:
+        """Returns the same traffic from another number of source ranks; itself if it has as many.
+
+        As many groups of consecutive ranks stay apart as the greatest common divisor of both numbers says: each group's tokens
+        are dealt to its new ranks in turn, as whole prompts where these are known. So 8 ranks become 4 by pairs, 4 become 8 by
+        halves, and of 4 ranks only the two pairs stay apart on 6.
+
+        Args:
+            sources: how many, such as the GPUs of a cluster.
+
+        Raises:
+            BadInput: if the number is not positive.
+
+        Example:
+            >>> import aurora
+            >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(sources=4))
+            >>> wider = traffic.at_sources(8)
+            >>> wider.sources, bool((wider.load_LE == traffic.load_LE).all())
+            (8, True)
+        """
+        if sources < 1:
+            raise BadInput(f"profile of {self.model!r}: expected a positive number of source ranks, found {sources}")
+        if sources == self.sources:
+            return self
+        groups = math.gcd(self.sources, sources)
+        each, routing = sources // groups, self.routing
+        if routing is not None:
+            group_U = routing.source_U * groups // self.sources
+            source_U = group_U * each + _turn(routing.window_U, group_U, routing.sequence_U) % each
+            routing = replace(routing, source_U=source_U)
+            tokens_TLSE = routing.tokens_TLSE(self.windows, sources, self.experts)
+        else:
+            merged_TLJE = self.tokens_TLSE.reshape(*self.tokens_TLSE.shape[:2], groups, -1, self.experts).sum(axis=3)
+            tokens_TLSE = np.concatenate([deal_counts(merged_TLJE[:, :, group], each) for group in range(groups)], axis=2)
+        provenance = {**self.provenance, "dealt": f"from {self.sources} source ranks to {sources}"}
+        return replace(self, tokens_TLSE=tokens_TLSE, routing=routing, provenance=provenance)
+
     @cached_property
     def layers(self) -> int:
         """Number of MoE layers of the model, L."""
@@ -435,6 +490,19 @@ class Profile(Value):
             steps = np.maximum(np.asarray(of) / size, 1e-300)  # of a window without tokens
             seconds += steps * phases[phase].expected(np.asarray(tokens) / steps, size)
         return seconds / len(sizes) / speed
+
+
+def _turn(window_U: IntArray, group_U: IntArray, sequence_U: IntArray | None) -> IntArray:
+    """(U,) int64: the number of a token's prompt in its group or, where prompts are not known, of the token in its window."""
+    turn_U = np.zeros(len(group_U), dtype=np.int64)
+    for group in np.unique(group_U):
+        at_X = np.flatnonzero(group_U == group)
+        if sequence_U is not None:
+            turn_U[at_X] = np.unique(sequence_U[at_X], return_inverse=True)[1]
+            continue
+        _, first_W, window_X = np.unique(window_U[at_X], return_index=True, return_inverse=True)
+        turn_U[at_X] = np.arange(len(at_X)) - first_W[window_X]
+    return turn_U
 
 
 def step_sizes(least: int, most: int) -> list[int]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aurora.io import load_plan, save, shipped
+from aurora.io import load_plan, load_profile, save, shipped
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
@@ -172,3 +172,20 @@ def test_one_model_takes_no_option_of_several(aurora, pair, tmp_path, option):
         aurora("plan", "--cluster", MIXED, *pair[:2], *option, "-o", tmp_path / "plan.json"),
         f"{option[0]}: expected with two --profile or more, of models that share the GPUs",
     )
+
+
+def test_traffic_of_other_ranks_is_dealt_to_the_cluster_and_commands_agree_on_it(aurora, tmp_path):
+    """A profile of four source ranks serves eight GPUs; its plan recognises it, with and without --profile, and --from too."""
+    few, out = tmp_path / "few.npz", tmp_path / "plan.json"
+    save(draw_profile("zipf:1", CONFIG, SyntheticOptions(sources=4, window_tokens=256)), few)
+    code, _, err = aurora("plan", "--cluster", MIXED, "--profile", few, "-o", out)
+    assert (code, err.count("few.npz: traffic of 4 source ranks, dealt to 8 GPUs")) == (0, 1)
+    plan = load_plan(out)
+    assert plan.models[0].made_from(load_profile(few).at_sources(8))
+    for command in (("simulate", out), ("evaluate", out, "--profile", few), ("report", out, "-o", tmp_path / "page")):
+        code, printed, err = aurora(*command)
+        assert code == 0, err
+        assert "dealt to 8 GPUs" in err
+    code, printed, _ = aurora("evaluate", out, "--before", few, "--profile", few)
+    assert code == 0
+    assert "keep the plan" in printed

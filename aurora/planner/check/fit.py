@@ -19,7 +19,7 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
     if profile.sources != len(cluster.gpus):
         raise BadInput(
             f"profile of {profile.model!r}: its prompts come from {profile.sources} source ranks, but cluster "
-            f"{cluster.name!r} has {len(cluster.gpus)} GPUs; profile with `sources` {len(cluster.gpus)}"
+            f"{cluster.name!r} has {len(cluster.gpus)} GPUs; deal them by `profile.at_sources({len(cluster.gpus)})`"
         )
     if not profile.tokens_TLSE.any():
         raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
