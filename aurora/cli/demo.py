@@ -113,7 +113,7 @@ def demo(
 def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], None]) -> list[DemoOutcome]:
     """Profile both models and serve in each of WAYS, leaving all files in the folder `output`; one DemoOutcome per way."""
     from aurora.reports.formatting import as_text
-    from aurora.reports.plan_tables import plan_table, profile_table
+    from aurora.reports.plan_tables import gap_line, plan_table, profile_table
 
     make_folder(output)
     shutil.copy(CLUSTER, output / "cluster.toml")
@@ -127,9 +127,8 @@ def serve_all(output: Path, timeout: float, progress: Callable[[str, int, int], 
             plan = _serve(output, way, models, profiles, timeout, outcomes[-1])
     progress("serving", len(WAYS), len(WAYS))
     heading = f"aurora demo, {ranks} ranks on {os.cpu_count()} cores"
-    write_text(
-        output / "report.txt", as_text([heading, *map(profile_table, profiles), plan_table(plan), outcome_table(outcomes)])
-    )
+    planned = plan_table(plan), gap_line(plan)
+    write_text(output / "report.txt", as_text([heading, *map(profile_table, profiles), *planned, outcome_table(outcomes)]))
     return outcomes
 
 

@@ -1,7 +1,6 @@
 """aurora plan and evaluate: a cluster and a profile for each model -> a plan; a plan and other traffic -> its loss or drift."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,33 +38,26 @@ def plan(
         previous: the current plan; the new plan moves few bytes from it, and the migration is priced.
         max_move_bytes: with --from: maximum bytes to move; only the layers that save most move.
         engine: refuse plans that this serving engine cannot serve.
-        explain: show the terms of each layer's time.
+        explain: show the bounds of each layer, further bounds of the plan, and the terms of each layer's time.
     """
     from aurora.io import load_cluster, load_plan, save
     from aurora.planner.check.fit import check_engine
-    from aurora.planner.placement.cost_model import AIMS, SUMMED
     from aurora.planner.placement.explain import explain as explained
+    from aurora.planner.placement.explain import unexplained
     from aurora.planner.placement.objective import BUSIEST_RESOURCE, TABLE_2
     from aurora.reports.formatting import seconds
     from aurora.reports.json_objects import explanation_json, migration_json, plan_json
-    from aurora.reports.plan_tables import expectation_lines, explain_tables, move_table, plan_table, worst_cut
+    from aurora.reports.plan_tables import bound_lines, expectation_lines, explain_tables, gap_line, move_table, plan_table
 
-    domains, aim = domain or [], options.aim
     if len(profile) == 1:
         colocated_only = ("colocate", *(["objective"] if options.objective in (*TABLE_2, BUSIEST_RESOURCE) else []))
         refuse_given(colocated_only, "with two `profile` or more, of models that share the GPUs")
     check_output(output=output)
     if max_move_bytes is not None and previous is None:
         raise BadInput("--max-move-bytes: expected --from, the plan in force")
-    if explain and (domains or (aim in AIMS and aim not in ("mean", *SUMMED))):
-        raise BadInput(
-            f"--explain: explains the windows of one profile as one, expected no {'--domain' if domains else f'--aim {aim}'}"
-        )
     machines = load_cluster(cluster)
-    profiles, further = (traffic_of(each, len(machines)) for each in (profile, domains))
+    profiles, further = (traffic_of(each, len(machines)) for each in (profile, domain or []))
     in_force = None if previous is None else load_plan(previous)
-    if options.all_to_all == "auto" and explain:  # which is not there for all-to-alls over servers
-        options = replace(options, all_to_all="flat")
     paths = [relative(path, output) for path in profile]
     began, moved = time.perf_counter(), None
     with progress_bars() as progress:
@@ -75,16 +67,19 @@ def plan(
     if engine is not None:
         check_engine(made, engine)
     took_s = time.perf_counter() - began
-    why = explained(made, profiles) if explain else []
+    untold = unexplained(made) or ("expected no `domain`" if further else None)
+    why = explained(made, profiles) if explain and untold is None else []
     save(made, output)
     found = {"output": output, "seconds": took_s, **plan_json(made), "migration": migration_json(moved)}
     show(
         as_json,
         {**found, "explanation": explanation_json(why)},
-        plan_table(made, None if layers else WORST),
+        plan_table(made, None if layers else WORST, explain),
         None if moved is None else move_table(moved),
         *explain_tables(made, why),
-        worst_cut(made),
+        gap_line(made),
+        *(bound_lines(made) if explain else ()),
+        f"no terms of layers: {as_options(untold)}" if explain and untold else None,
         *expectation_lines(made),
         *(as_options(note) for note in made.notes),
         f"planned in {seconds(took_s)}",

@@ -14,7 +14,7 @@ from aurora.reports.charts import Chart, Frame, Section, Sheet, sheet
 from aurora.reports.formatting import DASH, percent, seconds, speedup
 from aurora.reports.inputs import ReportInputs
 from aurora.reports.numbers import ReportNumbers
-from aurora.reports.plan_tables import bounds_line, cluster_table, gap_text
+from aurora.reports.plan_tables import cluster_table, gap_line, gap_text
 from aurora.reports.sections import (
     decisions_section,
     drift_section,
@@ -49,7 +49,7 @@ class Tile:
 def tiles(found: ReportNumbers) -> list[Tile]:
     """Returns tokens processed per second, seconds per step and the speed-up, then the prediction's error and the gap."""
     plan = found.of.plan
-    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), bounds_line(plan))]
+    return [*_worth(found), _prediction_error(found), Tile("Gap to the bound", gap_text(plan), gap_line(plan))]
 
 
 def _worth(found: ReportNumbers) -> Iterator[Tile]:

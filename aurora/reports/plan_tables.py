@@ -12,7 +12,7 @@ from aurora.planner.network.transfer_seconds import exchange_seconds
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
-from aurora.reports.formatting import Columns, distinct, percent, right, seconds, size, table_of, text
+from aurora.reports.formatting import DASH, Columns, distinct, percent, right, seconds, size, table_of, text
 from aurora.types import PHASES, Cluster, Cut, GpuSlots, Plan, Profile, ReplicaPlacement, ResilientPlacement, Schedule
 from aurora.types.arrays import FloatArray, IntArray, gap
 from aurora.types.placement import TINY
@@ -24,36 +24,51 @@ if TYPE_CHECKING:
 
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
+ONCE = "without replicas"
 LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 
-def bounds_line(plan: Plan) -> str:
-    """Returns a line on a plan's objective and its lower bounds over other placements."""
-    slots = plan.options.slots_per_gpu
-    within = "memory" if slots is None else f"{slots} slots per GPU"
-    counted = {"mean": "mean of", "cvar": "worse half of", "worst": "worst of"}.get(plan.options.aim, "all")
-    over = "" if plan.colocated or hierarchical(plan) else f" ({counted} windows, or of domains with their windows added up)"
-    took = f"{plan.objective} objective {seconds(plan.objective_s)}{over}{estimated(plan.between_s)}"
-    below = f"no placement within {within} below {seconds(plan.bound_s)}"
-    if hierarchical(plan) and plan.gap > USELESS:
-        below = f"no useful bound on placements with replicas within {within}"
-    known_s = plan.assignment_bound_s
-    if known_s is None:
-        return f"{took}, {below}"
-    kind = "placement that holds every expert once" if hierarchical(plan) else "other assignment of these groups of experts"
-    return f"{took}, {below}, no {kind} below {seconds(known_s)}"
+def gap_line(plan: Plan) -> str:
+    """Returns the sentence on a plan's time, its bound and the gap between them; the bound is the best that is useful."""
+    took = f"{plan.objective} objective {seconds(plan.objective_s)}{estimated(plan.between_s)}"
+    bound_s, of = _headline(plan)
+    if bound_s is None:
+        return f"no gap: {took}, no useful bound on placements {of}"
+    return f"gap {percent(gap(plan.objective_s, bound_s))}: {took}, no placement {of} below {seconds(bound_s)}"
+
+
+def gap_text(plan: Plan) -> str:
+    """Returns the gap of `gap_line`, or a dash."""
+    bound_s, of = _headline(plan)
+    kind = " without replicas" if of == ONCE else ""
+    return DASH if bound_s is None else percent(gap(plan.objective_s, bound_s)) + kind
+
+
+def _headline(plan: Plan) -> tuple[float | None, str]:
+    """A plan's bound in seconds, None if none is useful, and the placements that it is of."""
+    if not hierarchical(plan) or plan.gap <= USELESS:
+        slots = plan.options.slots_per_gpu
+        return plan.bound_s, "within memory" if slots is None else f"within {slots} slots per GPU"
+    return plan.assignment_bound_s, "with replicas" if plan.assignment_bound_s is None else ONCE
+
+
+def bound_lines(plan: Plan) -> Iterator[str]:
+    """Yields lines on what else a plan's objective is compared with, and on which windows and links it counts."""
+    counted = {"mean": "the mean of", "cvar": "the worse half of", "worst": "the worst of"}.get(plan.options.aim, "all")
+    if not plan.colocated and not hierarchical(plan):
+        yield f"the objective is over {counted} windows, or of domains with their windows added up"
+    if plan.cluster.fabric is not None and nics_of(plan.cluster.network) is None:
+        yield "objective and bound count ports only, dispatches the fabric"
+    if (known_s := plan.assignment_bound_s) is not None and _headline(plan)[1] != ONCE:
+        kind = f"placement {ONCE}" if hierarchical(plan) else "other assignment of these groups of experts"
+        yield f"no {kind} below {seconds(known_s)}, gap {percent(gap(plan.objective_s, known_s))}"
+    if (cut := worst_cut(plan)) is not None:
+        yield cut
 
 
 def estimated(between_s: tuple[float, float] | None) -> str:
     """Returns what follows seconds that are estimated from counts alone: between which they lie. Empty for exact ones."""
     return "" if between_s is None else f" (estimated, between {seconds(between_s[0])} and {seconds(between_s[1])})"
-
-
-def gap_text(plan: Plan) -> str:
-    """Returns the gap to a plan's bound, or to that of placements that hold every expert once if no other is useful."""
-    if not hierarchical(plan) or plan.gap <= USELESS or plan.assignment_bound_s is None:
-        return percent(plan.gap)
-    return f"{percent(gap(plan.objective_s, plan.assignment_bound_s))} without replicas"
 
 
 def hierarchical(plan: Plan) -> bool:
@@ -77,28 +92,29 @@ def expectation_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def plan_table(plan: Plan, most: int | None = None) -> Table:
-    """Returns a table of each model's layers: predicted dispatch of all windows in one exchange, its bounds and gap.
+def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Table:
+    """Returns a table of each model's layers: predicted dispatch of all windows in one exchange.
 
     Args:
         plan: the plan to show.
-        most: number of layers to show, with the largest gaps; None: all.
+        most: number of layers to show, the slowest or with `explain` those with the largest gaps; None: all.
+        explain: show the bounds of each dispatch and the gap to them.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
-    caption, on_fabric = f"gap {gap_text(plan)}: {bounds_line(plan)}", plan.cluster.fabric is not None
-    if on_fabric and nics_of(plan.cluster.network) is None:
-        caption += "; these by the ports only, dispatch on the fabric"
-    bounds = ("fluid bound", "one-to-one bound", *(("cut bound",) if on_fabric else ()))
-    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch", *bounds), seconds), "gap": percent}
+    on_fabric = plan.cluster.fabric is not None
+    bounds = ("fluid bound", "one-to-one bound", "cut bound")[: 2 + on_fabric] if explain else ()
+    columns: Columns = {"model": text, "layer": str, **dict.fromkeys(("dispatch", *bounds), seconds)}
+    if explain:
+        columns = {**columns, "gap": percent}
     rows = []
     for name, model in zip(_names(plan), plan.models, strict=True):
         for layer, took_s in enumerate(model.dispatch_s_L.tolist()):
-            bounds_s = [model.fluid_bound_s_L[layer], model.one_to_one_bound_s_L[layer]]
-            if on_fabric:
-                bounds_s.append(model.cut_L[layer].bound_s if model.cut_L else None)
-            rows.append((name, layer, took_s, *bounds_s, gap(took_s, float(model.bound_s_L[layer]))))
+            cut_s = model.cut_L[layer].bound_s if model.cut_L else None
+            bounds_s = model.fluid_bound_s_L[layer], model.one_to_one_bound_s_L[layer], cut_s
+            above = (gap(took_s, float(model.bound_s_L[layer])),) if explain else ()
+            rows.append((name, layer, took_s, *bounds_s[: len(bounds)], *above))
     title = f"{plan.scenario}: {strategies}"
-    return table_of(columns, rows, title=title, caption=caption, worst=lambda row: row[-1], most=most)
+    return table_of(columns, rows, title=title, worst=lambda row: row[-1], most=most)
 
 
 def move_table(move: "Migration") -> Table:

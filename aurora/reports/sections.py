@@ -208,7 +208,7 @@ def schedule_section(found: ReportNumbers) -> Section:
                     (source, model, str(layer), way, *cells, str(len(one.src_X)))
                     for way, cells, one in zip(WAYS, cells_W, of_W, strict=True)
                 ]
-    own_table = sheet(plan_table(found.of.plan))
+    own_table = sheet(plan_table(found.of.plan, explain=True))
     if not shown:
         return Section("schedule", "Schedule", text, sheets=(own_table,), missing=found.of.without + " Or give a trace.")
     choices = Selector("source", tuple(shown)), Selector("model", found.of.models), Selector("layer"), Selector("phase", WAYS)

@@ -9,7 +9,7 @@ from aurora.errors import BadInput
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.branch_and_bound import lp_bound, prove_bound
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import exclusive_XG, layer_costs
+from aurora.planner.placement.cost_model import SUMMED, exclusive_XG, layer_costs
 from aurora.planner.placement.objective import formula
 from aurora.types import Plan, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -54,14 +54,24 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
         profiles: the profiles that it was made from, one per model.
 
     Raises:
-        BadInput: if the plan holds replicas, or its all-to-alls are hierarchical.
+        BadInput: if `unexplained` names a reason.
     """
-    if any(model.placement.split_LG is not None for model in plan.models):
-        raise BadInput("`explain`: expected a plan that holds every expert once, found replicas")
-    if any(model.hierarchy is not None for model in plan.models):
-        raise BadInput("`explain`: expected a plan with flat all-to-alls, found hierarchical ones")
+    if (reason := unexplained(plan)) is not None:
+        raise BadInput(f"`explain`: {reason}")
     layers = max(len(model.dispatch_L) for model in plan.models)
     return [_explained(plan, profiles, layer) for layer in range(layers)]
+
+
+def unexplained(plan: Plan) -> str | None:
+    """Returns why the terms of a plan's layers cannot be explained; None if they can."""
+    for holds, what, found in (
+        (all(model.placement.split_LG is None for model in plan.models), "that holds every expert once", "replicas"),
+        (all(model.hierarchy is None for model in plan.models), "with flat all-to-alls", "hierarchical ones"),
+        (plan.colocated or plan.options.aim in ("mean", *SUMMED), "for windows as one", f"`aim` {plan.options.aim}"),
+    ):
+        if not holds:
+            return f"expected a plan {what}, found {found}"
+    return None
 
 
 def _explained(plan: Plan, profiles: Sequence[Profile], layer: int) -> LayerExplanation:
