@@ -22,12 +22,13 @@ from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 
 IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES = "one after the other", "time-sliced", "micro-batches"
 BY_EXCHANGE, BY_LAYER, THREE_MODELS = "by exchange", "by layer", "three models"
-WAYS = (IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
+HALVES = "halves of the GPUs"
+WAYS = (IN_SEQUENCE, HALVES, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
 MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
 PLANNED_TOKENS = 256  # of a rank in a step of the traffic that is planned for, at least
 TRANSFERS = 40_000  # simulated at most in one way; with more, some layers of each model stand for all
-ADVISED = (IN_SEQUENCE, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # of a model that has the GPUs now
+ADVISED = (IN_SEQUENCE, HALVES, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # of a model that has the GPUs now
 ADVISED_STEPS = 2  # simulated of each model
 WORTH = 1.05  # a gain that is worth doing something for
 SHARING = "simulating ways of sharing"  # as progress names it
@@ -179,6 +180,7 @@ def compare_ways(
 
     - one after the other: each model has all GPUs until its requests are served, by its own placement, or by that beside
       other models if it is sooner. All else is compared with this: a gain of 1.5 is the same work in two thirds of the time.
+    - halves of the GPUs: two models at the same time, each with half of the GPUs for itself; two of the same model are copies.
     - time-sliced: both models, in time slices of a whole step: one model at a time has GPU and port.
     - micro-batches: the models one after the other, each step in MICRO equal parts that overlap; the faster time slice.
     - by exchange, by layer: both models at once, in time slices of that length, with weights by need if that is faster.
@@ -220,6 +222,10 @@ def compare_ways(
         try:
             outcomes.append(case.outcome(way))
         except InfeasiblePlan as error:
+            left_out[way] = str(error)
+        except BadInput as error:  # of a fabric that cannot be taken apart
+            if way != HALVES:
+                raise
             left_out[way] = str(error)
         progress(SHARING, number + 1, len(chosen))
     return WaysCompared(batch, tuple(outcomes), left_out)
@@ -298,6 +304,24 @@ class _Case:
     def in_sequence(self) -> tuple[ServedSteps, str]:
         return one_after_the_other(self.alone_M[: self.base]), ""
 
+    def halves(self) -> tuple[ServedSteps, str]:
+        gpus, half = len(self.cluster), len(self.cluster) // 2
+        if gpus % 2:
+            raise InfeasiblePlan(f"cluster {self.cluster.name!r}: expected an even number of GPUs to split, found {gpus}")
+        parts = [self.cluster.at_ranks(range(first, first + half)) for first in (0, half)]
+
+        def served(parts: Sequence[Cluster]) -> ServedSteps:
+            """Returns both models' steps, each on its part."""
+            steps_M = []
+            for part, planned, requests in zip(parts, self.planned_M, self.requests_M, strict=False):
+                plan = make_plan(part, [planned.at_sources(half)])
+                steps_M.append(served_steps(simulate_plan(plan, [requests.at_sources(half)])))
+            ends_M = tuple(ends for steps in steps_M for ends in steps.ends_M)
+            return ServedSteps(max(s.seconds for s in steps_M), sum(s.compute_s for s in steps_M), ends_M)
+
+        either = [served(parts), *([] if self.cluster.equal else [served(parts[::-1])])]
+        return min(either, key=lambda steps: steps.seconds), ""
+
     def micro_batches(self) -> tuple[ServedSteps, str]:
         pairs = list(zip(self.plan_M[: self.base], self.requests_M, strict=False))
         served, time_slice = faster(
@@ -355,6 +379,7 @@ def overlapped(plan: Plan, requests: Profile, parts: int, time_slice: str) -> Se
 
 _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
     IN_SEQUENCE: _Case.in_sequence,
+    HALVES: _Case.halves,
     TIME_SLICED: lambda case: case.two_models("step"),
     MICRO_BATCHES: _Case.micro_batches,
     BY_EXCHANGE: lambda case: case.two_models("exchange"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
 from aurora.errors import AuroraError
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.slot_counts import memory_slots_G
@@ -298,7 +298,7 @@ def sharing_advice(compared: WaysCompared) -> str:
     gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
     at = f"with {compared.batch} tokens of a rank in a step (simulated)"
     two = max((way for way in (BY_EXCHANGE, BY_LAYER) if way in gains), key=gains.__getitem__, default="")
-    told = {MICRO_BATCHES: "two micro-batches of this model alone {}x"}
+    told = {MICRO_BATCHES: "two micro-batches of this model alone {}x", HALVES: "a copy on each half of the GPUs {}x"}
     told |= {two: f"a second model, {two}, {{}}x", THREE_MODELS: "three models {}x"}
     known = {way: gains[way] for way in told if way in gains}
     best = max(known, key=known.__getitem__, default=MICRO_BATCHES)
@@ -310,9 +310,12 @@ def sharing_advice(compared: WaysCompared) -> str:
     if most < WORTH and not two:
         return f"Leave the GPUs to this model: two micro-batches of it {most:.2f}x {at}, and {rest}."
     if most < WORTH:
-        return f"Leave the GPUs to this model: neither a second model nor micro-batches bring more than {most:.2f}x {at}."
+        others_of = "a second model, a copy on each half of the GPUs or" if HALVES in gains else "a second model or"
+        return f"Leave the GPUs to this model: {others_of} micro-batches bring at most {most:.2f}x {at}."
     if best == MICRO_BATCHES:
         return f"Cut each step into two micro-batches that overlap: {most:.2f}x the throughput {at}; {rest}."
+    if best == HALVES:
+        return f"Serve a copy of this model on each half of the GPUs: {most:.2f}x the throughput of one on all {at}; {rest}."
     share = "between three models" if best == THREE_MODELS else f"with a second model, {two}"
     return f"Share these GPUs {share}: {most:.2f}x the throughput of one after the other {at}; {rest}."
 

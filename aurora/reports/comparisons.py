@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell, MeasuredCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
@@ -14,6 +14,7 @@ from aurora.types.arrays import gap
 
 LETTERS = {
     IN_SEQUENCE: "-",
+    HALVES: "h",
     TIME_SLICED: "t",
     MICRO_BATCHES: "m",
     BY_EXCHANGE: "x",

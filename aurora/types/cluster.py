@@ -1,5 +1,6 @@
 """Cluster: the GPUs of a deployment, one a rank, behind a switch that never blocks or a fabric of links; kinds of GPU."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -8,7 +9,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, Value, check_name
-from aurora.types.network import Fabric, Network, TransferCurve, checked_curves
+from aurora.types.network import Fabric, Network, TransferCurve, checked_curves, servers
 
 PCIE_LANE_Bps = {1: 250e6, 2: 500e6, 3: 984.6e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}  # each way, after coding; by generation
 
@@ -165,6 +166,27 @@ class Cluster(Value):
     def equal(self) -> bool:
         """True if all GPUs are equal in everything that planning looks at."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1
+
+    def at_ranks(self, ranks: Sequence[int]) -> Self:
+        """Returns the cluster of some of the GPUs, in the given sequence, with the servers among them.
+
+        Args:
+            ranks: which GPUs, one or more.
+
+        Raises:
+            BadInput: if the fabric is not one of servers with a NIC for each GPU, which alone can be taken apart.
+        """
+        gpus, fabric = tuple(self.gpus[rank] for rank in ranks), self.fabric
+        if fabric is not None:
+            if fabric.nic_Bps is None or fabric.shared_nic:
+                raise BadInput(
+                    f"cluster {self.name!r}: expected no fabric, or servers with a NIC for each GPU, to take some GPUs"
+                )
+            node_G, rates = [fabric.server_G[rank] for rank in ranks], [gpu.out_Bps for gpu in gpus]
+            into = [gpu.in_Bps for gpu in gpus]
+            fabric = servers(node_G, rates, into, fabric.nic_Bps) if len(set(node_G)) > 1 else None
+        curves = tuple(curve for curve in self.link_curves if curve.partners < len(gpus))
+        return replace(self, gpus=gpus, fabric=fabric, link_curves=curves)
 
     def scaled(self, bandwidth: float = 1.0, speed: float = 1.0) -> Self:
         """Returns the cluster with faster or slower ports and GPUs; a fabric's links and link curves change as ports do.

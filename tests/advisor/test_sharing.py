@@ -9,6 +9,7 @@ import pytest
 from aurora.advisor.sharing import (
     BY_EXCHANGE,
     BY_LAYER,
+    HALVES,
     IN_SEQUENCE,
     MICRO_BATCHES,
     THREE_MODELS,
@@ -50,17 +51,19 @@ def both_experts(seconds_a_pair=0.125):
 
 def test_gains_by_hand():
     """Alone a step takes 1 + 2 + 1 s. Two models: the exchanges of a round one after the other, one model's experts under the
-    other's exchanges, 6 s in place of 8; three: 8 s in place of 12; two halves of a step: 3 s in place of 4."""
+    other's exchanges, 6 s in place of 8; three: 8 s in place of 12; two halves of a step: 3 s in place of 4. Each on a GPU of its
+    own: 4 s of experts without an exchange, both at the same time."""
     found = compare_ways(two_gpus(), [both_experts()], BATCH, steps=3)
     by_hand = {IN_SEQUENCE: 1.0, TIME_SLICED: 1.0, MICRO_BATCHES: 4 / 3, BY_EXCHANGE: 4 / 3, BY_LAYER: 4 / 3, THREE_MODELS: 1.5}
-    assert found.gains == pytest.approx(by_hand)
-    assert found.winner.way == THREE_MODELS
+    assert found.gains == pytest.approx({**by_hand, HALVES: 2.0})
+    assert found.winner.way == HALVES
     assert compare_ways(two_gpus(), [both_experts()], 1, ways=(MICRO_BATCHES,)).gains[MICRO_BATCHES] == pytest.approx(1.0)
     of = {outcome.way: outcome for outcome in found.outcomes}
     assert of[IN_SEQUENCE].seconds == pytest.approx(2 * 3 * 4)
     assert of[IN_SEQUENCE].utilisation == pytest.approx(0.5)
     assert of[IN_SEQUENCE].tokens_per_s == pytest.approx(2 * BATCH / 4)
     assert of[IN_SEQUENCE].tpot_s_M == (pytest.approx((4, 4)),) * 2
+    assert of[HALVES].tpot_s_M == (pytest.approx((4, 4)),) * 2
     assert of[TIME_SLICED].tpot_s_M == (pytest.approx((8, 8)),) * 2
     assert of[BY_EXCHANGE].tpot_s_M == (pytest.approx((6, 6)),) * 2
     assert of[MICRO_BATCHES].tpot_s_M == (pytest.approx((3, 3)),) * 2
@@ -169,6 +172,14 @@ def compared(**gains):
         ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.6, "three_models": 1.5}, "second model, by layer: 1.60x"),
         ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.2}, "second model, by exchange: 1.30x .*; two micro"),
         ({"micro_batches": 1.1, "by_exchange": 1.3, "by_layer": 1.4, "three_models": 1.7}, "three models: 1.70x"),
+        (
+            {"halves_of_the_GPUs": 1.9, "micro_batches": 1.1, "by_exchange": 1.3},
+            "a copy of this model on each half of the GPUs: 1.90x .*; two micro-batches of this model alone 1.10x",
+        ),
+        (
+            {"halves_of_the_GPUs": 0.9, "micro_batches": 1.0, "by_layer": 1.0},
+            "Leave .* on each half of the GPUs or micro-batches",
+        ),
     ],
 )
 def test_advice_follows_the_gains(gains, said):
@@ -178,7 +189,22 @@ def test_advice_follows_the_gains(gains, said):
 def test_sharing_is_compared_at_the_profiles_own_batch():
     found = compare_sharing(two_gpus(), both_experts())
     assert found.batch == BATCH
-    assert "three models" in sharing_advice(found)
+    assert "a copy of this model on each half" in sharing_advice(found)
+
+
+def test_mixed_gpus_are_split_so_that_the_slower_half_has_less_to_do():
+    """Models of 1 and of 3 s a step on GPUs of which one is half as fast: 2 and 3 s the right way round, 1 and 6 the other."""
+    slow, fast = two_gpus().gpus
+    cluster = Cluster("mixed", (fast, replace(slow, kind="other", speed=0.5)))
+    light, heavy = (replace(both_experts(seconds / 32), other_bytes=0) for seconds in (1, 3))
+    for models in ((light, heavy), (heavy, light)):
+        found = compare_ways(cluster, models, BATCH, steps=2, ways=(HALVES,))
+        halves = found.outcomes[1]
+        assert halves.seconds == pytest.approx(2 * 3)
+        assert [tpot_s for tpot_s, _ in halves.tpot_s_M] == pytest.approx([3, 2] if models[0] is heavy else [2, 3])
+    odd = Cluster("odd", (*cluster.gpus, replace(fast, name="third")))
+    left_out = compare_ways(odd, [light.at_sources(3)], BATCH, steps=2, ways=(HALVES,)).left_out
+    assert "expected an even number of GPUs to split, found 3" in left_out[HALVES]
 
 
 def test_a_placement_is_no_gain_of_sharing():

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from aurora.errors import BadInput
+from aurora.io import load_cluster
 from aurora.types import Cluster, Fabric, Gpu, Link, Network
+from aurora.types.network import leaf_spine
 
 PAIR = Fabric(2, (Link(0, 1, 1.0), Link(1, 0, 1.0)))
 
@@ -62,3 +64,17 @@ def test_a_cluster_gives_all_of_its_network():
     gpus = [Gpu(f"g{i}", "k", 0, 1.0 + i, 3.0 + i, 10, startup_s=0.5 * i) for i in range(2)]
     network = Cluster("c", tuple(gpus), PAIR, 0.25).network
     assert network == Network([1.0, 2.0], [3.0, 4.0], [0.0, 0.5], PAIR, 0.25)
+
+
+def test_some_of_a_clusters_gpus_keep_their_servers():
+    whole = load_cluster("h100-servers-32")
+    half = whole.at_ranks(range(8, 24))
+    assert half.gpus == whole.gpus[8:24]
+    assert half.fabric.server_G == (0,) * 8 + (1,) * 8
+    assert half.fabric.nic_Bps == whole.fabric.nic_Bps
+    assert half.network.pair_Bps_GG[0, 15] == whole.network.pair_Bps_GG[8, 23]
+    assert whole.at_ranks([3, 1]).fabric is None
+    assert [gpu.name for gpu in whole.at_ranks([3, 1]).gpus] == [whole.gpus[3].name, whole.gpus[1].name]
+    leaves = replace(whole, fabric=leaf_spine(["a", "b"] * 16, [1e9] * 32, [1e9] * 32, 1, 1e9))
+    with pytest.raises(BadInput, match="expected no fabric, or servers with a NIC for each GPU"):
+        leaves.at_ranks([0])
