@@ -5,7 +5,7 @@ Of all such runs:
 - `lighthouse`: torchft's lighthouse, in a process of its own
 - `board`: what members tell each other in a round at the lighthouse, and what follows from it
 - `member`: takes part in rounds, and in the epochs that they begin
-- `epoch_groups`, `epoch_transport`: gloo groups of an epoch; `epoch_nccl`, `epoch_gpu`: NCCL communicators
+- `epoch_groups`: gloo groups of an epoch, and their transport; `epoch_nccl`, `epoch_gpu`: NCCL communicators
 - `processes`: ranks of this host
 - `hosts`: a leader's view of hosts that join; `joining_host`: theirs; `host_connection`, `messages`: how they talk;
   `host_agreement`: what they must have in common

@@ -1,17 +1,22 @@
-"""Epoch's process groups: torchft's, made without a global group, and broken off at once when the epoch is over."""
+"""Epoch's process groups: torchft's, without a global group, broken off at once when the epoch is over; a transport on one."""
 
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from aurora.elastic.epoch_gpu import RankGpu
 from aurora.elastic.epoch_nccl import EpochCommunicators
 from aurora.errors import RankFailed
+from aurora.moe.transport import Observe
 from aurora.runtime.distributed.abandoned_calls import call_ends
 from aurora.runtime.distributed.connections import connected, kept_apart, marked_urgent, open_sockets
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.types import Order
 
 
 class EpochGroups:
@@ -116,3 +121,33 @@ def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) 
     group = ProcessGroupGloo(timeout)
     group.configure(address, str(rank), rank, ranks, quorum_id=epoch)
     return group.parent
+
+
+class EpochTransport(GlooTransport):
+    """A gloo transport over a process group of an epoch. A call ends by RankFailed when the epoch is over.
+
+    Each call runs in a thread that may be left behind, so that what calls it, in the member's own thread, never is: no two
+    threads change a member's state.
+
+    Args:
+        group: a process group of the epoch.
+        perform: performs a collective, and ends it by RankFailed when the epoch is over; see `Member.perform`.
+    """
+
+    def __init__(self, group: Any, perform: Callable[[Callable[[], Any]], None]) -> None:
+        super().__init__(group)
+        self._until_over = perform
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Gathers every rank's small tensor; see `Transport.gather`."""
+        found: list[torch.Tensor] = []
+        call = super().gather
+        self._until_over(lambda: found.append(call(row)))
+        return found[0]
+
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        """Performs one all-to-all in `order`; see `Transport.exchange`."""
+        call = super().exchange
+        self._until_over(lambda: call(order, sends, recvs, observe))

@@ -18,9 +18,8 @@ import torch
 
 from aurora.elastic.board import Entry, by_name, next_epoch, others_wait, over
 from aurora.elastic.epoch_gpu import RankGpu
-from aurora.elastic.epoch_groups import EpochGroups, connect_groups
+from aurora.elastic.epoch_groups import EpochGroups, EpochTransport, connect_groups
 from aurora.elastic.epoch_nccl import EpochNcclTransport
-from aurora.elastic.epoch_transport import EpochTransport
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport, lost_others

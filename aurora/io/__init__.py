@@ -9,7 +9,7 @@
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of our vLLM plugin, a file a rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
-| traffic matrix of an all-to-all, loads of experts (.csv, .npy) | matrices |
+| traffic matrix of an all-to-all, loads of experts (.csv, .npy) | files |
 | GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
 | prompts (.txt, .jsonl) | prompts |
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from aurora.io.clusters import save_cluster as save_cluster
     from aurora.io.files import Arrays
     from aurora.io.files import load_json as load_json
+    from aurora.io.files import load_loads as load_loads
+    from aurora.io.files import load_matrix as load_matrix
     from aurora.io.files import load_model_config as load_model_config
     from aurora.io.files import read_text as read_text
     from aurora.io.files import shipped as shipped
     from aurora.io.files import write_text as write_text
-    from aurora.io.matrices import load_loads as load_loads
-    from aurora.io.matrices import load_matrix as load_matrix
     from aurora.io.plans import load_plan as load_plan
     from aurora.io.plans import save_plan as save_plan
     from aurora.io.profiles import load_curves as load_curves
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 else:
     NAMES = {  # those that each module defines
         "clusters": "load_cluster load_gpus save_cluster",
-        "files": "load_json load_model_config read_text shipped write_text",
-        "matrices": "load_loads load_matrix",
+        "files": "load_json load_loads load_matrix load_model_config read_text shipped write_text",
         "plans": "load_plan save_plan",
         "profiles": "load_curves load_profile save_curves save_profile",
         "traces": "load_request_simulations load_requests load_trace save_request_simulations save_trace",

@@ -1,4 +1,7 @@
-"""Every format's container: text, JSON, TOML, .npy and npz files, read without trust, written whole or not at all; locks."""
+"""Every format's container: text, JSON, TOML, .npy and npz files, read without trust, written whole or not at all; locks.
+
+Users' own arrays are read here too: the traffic matrix of an all-to-all, and loads of experts (.csv without a header, or .npy).
+"""
 
 import fcntl
 import io
@@ -17,9 +20,12 @@ from tokenize import TokenError
 from typing import IO, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from aurora.errors import AuroraError, BadInput
+from aurora.types.arrays import FloatArray, IntArray, square_bytes
+from aurora.types.placement import expert_loads
+from aurora.types.read_numbers import finite_number, whole_number
 
 Arrays = Mapping[str, NDArray[Any]]
 _Value = TypeVar("_Value")
@@ -477,3 +483,44 @@ def open_locked(path: Path) -> io.FileIO:
         raise BadInput(f"{path}: another run writes it") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def load_matrix(path: str | Path) -> IntArray:
+    """Read a (G, G) matrix of whole numbers of zero or more, as int64. Raises BadInput for anything else."""
+    return _load_array(Path(path), ".csv, .npy, or a profile (.npz)", "a matrix of whole numbers", whole_number, square_bytes)
+
+
+def load_loads(path: str | Path) -> FloatArray:
+    """Read loads of zero or more as (L, E) float64; a single row is one layer. Raises BadInput for anything else."""
+    return _load_array(Path(path), ".csv or .npy", "a table of loads", finite_number, expert_loads)
+
+
+def _load_array(
+    path: Path,
+    suffixes: str,
+    what: str,
+    read_cell: Callable[[str], Any],
+    check: Callable[[str, ArrayLike], NDArray[Any]],
+) -> NDArray[Any]:
+    try:
+        with naming(path):
+            if path.suffix == ".npy":
+                found = load_npy(path)
+            elif path.suffix == ".csv":
+                found = _read_csv(path, what, read_cell)
+            else:
+                raise BadInput(f"expected {suffixes}, found {path.suffix or 'no suffix'}")
+            return check(str(path), found)
+    except AuroraError:
+        raise
+    except Exception as error:  # numpy raises many kinds for a file that is not its own
+        raise BadInput(f"{path}: not {what}: {error}") from None
+
+
+def _read_csv(path: Path, what: str, read_cell: Callable[[str], Any]) -> NDArray[Any]:
+    rows = [line.split(",") for line in read_text(path).splitlines() if line.strip()]
+    if len(lengths := {len(row) for row in rows}) > 1:
+        raise BadInput(f"{path}: not {what}: expected rows of one length, found {min(lengths)} to {max(lengths)} cells")
+    found = np.array([[read_cell(cell) for cell in row] for row in rows], dtype=object)
+    found = found.reshape(len(rows), -1) if rows else np.zeros((0, 0), dtype=np.int64)
+    return found.astype(np.int64 if read_cell is whole_number else np.float64) if found.dtype == object else found
