@@ -285,7 +285,7 @@ class Controller:
         next_LGP = self._levelled(expected_LE + CAUTION / math.sqrt(self._slots.slots_G.mean()) * spread_LE)
         kept_L, next_L = self._expected_max_L(expected_LE, spread_LE, self.held_LGP, next_LGP)
         mean_L = expected_LE.sum(axis=1) / (1 / self._slots.cost_G).sum()
-        saved_L, bytes_L = kept_L - next_L, _moves_L(self.held_LGP, next_LGP) * self._expert_bytes
+        saved_L, bytes_L = kept_L - next_L, moves_L(self.held_LGP, next_LGP) * self._expert_bytes
         loss = max(float(saved_L.sum() / next_L.sum()), 0.0)
         loses = f"the placement loses {loss:.1%}"
         if not (saved_L > 0).any() or loss <= self.options.loss:
@@ -370,7 +370,7 @@ class Controller:
         return self._wanted
 
 
-def _moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
-    """(L,) how many experts the GPUs of each layer must fetch."""
+def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
+    """Returns (L,) int64, how many experts the GPUs of each layer fetch between two tables of slots (L, G, P)."""
     lacking_LGP = (new_LGP[:, :, :, None] != old_LGP[:, :, None, :]).all(axis=3) & (new_LGP != EMPTY)
     return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)

@@ -181,7 +181,7 @@ def place(
     strategy = REPLICAS[method]
     warm_up(method)
     began = time.perf_counter()
-    tables = _tables(load_LE, slots, method, count_E, seed)
+    tables = slot_tables(load_LE, slots, method, count_E, seed)
     seconds = time.perf_counter() - began
     top_L = [_max_time(split * load[held], slots) for (held, split), load in zip(tables, load_LE, strict=True)]
     if count_E is None:
@@ -208,11 +208,22 @@ def place_unbounded(load_LE: FloatArray, slots: GpuSlots, method: str = "equal-s
     Raises:
         InfeasiblePlan: if the slots are too few.
     """
-    return _placement(_tables(load_LE, slots, method, None, seed))
+    return _placement(slot_tables(load_LE, slots, method, seed=seed))
 
 
-def _tables(load_LE: FloatArray, slots: GpuSlots, method: str, count_E: IntArray | None, seed: int) -> list[SlotTables]:
-    """Places each layer. Raises InfeasiblePlan if the slots are too few."""
+def slot_tables(
+    load_LE: FloatArray, slots: GpuSlots, method: str, count_E: IntArray | None = None, seed: int = 0
+) -> list[SlotTables]:
+    """Returns the slots of each layer and the parts of loads that they take, as a maker of REPLICAS gives them.
+
+    Args:
+        load_LE: (L, E) float64, the load of each expert in each layer.
+        slots, method, seed: as in `place`.
+        count_E: (E,) int64, the replicas of each expert; None: the method decides.
+
+    Raises:
+        InfeasiblePlan: if the slots are too few.
+    """
     experts = load_LE.shape[1]
     if experts > slots.slots_G.sum():
         raise InfeasiblePlan(f"{experts} experts need {experts} slots; {slots.gpus} GPUs have {slots.slots_G.sum()}")

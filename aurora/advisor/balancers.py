@@ -1,0 +1,398 @@
+"""BALANCERS: methods against imbalance by name, and what each reaches of the ceiling on traffic that it was not planned for.
+
+A method takes a BalancingCase and returns Served. Methods that plan once are planned for each block from the other blocks.
+Methods that plan while serving know past windows only; the first block warms them up, and no method is judged there. Methods
+that see the batch know its counts, and nothing else of the block.
+
+Adding a method takes one such function and one line in BALANCERS.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aurora.advisor.ceiling import (
+    TOKENS,
+    RankCurve,
+    ServedTraffic,
+    SlotMap,
+    checked_slots,
+    linear_map,
+    perfect_seconds,
+    planned_map,
+    ratio_interval,
+    slot_seconds,
+)
+from aurora.errors import BadInput, check_one_of
+from aurora.io.files import shipped
+from aurora.planner.control.controller import Controller, moves_L
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
+from aurora.planner.replication.bounds import least_largest
+from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
+from aurora.planner.workload.load_statistics import Interval
+from aurora.types import GpuSlots, Profile
+from aurora.types.arrays import FloatArray, IntArray
+
+WATERFILL_TOKENS = 64  # of a rank, from which SGLang's waterfill balances
+LLEP = 1.0, 1.3, 1.0  # capacity over the mean load, imbalance from which tokens are spilled, tokens worth a fetch
+RECORDED_RANGE = "recorded_balance.json"  # shipped
+
+
+class Served(NamedTuple):
+    """What a method brings: (D,) seconds of all layers of each step, experts that GPUs fetch in a window, slots per GPU."""
+
+    seconds_D: FloatArray
+    fetched: float
+    slots: int
+
+
+@dataclass(frozen=True, eq=False)
+class BalancingCase:
+    """What methods are given.
+
+    Attributes:
+        traffic: windows, steps and blocks.
+        gpus: equal GPUs.
+        slots: experts that fit on each.
+        curve: seconds of a rank's experts.
+        expert_bytes: of an expert's weights in one layer.
+        every: windows after which EPLB plans again, by the loads of these windows.
+        lag: windows until a new map is in force.
+        shared: work of a token's shared expert, in tokens of a routed one; 0: the model has none, or computes it apart.
+        seed: for strategies that draw.
+        maps: maps that were planned already, by method and slots.
+    """
+
+    traffic: ServedTraffic
+    gpus: int
+    slots: int
+    curve: RankCurve
+    expert_bytes: int
+    every: int = 1
+    lag: int = 0
+    shared: float = 0.0
+    seed: int = 0
+    maps: dict[tuple[str, int], list[SlotMap]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return int(self.traffic.load_TLE.shape[1])
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer."""
+        return int(self.traffic.load_TLE.shape[2])
+
+    @property
+    def fewest(self) -> int:
+        """Slots per GPU that the experts need."""
+        return -(-self.experts // self.gpus)
+
+    def held_out(self, method: str, slots: int) -> list[SlotMap]:
+        """Returns the map of each block by a method of REPLICAS, planned from the other blocks."""
+        if (method, slots) not in self.maps:
+            self.maps[method, slots] = self.traffic.held_out(lambda load: self.plan(load, method, slots))
+        return self.maps[method, slots]
+
+    def plan(self, load_LE: FloatArray, method: str, slots: int) -> SlotMap:
+        """Returns the map for loads (L, E)."""
+        return planned_map(load_LE, self.gpus, slots, method, self.seed)
+
+    def once(self, method: str, slots: int) -> Served:
+        """Returns what maps that were planned once bring; they move nothing."""
+        maps = self.held_out(method, slots)
+        return Served(self.traffic.seconds_D(maps, self.traffic.block_T, self.curve), 0.0, slots)
+
+    def by_batch(self, priced: Callable[[FloatArray, IntArray], FloatArray]) -> Served:
+        """Returns what dividing each batch over EPLB's replicas brings, by its counts (D, E) and the slots (G, P)."""
+        seconds_DL = np.zeros(self.traffic.step_DLE.shape[:2])
+        for block, experts in enumerate(self.held_out("eplb", self.slots)):
+            at_D = np.flatnonzero(self.traffic.block_D == block)
+
+            def layer_seconds(layer: int, at_D: IntArray = at_D, experts: SlotMap = experts) -> None:
+                tokens_DGP = priced(self.traffic.step_DLE[at_D, layer], experts.held_LGP[layer])
+                seconds_DL[at_D, layer] = slot_seconds(tokens_DGP[:, None], self.curve)[:, 0]
+
+            of_layers(layer_seconds, self.layers, "balancing batches")
+        return Served(seconds_DL.sum(axis=1), 0.0, self.slots)
+
+
+def _linear(case: BalancingCase) -> Served:
+    """Experts in sequence, as engines do by default."""
+    return _fixed(case, linear_map(case.layers, case.experts, case.gpus))
+
+
+def _round_robin(case: BalancingCase) -> Served:
+    """Expert e on GPU e modulo their number: vLLM's `--expert-placement-strategy round_robin` (pull request 28449)."""
+    return _fixed(case, SlotMap.of_gpus(np.arange(case.experts) % case.gpus, case.gpus, case.layers))
+
+
+def _fixed(case: BalancingCase, experts: SlotMap) -> Served:
+    return Served(case.traffic.seconds_D([experts], np.zeros_like(case.traffic.block_T), case.curve), 0.0, case.fewest)
+
+
+def _eplb_every(case: BalancingCase) -> Served:
+    """EPLB while serving: after every few windows a map for their loads, in force `lag` windows later; linear before."""
+    loads_TLE = case.traffic.load_TLE
+
+    @cache
+    def planned(end: int) -> SlotMap:
+        if not end:
+            return linear_map(case.layers, case.experts, case.gpus)
+        return case.plan(loads_TLE[end - case.every : end].sum(axis=0), "eplb", case.slots)
+
+    ends_T = np.maximum((np.arange(len(loads_TLE)) - case.lag) // case.every, 0) * case.every
+    return _followed(case, [planned(end) for end in ends_T.tolist()])
+
+
+def _follower(case: BalancingCase) -> Served:
+    """aurora's controller: begins with a map for the first block, and changes few slots when that pays."""
+    windows_TLE, first_T = case.traffic.load_TLE, case.traffic.block_T == 0
+    first = case.plan(windows_TLE[first_T].sum(axis=0), "equal-split", case.slots)
+    controller = Controller(first.held_LGP, case.expert_bytes, slots=GpuSlots.equal(case.gpus, case.slots), seed=case.seed)
+    maps = []
+    for load_LE in windows_TLE:
+        held_LGP = controller.held_LGP
+        split_LEG = np.stack([np.bincount(held[held >= 0], minlength=case.experts) for held in held_LGP])
+        layers = np.arange(case.layers)[:, None, None]
+        maps.append(SlotMap(held_LGP, np.where(held_LGP >= 0, 1 / split_LEG[layers, np.maximum(held_LGP, 0)], 0.0)))
+        if controller.window(load_LE).action != "keep":
+            controller.moved()
+    return _followed(case, maps[:1] * case.lag + maps[: len(maps) - case.lag])
+
+
+def _followed(case: BalancingCase, maps_T: Sequence[SlotMap]) -> Served:
+    """Served by a map for each window; fetched is the mean over the windows that are judged."""
+    seconds_D = case.traffic.seconds_D(maps_T, np.arange(len(maps_T)), case.curve)
+    judged_T = np.flatnonzero(case.traffic.block_T > 0)
+    width = max(experts.held_LGP.shape[2] for experts in maps_T)
+    wide = [np.pad(each.held_LGP, ((0, 0), (0, 0), (0, width - each.held_LGP.shape[2])), constant_values=-1) for each in maps_T]
+    fetched = sum(int(moves_L(wide[t - 1], wide[t]).sum()) for t in judged_T.tolist() if maps_T[t] is not maps_T[t - 1])
+    return Served(seconds_D, fetched / max(len(judged_T), 1), case.slots)
+
+
+def _waterfill(case: BalancingCase) -> Served:
+    """EPLB's replicas, with the shared expert's tokens sent to the least loaded GPUs: SGLang's `--enable-waterfill`.
+
+    Elsewhere each GPU computes them for its own tokens, equally many. Full GPUs then get none, so that a layer takes
+    max(slowest - an equal part, mean). Any GPU may take any token's, as SGLang allows only where loads are nearly even.
+
+    Source: SGLang pull requests 19290 and 20089.
+    """
+    maps, tokens = case.held_out("eplb", case.slots), case.traffic.step_tokens / case.gpus
+    part = case.shared * tokens * case.curve.token_s if tokens >= WATERFILL_TOKENS else 0.0
+    seconds_D = np.zeros(len(case.traffic.step_DLE))
+    for block, experts in enumerate(maps):
+        load_DLE = case.traffic.step_DLE[(at_D := case.traffic.block_D == block)]
+        tokens_DLGP = load_DLE[:, np.arange(case.layers)[:, None, None], np.maximum(experts.held_LGP, 0)] * experts.part_LGP
+        gpu_s_DLG = case.curve(tokens_DLGP.sum(axis=3), np.minimum(tokens_DLGP, 1.0).sum(axis=3))
+        seconds_D[at_D] = np.maximum(gpu_s_DLG.max(axis=2) - part, gpu_s_DLG.mean(axis=2)).sum(axis=1)
+    return Served(seconds_D, 0.0, case.slots)
+
+
+def _spill(case: BalancingCase, factor: float, threshold: float, least: float, fetched_most: int) -> Served:
+    """Linear placement whose GPUs fetch experts for each batch; fetched counts all steps that a window holds."""
+    home_E = np.repeat(np.arange(case.gpus), case.experts // case.gpus + (np.arange(case.gpus) < case.experts % case.gpus))
+    seconds_D, fetched_D = np.zeros((2, len(case.traffic.step_DLE)))
+    for layer in range(case.layers):
+        load_DE = np.ascontiguousarray(case.traffic.step_DLE[:, layer])
+        tokens_DG, active_DG, layer_D = spill(load_DE, home_E, case.gpus, factor, threshold, least, fetched_most)
+        seconds_D += case.curve(tokens_DG, active_DG).max(axis=1)
+        fetched_D += layer_D
+    steps = case.traffic.load_TLE.sum() / len(case.traffic.load_TLE) / case.traffic.step_DLE.sum(axis=(1, 2)).mean()
+    return Served(seconds_D, float(fetched_D.mean() * steps), case.fewest + max(fetched_most, 0))
+
+
+def _exact_slots(case: BalancingCase) -> Served:
+    """A lower bound for all methods that place anew for each batch within the slots: counting slots, any split of tokens."""
+    perfect_DL, spare = perfect_seconds(case.traffic.step_DLE, case.gpus, case.curve), case.gpus * case.slots - case.experts
+    largest_DL = np.zeros(perfect_DL.shape)
+    for at in np.ndindex(*perfect_DL.shape):
+        largest_DL[at] = least_largest(case.traffic.step_DLE[at][:, None] / np.arange(1, case.gpus + 1), spare)
+    return Served(np.maximum(perfect_DL, case.curve(largest_DL, np.zeros(1))).sum(axis=1), 0.0, case.slots)
+
+
+def _exact(case: BalancingCase) -> Served:
+    """Perfect balance of every batch, as methods permit that fetch any expert at any time (MoonEP): the ceiling itself."""
+    return Served(perfect_seconds(case.traffic.step_DLE, case.gpus, case.curve).sum(axis=1), 0.0, case.slots)
+
+
+Balancer = Callable[[BalancingCase], Served]
+BALANCERS: dict[str, Balancer] = {
+    "linear": _linear,
+    "round-robin": _round_robin,
+    "static": lambda case: case.once("equal-split", case.fewest),
+    "replicas": lambda case: case.once("equal-split", case.slots),
+    "eplb": lambda case: case.once("eplb", case.slots),
+    "eplb-every": _eplb_every,
+    "follower": _follower,
+    "lplb": lambda case: case.by_batch(split_least_largest),
+    "waterfill": _waterfill,
+    "metro": lambda case: case.by_batch(fewest_active),
+    "llep": lambda case: _spill(case, *LLEP, -1),
+    "ultraep": lambda case: _spill(case, 1.0, 1.0, 1.0, case.slots - case.fewest),
+    "exact-slots": _exact_slots,
+    "exact": _exact,
+}
+SEE_BATCH = ("lplb", "waterfill", "metro", "llep", "ultraep", "exact-slots", "exact")  # methods that need the batch's counts
+
+
+@dataclass(frozen=True)
+class MethodReach:
+    """What a method reaches of the ceiling on traffic that it was not planned for.
+
+    Attributes:
+        name: a name in BALANCERS.
+        ratio: seconds of the slowest GPUs over those of perfect balance, all layers and judged steps; 1 is perfect.
+        low, high: its interval at 95 %.
+        share: of the ceiling, which is what perfect balance saves of the linear placement's time; 1 is all.
+        share_low, share_high: its interval at 95 %.
+        slots: experts that a GPU has place for.
+        memory_bytes: of these slots on a GPU beyond those that the experts need, all layers.
+        moved_bytes: of expert weights that the GPUs fetch in a recorded window, all together.
+        worst: the ratio in the worst judged window.
+    """
+
+    name: str
+    ratio: float
+    low: float
+    high: float
+    share: float
+    share_low: float
+    share_high: float
+    slots: int
+    memory_bytes: int
+    moved_bytes: float
+    worst: float
+
+
+def reach(
+    profile: Profile,
+    gpus: int,
+    slots_per_gpu: int | None = None,
+    methods: Sequence[str] = tuple(BALANCERS),
+    step_tokens: float | None = None,
+    curve: RankCurve = TOKENS,
+    seed: int = 0,
+    *,
+    every: int = 1,
+    lag: int = 0,
+    shared: float = 0.0,
+    progress: Progress = untold,
+) -> tuple[MethodReach, ...]:
+    """Measures what methods reach of the ceiling, on windows that they were not planned for.
+
+    Args:
+        profile: the traffic; its sources are summed, so that it serves any number of GPUs.
+        gpus: equal GPUs.
+        slots_per_gpu: of methods with replicas; None: as few as the experts need.
+        methods: names in BALANCERS.
+        step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
+        curve: seconds of a rank's experts.
+        seed: for the parts of windows that steps are cut from, and strategies that draw.
+        every: windows after which EPLB plans again while serving.
+        lag: windows until a map that was planned while serving is in force.
+        shared: work of a token's shared expert in tokens of a routed one, for waterfill; 0: there is none.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+
+    Returns:
+        A MethodReach for each method, in their sequence.
+
+    Raises:
+        BadInput: if a method is unknown or a number is out of range.
+
+    Example:
+        >>> import aurora
+        >>> traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics")
+        >>> linear, static = reach(traffic, gpus=4, methods=("linear", "static"))
+        >>> linear.share, static.share > 0.5
+        (0.0, True)
+    """
+    for name in methods:
+        check_one_of("methods", name, BALANCERS)
+    if every < 1 or lag < 0 or shared < 0:
+        raise BadInput(
+            f"expected `every` of one or more, `lag` and `shared` of zero or more, found {every}, {lag} and {shared}"
+        )
+    slots = checked_slots(profile, gpus, slots_per_gpu)
+    traffic = ServedTraffic.of(profile, step_tokens, np.random.default_rng(seed))
+    each = max(1, round(every * len(traffic.load_TLE) / max(traffic.recorded, len(traffic.load_TLE))))  # windows were summed
+    case = BalancingCase(traffic, gpus, slots, curve, profile.expert_bytes, each, min(lag, len(traffic.load_TLE)), shared, seed)
+    perfect_D, linear_D = _exact(case).seconds_D, _linear(case).seconds_D
+    found = []
+    for number, name in enumerate(methods):
+        progress("comparing methods", number, len(methods))
+        found.append(_reached(case, name, BALANCERS[name](case), linear_D, perfect_D))
+    progress("comparing methods", len(methods), len(methods))
+    return tuple(found)
+
+
+def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArray, perfect_D: FloatArray) -> MethodReach:
+    """The figures of one method by the judged blocks, all but the first."""
+    traffic = case.traffic
+    served_B, linear_B, perfect_B = (traffic.by_block(each_D)[1:] for each_D in (served.seconds_D, linear_D, perfect_D))
+    ratio = ratio_interval(served_B, perfect_B)
+    saves = bool((linear_B > perfect_B).any())
+    share = ratio_interval(linear_B - served_B, linear_B - perfect_B) if saves else Interval(1.0, 1.0, 1.0)
+    windows = [np.bincount(traffic.window_D, each_D, len(traffic.block_T)) for each_D in (served.seconds_D, perfect_D)]
+    judged_T = (traffic.block_T > 0) & (windows[1] > 0)
+    more = max(served.slots - case.fewest, 0)
+    per_window = case.expert_bytes * len(traffic.load_TLE) / max(traffic.recorded, len(traffic.load_TLE))
+    return MethodReach(
+        name, ratio.value, ratio.low, ratio.high, share.value, share.low, share.high, served.slots,
+        more * case.layers * case.expert_bytes, served.fetched * per_window, float((windows[0] / windows[1])[judged_T].max()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordedRange:
+    """Least and most over recorded models, by the recordings with the nearest number of GPUs and of tokens in a step.
+
+    Attributes:
+        models: the recordings.
+        gpus: the numbers of GPUs that they are of.
+        parts: (least, most) of "whole", "stable", "drifting" and "per_step", as in ImbalanceSplit.
+        ratios: (least, most) of each method's ratio, as in MethodReach.
+    """
+
+    models: tuple[str, ...]
+    gpus: tuple[int, ...]
+    parts: Mapping[str, tuple[float, float]]
+    ratios: Mapping[str, tuple[float, float]]
+
+
+def recorded_range(gpus: int, step_tokens: float | None = None) -> RecordedRange:
+    """Returns the range of imbalance and of methods' ratios over recorded models, for traffic that is drawn or unknown.
+
+    The recordings' results are shipped; `python bench/ceiling.py --range` writes them.
+
+    Args:
+        gpus: how many GPUs share the experts.
+        step_tokens: tokens of a step on all of them; None: of any recorded number.
+    """
+    rows: list[dict[str, Any]] = json.loads(shipped(RECORDED_RANGE).read_text())["recordings"]
+    chosen = []
+    for model in {row["model"]: None for row in rows}:
+        mine = [row for row in rows if row["model"] == model]
+        chosen += _nearest(_nearest(mine, "gpus", gpus), "step_tokens", step_tokens)
+
+    def spans(kind: str) -> dict[str, tuple[float, float]]:
+        names = {name: None for row in chosen for name in row[kind]}
+        values = {name: [row[kind][name] for row in chosen if name in row[kind]] for name in names}
+        return {name: (min(found), max(found)) for name, found in values.items()}
+
+    models, of_gpus = ({row[key]: None for row in chosen} for key in ("model", "gpus"))
+    return RecordedRange(tuple(models), tuple(of_gpus), spans("parts"), spans("ratios"))
+
+
+def _nearest(rows: list[dict[str, Any]], key: str, wanted: float | None) -> list[dict[str, Any]]:
+    """The rows whose number is nearest by its ratio to the wanted one; all, if that is None."""
+    if wanted is None:
+        return rows
+    least = min(abs(np.log(row[key] / wanted)) for row in rows)
+    return [row for row in rows if abs(np.log(row[key] / wanted)) <= least + 1e-9]

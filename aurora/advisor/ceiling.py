@@ -1,0 +1,424 @@
+"""Ceiling of load balancing: what perfect balance would save, and which parts of the imbalance are stable, drifting, per step.
+
+A layer's step ends with its slowest GPU. The imbalance is the time of the slowest GPUs over that of perfect balance, minus 1,
+with all layers and steps summed. It is split by what a map of experts can know:
+
+    stable    imbalance of the linear map - imbalance of a map that knows the mean loads of other traffic
+    drifting  imbalance of that map       - imbalance of a map that knows the loads shortly before and after, but not these
+    per step  imbalance of that map       - 0, which only methods that see the counts of a batch can reach
+
+The three add up to the whole by construction. No map knows the steps that it is judged by, so that chance is not taken for what
+a map removes. Per step is mostly chance: n tokens of a GPU vary by about sqrt(n), so that it falls with the root of the tokens
+of a step. It also holds what experts in these slots cannot balance even if their loads are known (`by_slots`); more slots can.
+
+Windows of a profile are not steps. Steps are cut from them in sequence: a part of a window is drawn without replacement, every
+token once at most. So tokens of one window count as exchangeable: where steps are shorter than windows, prompts whose tokens
+follow each other make real steps somewhat less even.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from aurora.errors import BadInput
+from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.replication.registry import slot_tables
+from aurora.planner.workload.load_statistics import LEVEL, Interval
+from aurora.types import Gpu, GpuSlots, Profile
+from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.placement import EMPTY
+from aurora.types.profile import OVERHEAD
+
+BLOCKS = 5  # parts of the traffic in sequence, each judged by maps of the others
+MOST_GROUPS = 40  # windows that maps are planned from; more are summed, neighbours together
+FEWEST_WINDOWS = 8  # fewer are cut into as many, which shows no drift
+MOST_STEPS = 240  # that judge
+MOST_DRAWN = 10**9  # tokens that are drawn without replacement; of more, with
+NEAR = (1.0, 3.0, 10.0)  # windows within which loads count for the map that knows what is near, in the mean
+SUFFICES = 0.95  # share of the ceiling from which a static map is enough
+
+
+@dataclass(frozen=True)
+class RankCurve:
+    """Seconds of a rank's experts in one layer: overhead_s + active_s x active experts + token_s x their tokens.
+
+    Args:
+        overhead_s: of a grouped kernel without experts.
+        active_s: of each expert that has tokens.
+        token_s: of each (token, expert) pair.
+    """
+
+    overhead_s: float = 0.0
+    active_s: float = 0.0
+    token_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.overhead_s, self.active_s, self.token_s) < 0 or self.active_s + self.token_s <= 0:
+            raise BadInput(f"rank curve: expected seconds of zero or more, and some of experts or tokens, found {self}")
+
+    @classmethod
+    def of(cls, profile: Profile, gpu: Gpu, step_tokens: float, experts: float) -> Self:
+        """Returns the straight line through a profile's curves at one pair of an expert and at its mean number in a step.
+
+        Args:
+            profile: has the curves.
+            gpu: whose.
+            step_tokens: tokens of a step.
+            experts: of the layer that share them.
+        """
+        pairs = step_tokens * profile.top_k
+        few, mean = 1.0, max(2.0, pairs / experts)
+        few_s, mean_s = (float(profile.seconds("expert", gpu, tokens)) for tokens in (few, mean))
+        token_s = max(mean_s - few_s, 0.0) / (mean - few)
+        return cls(float(profile.seconds(OVERHEAD, gpu, pairs)), max(few_s - token_s * few, 0.0), token_s)
+
+    def __call__(self, tokens_X: FloatArray, active_X: FloatArray) -> FloatArray:
+        """Returns the seconds of numbers of tokens and of active experts, in their shape."""
+        return np.asarray(self.overhead_s + self.active_s * active_X + self.token_s * tokens_X)
+
+
+TOKENS = RankCurve()  # seconds in units of a token
+
+
+class SlotMap(NamedTuple):
+    """A map of experts: the expert in each slot, and the part of its load there, both (L, G, P)."""
+
+    held_LGP: IntArray
+    part_LGP: FloatArray
+
+    @classmethod
+    def of_gpus(cls, gpu_E: IntArray, gpus: int, layers: int) -> Self:
+        """Returns the map of all layers with expert e on GPU gpu_E[e] alone."""
+        held_GP = np.full((gpus, int(np.bincount(gpu_E).max())), EMPTY)
+        for gpu in range(gpus):
+            expert_X = np.flatnonzero(gpu_E == gpu)
+            held_GP[gpu, : len(expert_X)] = expert_X
+        held_LGP = np.repeat(held_GP[None], layers, axis=0)
+        return cls(held_LGP, (held_LGP != EMPTY).astype(np.float64))
+
+
+def linear_map(layers: int, experts: int, gpus: int) -> SlotMap:
+    """Returns the engines' default: experts in sequence, one more on the first GPUs where they do not divide."""
+    return SlotMap.of_gpus(np.repeat(np.arange(gpus), experts // gpus + (np.arange(gpus) < experts % gpus)), gpus, layers)
+
+
+def planned_map(load_LE: FloatArray, gpus: int, slots: int, method: str = "equal-split", seed: int = 0) -> SlotMap:
+    """Returns the map of a method of REPLICAS; with no more slots per GPU than experts need, none is replicated.
+
+    Args:
+        load_LE: (L, E) the loads to plan for.
+        gpus, slots: equal GPUs, and slots of each.
+        method, seed: as in `aurora.place`.
+
+    Raises:
+        InfeasiblePlan: if the slots are too few.
+    """
+    experts = load_LE.shape[1]
+    once_E = np.ones(experts, dtype=np.int64) if slots == -(-experts // gpus) and method == "equal-split" else None
+    tables = slot_tables(load_LE, GpuSlots.equal(gpus, slots), method, once_E, seed)
+    held, part = zip(*tables, strict=True)
+    return SlotMap(np.stack(held), np.stack(part))
+
+
+def slot_seconds(tokens_DLGP: FloatArray, curve: RankCurve) -> FloatArray:
+    """Returns (D, L), the seconds of the slowest GPU, by the tokens of each slot, (D, L, G, P).
+
+    A slot with a part of a token is active in that part of all steps.
+    """
+    return np.asarray(curve(tokens_DLGP.sum(axis=3), np.minimum(tokens_DLGP, 1.0).sum(axis=3)).max(axis=2))
+
+
+def map_seconds(load_DLE: FloatArray, experts: SlotMap, curve: RankCurve) -> FloatArray:
+    """Returns (D, L), the seconds of the slowest GPU in each step and layer, by the steps' tokens of experts, (D, L, E)."""
+    cost_G = np.ones(experts.held_LGP.shape[1])
+    if not curve.active_s:
+        tokens_DLG = gpu_loads(load_DLE, experts.held_LGP, cost_G, experts.part_LGP)
+        return np.asarray(curve(tokens_DLG, np.zeros(1)).max(axis=2))
+    layers, wanted = np.arange(load_DLE.shape[1])[:, None, None], np.maximum(experts.held_LGP, 0)
+    return slot_seconds(load_DLE[:, layers, wanted] * experts.part_LGP, curve)
+
+
+def perfect_seconds(load_DLE: FloatArray, gpus: int, curve: RankCurve) -> FloatArray:
+    """Returns (D, L), the seconds if all GPUs share tokens and active experts equally: no map and no split is faster."""
+    return curve(load_DLE.sum(axis=2) / gpus, np.minimum(load_DLE, 1.0).sum(axis=2) / gpus)
+
+
+class ServingSteps(NamedTuple):
+    """Steps cut from windows: their tokens of experts, (D, L, E) int64, and the window in which the middle of each is, (D,)."""
+
+    load_DLE: IntArray
+    window_D: IntArray
+
+
+def serving_steps(load_TLE: IntArray, step_pairs: float, most: int, rng: np.random.Generator) -> ServingSteps:
+    """Cuts windows into steps of equally many pairs, in sequence: whole windows and parts drawn without replacement.
+
+    Args:
+        load_TLE: (T, L, E) int64, (token, expert) pairs of each window.
+        step_pairs: of a step in each layer, in the mean over layers; need not be whole.
+        most: steps; of more, so many are cut, evenly spaced.
+        rng: for the parts of windows.
+
+    Raises:
+        BadInput: if the windows hold less than one step.
+    """
+    load_TLE = load_TLE[load_TLE.any(axis=(1, 2))]
+    total_TL = load_TLE.sum(axis=2)
+    upto_T = np.concatenate([[0.0], total_TL.mean(axis=1).cumsum()])
+    steps = int(upto_T[-1] / step_pairs * (1 + 1e-12)) if step_pairs > 0 else 0
+    if not steps:
+        raise BadInput(f"steps: expected at most the {upto_T[-1]:g} pairs that were recorded, above zero, found {step_pairs:g}")
+    chosen_D = np.unique(np.linspace(0, steps - 1, min(most, steps)).round().astype(np.int64))
+    step_DLE = np.zeros((len(chosen_D), *load_TLE.shape[1:]), dtype=np.int64)
+    left_LE, left_of = load_TLE[0], -1
+    for index, begin in enumerate((chosen_D * step_pairs).tolist()):
+        first = int(np.searchsorted(upto_T, begin, side="right")) - 1
+        for window in range(first, len(load_TLE)):
+            inside = np.clip((np.array([begin, begin + step_pairs]) - upto_T[window]) / np.diff(upto_T)[window], 0.0, 1.0)
+            if inside[1] <= inside[0]:
+                break
+            if left_of != window:
+                left_LE, left_of = load_TLE[window].copy(), window
+            cuts_2L = np.rint(inside[:, None] * total_TL[window]).astype(np.int64)
+            part_LE = _part_of(left_LE, np.minimum(cuts_2L[1] - cuts_2L[0], left_LE.sum(axis=1)), rng)
+            step_DLE[index] += part_LE
+            left_LE = left_LE - part_LE
+    middle_D = np.searchsorted(upto_T, (chosen_D + 0.5) * step_pairs, side="right") - 1
+    return ServingSteps(step_DLE, np.minimum(middle_D, len(load_TLE) - 1))
+
+
+def _part_of(load_LE: IntArray, size_L: IntArray, rng: np.random.Generator) -> IntArray:
+    """(L, E): in each layer, size_L of the tokens load_LE, drawn without replacement."""
+    total_L = load_LE.sum(axis=1)
+    if (size_L == total_L).all():
+        return load_LE
+    rows = []
+    for load_E, size, total in zip(load_LE, size_L.tolist(), total_L.tolist(), strict=True):
+        if total < MOST_DRAWN:
+            rows.append(rng.multivariate_hypergeometric(load_E, size, method="marginals"))
+        else:
+            rows.append(np.minimum(rng.multinomial(size, load_E / total), load_E))
+    return np.stack(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedTraffic:
+    """Recorded traffic as it is served: windows that maps are planned from, in blocks, and steps of each block that judge.
+
+    Attributes:
+        load_TLE: (T, L, E) float64, the windows' loads; neighbours are summed where many were recorded.
+        step_DLE: (D, L, E) float64, (token, expert) pairs of the steps.
+        window_D: (D,) int64, the window of each step.
+        block_T: (T,) int64, the block of each window.
+        step_tokens: tokens of a step.
+        in_windows: whether each step is in one window.
+        recorded: windows that were recorded.
+    """
+
+    load_TLE: FloatArray
+    step_DLE: FloatArray
+    window_D: IntArray
+    block_T: IntArray
+    step_tokens: float
+    in_windows: bool
+    recorded: int
+
+    @classmethod
+    def of(cls, profile: Profile, step_tokens: float | None, rng: np.random.Generator) -> Self:
+        """Cuts a profile's windows, of all sources together, into steps of so many tokens; None: as large as its windows.
+
+        A step has at most the tokens of a block.
+
+        Raises:
+            BadInput: if `step_tokens` is not above zero, or the profile is nearly empty.
+        """
+        if step_tokens is not None and not 0 < step_tokens < np.inf:
+            raise BadInput(f"`step_tokens`: expected a number above zero, found {step_tokens}")
+        load_TLE = profile.tokens_TLSE.sum(axis=2)
+        load_TLE = load_TLE[load_TLE.any(axis=(1, 2))]
+        pairs = float(load_TLE.sum() / profile.layers)
+        if pairs < FEWEST_WINDOWS:
+            raise BadInput(f"profile of {profile.model!r}: expected {FEWEST_WINDOWS} pairs in a layer, found {pairs:g}")
+        step_pairs = pairs / len(load_TLE) if step_tokens is None else step_tokens * profile.top_k
+        if len(load_TLE) < FEWEST_WINDOWS:
+            load_TLE = serving_steps(load_TLE, pairs / FEWEST_WINDOWS, FEWEST_WINDOWS, rng).load_DLE
+        pairs_T = load_TLE.sum(axis=(1, 2)) / profile.layers
+        groups = min(len(load_TLE), MOST_GROUPS)
+        group_T = np.arange(len(load_TLE)) * groups // len(load_TLE)
+        middle_G = np.bincount(group_T, pairs_T).cumsum() - np.bincount(group_T, pairs_T) / 2
+        block_G = np.unique((middle_G / pairs * BLOCKS).astype(np.int64), return_inverse=True)[1]
+        step_pairs = min(step_pairs, float(np.bincount(block_G[group_T], pairs_T).min()))
+        within_T = group_T if step_pairs <= np.bincount(group_T, pairs_T).min() else block_G[group_T]
+        most = -(-MOST_STEPS // (int(within_T[-1]) + 1))
+        steps, windows = [], []
+        for part in range(int(within_T[-1]) + 1):  # so that no step is in two
+            at_X = np.flatnonzero(within_T == part)
+            cut = serving_steps(load_TLE[at_X], step_pairs, most, rng)
+            steps.append(cut.load_DLE.astype(np.float64))
+            windows.append(group_T[at_X[cut.window_D]])
+        return cls(
+            np.stack([load_TLE[group_T == group].sum(axis=0) for group in range(groups)]).astype(np.float64),
+            np.concatenate(steps),
+            np.concatenate(windows),
+            block_G,
+            step_pairs / profile.top_k,
+            within_T is group_T,
+            profile.windows,
+        )
+
+    @property
+    def block_D(self) -> IntArray:
+        """(D,) int64, the block of each step."""
+        return np.asarray(self.block_T[self.window_D])
+
+    def by_block(self, seconds_D: FloatArray) -> FloatArray:
+        """Returns (B,) the sums of (D,) seconds over the steps of each block."""
+        return np.bincount(self.block_D, seconds_D).astype(np.float64)
+
+    def seconds_D(self, maps_of: Sequence[SlotMap], of_T: IntArray, curve: RankCurve) -> FloatArray:
+        """Returns (D,) the seconds of all layers of each step, if window t is served by the map maps_of[of_T[t]]."""
+        seconds_D = np.zeros(len(self.step_DLE))
+        for number, experts in enumerate(maps_of):
+            at_D = of_T[self.window_D] == number
+            seconds_D[at_D] = map_seconds(self.step_DLE[at_D], experts, curve).sum(axis=1)
+        return seconds_D
+
+    def held_out(self, plan: Callable[[FloatArray], SlotMap]) -> list[SlotMap]:
+        """Returns the map of each block, planned from the summed loads (L, E) of all other blocks."""
+        blocks = range(int(self.block_T[-1]) + 1)
+        return [plan(self.load_TLE[self.block_T != block].sum(axis=0)) for block in blocks]
+
+
+def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
+    """Returns the ratio of two sums over blocks, with its interval at LEVEL: jackknife over blocks, Student's t.
+
+    Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 11.
+    """
+    blocks, value = len(above_B), float(above_B.sum() / below_B.sum())
+    if blocks < 2:
+        return Interval(-np.inf, value, np.inf)
+    without_B = (above_B.sum() - above_B) / (below_B.sum() - below_B)
+    error = np.sqrt((blocks - 1) / blocks * ((without_B - without_B.mean()) ** 2).sum())
+    reach = float(student_t.ppf((1 + LEVEL) / 2, blocks - 1) * error)
+    return Interval(value - reach, value, value + reach)
+
+
+@dataclass(frozen=True)
+class ImbalanceSplit:
+    """Parts of an imbalance, relative to the time of perfect balance: 0.2 is 20 % longer. The three add up to the whole.
+
+    Attributes:
+        whole: of the linear map, with its interval.
+        stable: what a static map removes.
+        drifting: what a map that follows slow changes removes beyond it.
+        per_step: the rest, which only methods that see a batch reach.
+        by_slots: of `per_step`, what these slots cannot balance even if loads are known, and further slots can.
+        step_tokens: tokens of a step; fewer than asked for where a fifth of the profile holds fewer.
+        windows: that were recorded; fewer than FEWEST_WINDOWS show no drift.
+    """
+
+    whole: Interval
+    stable: Interval
+    drifting: Interval
+    per_step: Interval
+    by_slots: float
+    step_tokens: float
+    windows: int
+
+    @property
+    def static_share(self) -> float:
+        """The share of the ceiling that a static map is expected to reach on other traffic of this kind."""
+        return self.stable.value / self.whole.value if self.whole.value else 1.0
+
+    @property
+    def static_suffices(self) -> bool:
+        """True if a static map is expected to reach the share SUFFICES of the ceiling."""
+        return self.static_share >= SUFFICES
+
+
+def imbalance_split(
+    profile: Profile,
+    gpus: int,
+    step_tokens: float | None = None,
+    slots_per_gpu: int | None = None,
+    curve: RankCurve = TOKENS,
+    seed: int = 0,
+) -> ImbalanceSplit:
+    """Splits the imbalance of the linear map into its stable, drifting and per-step parts, with intervals.
+
+    Args:
+        profile: the traffic; its sources are summed, so that it serves any number of GPUs.
+        gpus: equal GPUs.
+        step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
+        slots_per_gpu: of the maps that are planned; None: as few as the experts need, none replicated.
+        curve: seconds of a rank's experts.
+        seed: for the parts of windows that steps are cut from.
+
+    Returns:
+        The ImbalanceSplit; intervals at 95 % over blocks of windows.
+
+    Raises:
+        BadInput: if a number is out of range.
+        InfeasiblePlan: if the slots are too few.
+
+    Example:
+        >>> import aurora
+        >>> split = imbalance_split(aurora.synthetic_profile("zipf:1", "mixtral-topics"), gpus=4, step_tokens=64)
+        >>> parts = split.stable.value + split.drifting.value + split.per_step.value
+        >>> bool(abs(parts - split.whole.value) < 1e-9)
+        True
+    """
+    slots = checked_slots(profile, gpus, slots_per_gpu)
+    traffic = ServedTraffic.of(profile, step_tokens, np.random.default_rng(seed))
+    perfect_B = traffic.by_block(perfect_seconds(traffic.step_DLE, gpus, curve).sum(axis=1))
+    every_T = np.arange(len(traffic.load_TLE))
+
+    def plan(load_LE: FloatArray) -> SlotMap:
+        return planned_map(load_LE, gpus, slots, seed=seed)
+
+    linear = linear_map(profile.layers, profile.experts, gpus)
+    linear_B = traffic.by_block(traffic.seconds_D([linear], np.zeros_like(every_T), curve))
+    static_B = traffic.by_block(traffic.seconds_D(traffic.held_out(plan), traffic.block_T, curve))
+    ways, apart_TT = [], np.abs(every_T[:, None] - every_T)
+    wide = traffic.step_DLE.sum() / len(traffic.step_DLE) / traffic.load_TLE.sum() * len(every_T)  # step, in windows
+    own = 0 if traffic.in_windows else int(np.ceil(max(wide - 1, 0.5) / 2))  # windows beside, that a step may be in too
+    for near in NEAR:
+        weight_TT = np.exp(-apart_TT / near) * (apart_TT > own)
+        maps = [plan(np.tensordot(weight_T, traffic.load_TLE, 1)) for weight_T in weight_TT]
+        ways.append(traffic.by_block(traffic.seconds_D(maps, every_T, curve)))
+    near_B = _best_of_others(np.stack([*ways, static_B]))
+    near_B = near_B if near_B.sum() < static_B.sum() else static_B
+    known = traffic.load_TLE.sum(axis=0)[None]
+    by_slots = float(map_seconds(known, plan(known[0]), TOKENS).sum() / perfect_seconds(known, gpus, TOKENS).sum() - 1)
+    pairs = (linear_B, perfect_B), (linear_B, static_B), (static_B, near_B), (near_B, perfect_B)
+    whole, stable, drifting, per_step = (ratio_interval(above_B - less_B, perfect_B) for above_B, less_B in pairs)
+    return ImbalanceSplit(
+        whole, stable, drifting, per_step, min(by_slots, per_step.value), traffic.step_tokens, traffic.recorded
+    )
+
+
+def _best_of_others(seconds_XB: FloatArray) -> FloatArray:
+    """(B,): the seconds of each block in the way, of X, that is best in the other blocks, so that chance chooses nothing."""
+    best_B = (seconds_XB.sum(axis=1, keepdims=True) - seconds_XB).argmin(axis=0)
+    return np.asarray(seconds_XB[best_B, np.arange(seconds_XB.shape[1])])
+
+
+def checked_slots(profile: Profile, gpus: int, slots_per_gpu: int | None) -> int:
+    """Returns the slots of each GPU; None: as few as the profile's experts need.
+
+    Raises:
+        BadInput: if a number is below one.
+        InfeasiblePlan: if the slots are too few.
+    """
+    for name, value in (("gpus", gpus), ("slots_per_gpu", 1 if slots_per_gpu is None else slots_per_gpu)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise BadInput(f"`{name}`: expected a whole number of one or more, found {value}")
+    least = -(-profile.experts // gpus)
+    if slots_per_gpu is not None and slots_per_gpu < least:
+        raise BadInput(
+            f"`slots_per_gpu`: expected at least {least} for {profile.experts} experts on {gpus} GPUs, found {slots_per_gpu}"
+        )
+    return least if slots_per_gpu is None else min(slots_per_gpu, profile.experts)
