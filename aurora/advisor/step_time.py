@@ -112,30 +112,44 @@ class StepSeconds:
 class StepConstants:
     """What datasheets do not say, of an engine on a host.
 
+    The defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the step, experts and linear attention are fitted to
+    one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from AISimulate's tables of B300, or as
+    `bench/steps.py` says, which fits them.
+
     Attributes:
         memory_share: bandwidth that kernels reach, of the datasheet's.
         flops_share: operations per second that dense products reach, of the datasheet's.
         grouped_share: those that grouped products of experts reach.
         attention_share: those that attention over many pairs of tokens reaches.
+        linear_share: those that linear attention reaches in prefill.
+        index_share: those that an indexer of sparse attention reaches, with its choice of entries.
+        evenness: 1 / variance of experts' popularity over its mean, by which few tokens touch fewer experts than by chance.
         kernel_s: seconds of a kernel besides its work, within a CUDA graph.
-        launch_s: seconds of the host for a launch outside CUDA graphs, with the engine's Python around it.
+        launch_s: seconds of the host for a launch of attention, which prompts break graphs for, with the engine's Python.
+        eager_s: seconds of the host for another launch in a step too large for graphs.
         step_s: seconds of a step besides its layers: scheduler, inputs, sampling.
-        collective_s: seconds of a collective without bytes, on GPUs of one server.
-        collective_rank_s: those that each further rank adds.
+        reduce_s: seconds of an all-reduce without bytes, on GPUs of one server, within a CUDA graph.
+        collective_s: seconds of another collective without bytes, on GPUs of one server.
+        collective_rank_s: those that each of its ranks adds.
         link_share: bandwidth that collectives reach, of the links' each way.
         coordination_s: seconds of a step in which ranks of data parallelism agree on its size.
     """
 
-    memory_share: float = 0.8
+    memory_share: float = 0.83
     flops_share: float = 0.6
-    grouped_share: float = 0.4
+    grouped_share: float = 0.31
     attention_share: float = 0.4
-    kernel_s: float = 3e-6
-    launch_s: float = 20e-6
-    step_s: float = 5e-4
-    collective_s: float = 6e-6
-    collective_rank_s: float = 0.5e-6
-    link_share: float = 0.7
+    linear_share: float = 0.055
+    index_share: float = 0.02
+    evenness: float = 1.4
+    kernel_s: float = 2.1e-6
+    launch_s: float = 18e-6
+    eager_s: float = 28e-6
+    step_s: float = 4.6e-4
+    reduce_s: float = 7e-6
+    collective_s: float = 5.5e-6
+    collective_rank_s: float = 1.3e-6
+    link_share: float = 0.5
     coordination_s: float = 5e-4
 
 
@@ -144,8 +158,9 @@ DEFAULT = StepConstants()
 GRAPH_TOKENS = 512  # largest step of vLLM's CUDA graphs
 GRAPH_SIZES = np.array([1, 2, 4, *range(8, 256, 8), *range(256, GRAPH_TOKENS + 1, 16)])  # which it pads to
 KERNELS = {"full": 9, "sliding": 9, "mla": 14, "sparse": 32, "linear": 13, "dense": 4, "shared": 4, "routed": 9}  # of a layer
-BROKEN = {"full": 8, "sliding": 8, "mla": 16, "sparse": 36, "linear": 24}  # launches of attention, where prompts break graphs
-COLLECTIVE_LAUNCHES = 4  # of the host for a collective: its operator, its buffer, its call of the library, its wait
+BROKEN = {"full": 4, "sliding": 4, "mla": 8, "sparse": 36, "linear": 24}  # launches of attention, where prompts break graphs
+PASSES = {"full": 4, "sliding": 4, "mla": 4, "sparse": 4, "linear": 10}  # over what projections read and write, in prefill
+COLLECTIVE_LAUNCHES = 3  # of the host for a collective: its operator, its buffer, its call of the library
 TILE = 32  # rows by half of which a grouped product is rounded up, for each active expert
 
 
@@ -162,6 +177,7 @@ class ServedSizes:
         dense_weights: numbers in the feed-forward weights of such a layer.
         shared_weights: numbers in the weights of a layer's shared experts.
         weight_bytes: bytes of a number of weights outside routed experts.
+        streams: copies of the residual that hyper-connections mix; 1 without any.
         moe_layers, experts, top_k, expert_weights, expert_bytes: as in Shape; zero without experts.
         dispatched: width of a token on the way to its experts.
     """
@@ -174,6 +190,7 @@ class ServedSizes:
     dense_weights: int
     shared_weights: int
     weight_bytes: float
+    streams: int = 1
     moe_layers: int = 0
     experts: int = 0
     top_k: int = 0
@@ -193,19 +210,26 @@ class ServedSizes:
         bits = weight_bits(config) or 16.0
         method = str((flat.get("quantization_config") or {}).get("quant_method"))
         other = 16.0 if method in ("mxfp4", "None") else 8.0 if method == "fp8" else bits
-        attention = attention_layers(config)
+        attention, streams = attention_layers(config), _streams(config)
         if not any(flat.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")):
             layers = decoder_layers(flat)
             inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size")
-            return cls(hidden, layers, vocabulary, attention, layers, inner, 0, other / 8)
+            return cls(hidden, layers, vocabulary, attention, layers, inner, 0, other / 8, streams)
         shape = Shape.of(config)
         dense = len(dense_layers(config))
         inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size") if dense else 0
         shared = 3 * hidden * shared_width(flat, shape)
         return cls(
-            hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, other / 8, shape.layers, shape.experts,
-            shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
+            hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, other / 8, streams,
+            shape.layers, shape.experts, shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
         )  # fmt: skip
+
+
+def _streams(config: Mapping[str, Any]) -> int:
+    """Copies of the residual, by a config or a part of it."""
+    nested = config.get("hyper_connections")
+    found = config.get("hc_mult") or (nested.get("hc_mult") if isinstance(nested, Mapping) else None)
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def shared_width(flat: Mapping[str, Any], shape: Shape) -> int:
@@ -221,16 +245,25 @@ def shared_width(flat: Mapping[str, Any], shape: Shape) -> int:
     return int(width if width is not None else shape.inner * many)
 
 
-def active_experts(experts: float, top_k: int, total: int, tokens: float) -> float:
-    """Returns how many of `experts` get a token, on average, when tokens choose alike among all experts.
+def active_experts(experts: float, top_k: int, total: int, tokens: float, evenness: float = np.inf) -> float:
+    """Returns how many of `experts` get a token, on average.
 
     Args:
         experts: of one rank.
         top_k: experts of a token.
         total: experts of the layer.
         tokens: of all ranks.
+        evenness: 1 / variance of experts' popularity over its mean, gamma-distributed; infinite: all are alike.
+
+    Example:
+        >>> active_experts(16, 2, 16, 1), active_experts(16, 2, 16, 2)
+        (2.0, 3.75)
     """
-    return float(experts * (1 - (1 - top_k / total) ** tokens))
+    share = top_k / total
+    if np.isinf(evenness):
+        return float(experts * (1 - (1 - share) ** tokens))
+    mean = -np.log1p(-share) * tokens if share < 1 else np.inf  # of an even Poisson law with the same chance
+    return float(experts * (1 - (1 + mean / evenness) ** -evenness))
 
 
 def all_reduce_bytes(message_bytes: float, ranks: int) -> float:
@@ -252,12 +285,24 @@ class _Gpu:
     kind: GpuKind
     constants: StepConstants
 
-    def seconds(self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0) -> float:
-        """The roofline of a part with its kernels; arithmetic at the rate of its weights' type."""
+    def seconds(
+        self, read_bytes: float, flops: float, weight_bytes: float, share: float, kernels: float = 0.0, passed: float = 0.0
+    ) -> float:
+        """The roofline of a part with its kernels, and the time of those that pass over activations between its products.
+
+        Args:
+            read_bytes: of weights or of a cache.
+            flops: operations, at the rate of the weights' type.
+            weight_bytes: of a number of the weights.
+            share: of that rate that they reach.
+            kernels: how many.
+            passed: numbers of activations that they read and write.
+        """
         low = self.kind.fp8_flops if weight_bytes <= 1 else None
         peak = (low or self.kind.half_flops) * share
-        read_s = read_bytes / (self.kind.memory_Bps * self.constants.memory_share)
-        return max(read_s, flops / peak) + kernels * self.constants.kernel_s
+        memory_Bps = self.kind.memory_Bps * self.constants.memory_share
+        moved_s = passed * HALF_BYTES / memory_Bps + kernels * self.constants.kernel_s
+        return max(read_bytes / memory_Bps, flops / peak) + moved_s
 
 
 def step_seconds(
@@ -301,27 +346,25 @@ def step_seconds(
         raise BadInput(f"exchange: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
     if not imbalance >= 1:
         raise BadInput(f"imbalance: expected at least 1, found {imbalance}")
-    if layout.expert > 1 and layout.expert != layout.tensor * layout.data:
-        expected = f"{layout.tensor} x {layout.data} ranks of tensor and data parallelism"
-        raise BadInput(f"layout: expected expert parallelism of 1 or of {expected}, found {layout.expert}")
+    if layout.tensor * layout.data % layout.expert:
+        expected = f"a divisor of {layout.tensor} x {layout.data} ranks of tensor and data parallelism"
+        raise BadInput(f"layout: expected as ranks of expert parallelism {expected}, found {layout.expert}")
     if layout.tensor * layout.data > per_server and nic_Bps is None:
         raise BadInput(
             f"nic_Bps: expected a rate for {layout.tensor * layout.data} GPUs on servers of {per_server}, found none"
         )
     gpu, tokens = _Gpu(kind, constants), _padded(step)
-    attention_s = sum(_attention_s(sizes, each, gpu, layout.tensor, step, tokens) for each in sizes.attention)
+    attention_s = sum(_attention_s(sizes, each, gpu, layout, step, tokens) for each in sizes.attention)
     dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
     calls = _collectives(sizes, layout, tokens, exchange)
-    collectives_s = sum(
-        many * _collective_s(constants, kind, ranks, sent_bytes, nic_Bps, per_server) for many, ranks, sent_bytes in calls
-    )
+    collectives_s = sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
     busy_s = attention_s + dense_s + experts_s + head_s + collectives_s
-    launches = _launches(sizes, step, tokens, sum(many for many, _, _ in calls))
+    broken, eager = _launches(sizes, step, tokens, sum(call.many * call.arrays for call in calls))
     host_s = constants.step_s + (constants.coordination_s if layout.data > 1 else 0.0)
-    host_s += max(0.0, launches * constants.launch_s - busy_s)
+    host_s += max(0.0, broken * constants.launch_s + eager * constants.eager_s - busy_s)
     return StepSeconds(attention_s, dense_s, experts_s, collectives_s, head_s, host_s)
 
 
@@ -332,13 +375,18 @@ def _padded(step: Step) -> int:
     return int(GRAPH_SIZES[np.searchsorted(GRAPH_SIZES, step.tokens)])
 
 
-def _attention_s(sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, tensor: int, step: Step, tokens: int) -> float:
+def _attention_s(sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, layout: Sharded, step: Step, tokens: int) -> float:
     """Seconds of all layers of a kind: their projections, and the cache or state."""
+    tensor = layout.tensor
     weights = layers.split_weights / tensor + layers.whole_weights
     share = gpu.constants.flops_share
-    read_bytes = weights * sizes.weight_bytes + 2 * tokens * sizes.hidden * HALF_BYTES
-    products_s = gpu.seconds(read_bytes, 2 * weights * tokens, sizes.weight_bytes, share, KERNELS[layers.kind])
-    flops = cache_bytes = 0.0
+    reduced = 0 if tensor == 1 else 1 if layout.data > 1 and sizes.moe_layers else 2  # all-reduces of a layer
+    kernels = KERNELS[layers.kind] - (reduced if tokens <= GRAPH_TOKENS else 0)  # small ones have the norm after them
+    passed = tokens * (PASSES[layers.kind] * weights / sizes.hidden + 8 * sizes.streams * sizes.hidden)
+    products_s = gpu.seconds(
+        weights * sizes.weight_bytes, 2 * weights * tokens, sizes.weight_bytes, share, kernels, passed
+    )  # with both norms of a layer and its residuals
+    flops = index_flops = cache_bytes = 0.0
     earlier = min(step.prefill_kv_tokens, step.kv_tokens) if step.decode_requests else step.kv_tokens
     requests = (
         (step.decode_requests, 1.0, step.kv_tokens - earlier),
@@ -356,13 +404,16 @@ def _attention_s(sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, tensor:
         attended = entries if layers.ratio and not layers.window else min(layers.window, before + new / 2)
         if layers.chosen or (layers.window and layers.kind == "sparse" and layers.ratio):
             attended = (attended if layers.window else 0) + min(layers.chosen or entries, entries)
-        flops += many * new * (attended * layers.pair_flops / tensor + entries * layers.index_flops)
+        flops += many * new * attended * layers.pair_flops / tensor
+        index_flops += many * new * entries * layers.index_flops
         held = min(before + new, layers.window + new) if layers.kind == "sliding" else (before + new) / max(layers.ratio, 1)
         touched = min(held, attended * new)
         plain = entry_bytes(layers, tensor) - layers.index_bytes
         cache_bytes += many * (touched * plain + held * layers.index_bytes)
-    cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, gpu.constants.attention_share)
-    return layers.layers * (products_s + cache_s)
+    pair_share = gpu.constants.linear_share if layers.kind == "linear" else gpu.constants.attention_share
+    cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share)
+    index_s = gpu.seconds(0.0, index_flops, HALF_BYTES, gpu.constants.index_share)
+    return layers.layers * (products_s + cache_s + index_s)
 
 
 def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int) -> float:
@@ -372,10 +423,9 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int) -> flo
         (sizes.dense, sizes.dense_weights, KERNELS["dense"]),
         (sizes.moe_layers if sizes.shared_weights else 0, sizes.shared_weights, KERNELS["shared"]),
     ):
-        held = weights / layout.tensor
-        total += layers * gpu.seconds(
-            held * sizes.weight_bytes, 2 * held * tokens, sizes.weight_bytes, gpu.constants.flops_share, kernels
-        )
+        held, share = weights / layout.tensor, gpu.constants.flops_share
+        passed = tokens * (2 * held / sizes.hidden + 2 * sizes.hidden)  # six times the width of three matrices
+        total += layers * gpu.seconds(held * sizes.weight_bytes, 2 * held * tokens, sizes.weight_bytes, share, kernels, passed)
     return total
 
 
@@ -384,79 +434,101 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int, imba
     if not sizes.moe_layers:
         return 0.0
     ranks = layout.tensor * layout.data
-    spread = layout.expert if layout.expert > 1 else 1  # ranks among which experts are spread whole
-    held, width = sizes.experts / spread, 1.0 if spread > 1 else 1 / ranks
+    spread = layout.expert  # ranks among which experts are spread whole; each of them is split among the others
+    held, width = sizes.experts / spread, spread / ranks
     everywhere = tokens * layout.data
     rows = everywhere * sizes.top_k / spread * imbalance
-    active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance), held)
+    evenness = gpu.constants.evenness
+    active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance, evenness), held)
     if spread > 1:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
-        share = active / held
-        active = min(held, active + ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * share * (1 - share)))
-    read_bytes = active * sizes.expert_bytes * width + 2 * rows * sizes.dispatched * HALF_BYTES
+        spared = active / held
+        active = min(held, active + ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * spared * (1 - spared)))
+    passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)
     flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
     number_bytes = sizes.expert_bytes / sizes.expert_weights
-    grouped_s = gpu.seconds(read_bytes, flops, number_bytes, gpu.constants.grouped_share, KERNELS["routed"])
+    read_bytes, share = active * sizes.expert_bytes * width, gpu.constants.grouped_share
+    grouped_s = gpu.seconds(read_bytes, flops, number_bytes, share, KERNELS["routed"], passed)
     router = sizes.hidden * sizes.experts
     router_s = gpu.seconds(router * HALF_BYTES, 2 * router * tokens, HALF_BYTES, gpu.constants.flops_share)
     return sizes.moe_layers * (grouped_s + router_s)
 
 
-def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[tuple[float, float]]:
-    """Collectives of a MoE layer and bytes that a rank sends or gets in one: all tokens go to all ranks, and back reduced."""
-    others = (layout.data - 1) * tokens
-    return [(2, others * sizes.dispatched * HALF_BYTES), (1, others * sizes.top_k * 8)]  # and choices with their weights
+@dataclass(frozen=True)
+class _Collectives:
+    """Collectives that are alike.
+
+    Attributes:
+        many: how many.
+        ranks: among how many.
+        sent_bytes: that a rank sends or gets in one.
+        arrays: that one call of the library carries.
+        reduces: whether they are all-reduces.
+    """
+
+    many: int
+    ranks: int
+    sent_bytes: float
+    arrays: int = 1
+    reduces: bool = False
+
+    def seconds(self, constants: StepConstants, kind: GpuKind, nic_Bps: float | None, per_server: int) -> float:
+        """Seconds of all: latencies, and bytes over links and, where ranks are on several servers, over NICs."""
+        apart_s = constants.collective_s + constants.collective_rank_s * min(self.ranks, per_server)
+        latency_s = constants.reduce_s if self.reduces else apart_s
+        servers = ceil(self.ranks / per_server)
+        link_s = self.sent_bytes / kind.port_Bps
+        if servers > 1 and nic_Bps is not None:
+            latency_s, link_s = 2 * latency_s, max(link_s, self.sent_bytes * (servers - 1) / servers / nic_Bps)
+        return self.many * (latency_s + link_s / constants.link_share)
 
 
-def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[tuple[float, float]]:
-    """Collectives of a MoE layer: a token goes once to each rank that has experts of its choice, and back."""
-    spread = max(layout.expert, 1)
-    ranks = spread * (1 - (1 - 1 / spread) ** sizes.top_k)
-    return [(2, tokens / layout.tensor * ranks * (spread - 1) / spread * sizes.dispatched * HALF_BYTES)]
+def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[_Collectives]:
+    """All tokens go to all ranks with their choices, and back reduced."""
+    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.tensor * layout.data
+    back_bytes = (layout.data - 1) * tokens * token_bytes
+    there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
+    return [_Collectives(sizes.moe_layers, ranks, there_bytes, 3), _Collectives(sizes.moe_layers, ranks, back_bytes)]
+
+
+def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[_Collectives]:
+    """A token goes once to each rank that has experts of its choice, and back."""
+    spread, ranks = layout.expert, layout.tensor * layout.data
+    visited = spread * (1 - (1 - 1 / spread) ** sizes.top_k) * (spread - 1) / spread
+    sent_bytes = tokens / layout.tensor * visited * sizes.dispatched * HALF_BYTES
+    return [_Collectives(sizes.moe_layers, ranks, sent_bytes, 3), _Collectives(sizes.moe_layers, ranks, sent_bytes)]
 
 
 EXCHANGES = {"allgather": _allgather, "alltoall": _all_to_all}
 
 
-def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str) -> list[tuple[float, int, float]]:
-    """Collectives of a step: how many, among how many ranks, and bytes that a rank sends in one."""
-    calls: list[tuple[float, int, float]] = []
-    spread = layout.data > 1 and sizes.moe_layers
+def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str) -> list[_Collectives]:
+    """Collectives of a step; experts that are split by width get all tokens whatever the exchange."""
+    calls = []
+    spread = layout.data > 1 and sizes.moe_layers > 0
     if layout.tensor > 1:
         message = tokens * sizes.hidden * HALF_BYTES
         after = sizes.layers - (sizes.moe_layers if spread else 0)
-        calls.append((sizes.layers + after + 1, layout.tensor, all_reduce_bytes(message, layout.tensor)))
+        calls.append(
+            _Collectives(sizes.layers + after + 1, layout.tensor, all_reduce_bytes(message, layout.tensor), reduces=True)
+        )
         if spread:  # tokens are split among tensor ranks before their experts, and gathered after
-            calls.append((sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
+            calls.append(_Collectives(sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
     if spread:
-        ranks = layout.tensor * layout.data
-        calls += [
-            (sizes.moe_layers * many, ranks, sent_bytes) for many, sent_bytes in EXCHANGES[exchange](sizes, layout, tokens)
-        ]
+        calls += EXCHANGES[exchange if layout.expert > 1 else "allgather"](sizes, layout, tokens)
     return calls
 
 
-def _collective_s(
-    constants: StepConstants, kind: GpuKind, ranks: int, sent_bytes: float, nic_Bps: float | None, per_server: int
-) -> float:
-    """Seconds of a collective: its latency, and its bytes over links and, where ranks are on several servers, over NICs."""
-    seconds = constants.collective_s + constants.collective_rank_s * min(ranks, per_server)
-    servers = ceil(ranks / per_server)
-    if servers > 1 and nic_Bps is not None:
-        crossing = sent_bytes * (servers - 1) / servers
-        return 2 * seconds + max(sent_bytes / kind.port_Bps, crossing / nic_Bps) / constants.link_share
-    return seconds + sent_bytes / (kind.port_Bps * constants.link_share)
-
-
-def _launches(sizes: ServedSizes, step: Step, tokens: int, collectives: float) -> float:
-    """Launches of the host: none within a CUDA graph, attention's where prompts break it, all where the step is too large."""
+def _launches(sizes: ServedSizes, step: Step, tokens: int, collectives: int) -> tuple[float, float]:
+    """Launches of attention where prompts break CUDA graphs, and further ones where the step is too large for any."""
     if not step.prefill_tokens and tokens <= GRAPH_TOKENS:
-        return 0.0
-    launches = float(sum(each.layers * (BROKEN[each.kind] + 1) for each in sizes.attention))  # and a graph after each
-    if tokens > GRAPH_TOKENS:
-        launches += sum(each.layers * (KERNELS[each.kind] // 2) for each in sizes.attention)  # projections and norms
-        launches += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]
-        launches += sizes.moe_layers * KERNELS["shared"] * bool(sizes.shared_weights) + COLLECTIVE_LAUNCHES * collectives
-    return launches
+        return 0.0, 0.0
+    broken = float(sum(each.layers * (BROKEN[each.kind] + 1) for each in sizes.attention))  # and a graph after each
+    if tokens <= GRAPH_TOKENS:
+        return broken, 0.0
+    eager = sum(each.layers * (KERNELS[each.kind] // 2) for each in sizes.attention)  # projections and norms
+    eager += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]
+    eager += sizes.moe_layers * KERNELS["shared"] * bool(sizes.shared_weights)
+    return broken, eager + COLLECTIVE_LAUNCHES * collectives
 
 
 @dataclass(frozen=True)
@@ -503,7 +575,7 @@ def memory_bytes(config: Mapping[str, Any], layout: Sharded, kv_tokens: int, *, 
     return MemoryBytes(weights, sizes.moe_layers * sizes.experts * sizes.expert_bytes / ranks, cache)
 
 
-PRIOR_WEIGHT = 0.3  # of a constant's distance from where the fit starts, in units of a step's error
+STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
 
 
 def fit(
@@ -511,8 +583,9 @@ def fit(
     config: Mapping[str, Any] | ServedSizes,
     kind: GpuKind,
     layout: Sharded,
-    steps: Sequence[Step],
+    steps: Sequence[Step | Mapping[Step, float]],
     measured_s: Sequence[float],
+    weights: Sequence[float] | None = None,
     names: Sequence[str] | None = None,
 ) -> StepConstants:
     """Returns constants by measured steps of one configuration: least squares of logarithms, outliers weighing less.
@@ -522,26 +595,34 @@ def fit(
     Args:
         constants: where the fit starts.
         config, kind, layout: as in `step_seconds`.
-        steps: what was run.
-        measured_s: seconds of each step.
+        steps: what was run; steps that were timed together as a mapping to how many they were.
+        measured_s: seconds of each entry.
+        weights: of the entries; None: alike.
         names: of the constants that are fitted; None: all.
 
     Raises:
         BadInput: if there is no step, or a time is not above zero.
     """
-    names = [field.name for field in fields(StepConstants)] if names is None else list(names)
     if not steps or len(steps) != len(measured_s) or min(measured_s) <= 0:
         raise BadInput(f"fit: expected a time above zero for each of {len(steps)} steps, found {len(measured_s)}")
     sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
+    names = [field.name for field in fields(StepConstants)] if names is None else names
     start, log_measured = np.log([getattr(constants, name) for name in names]), np.log(measured_s)
+    roots = np.sqrt(np.ones(len(steps)) if weights is None else np.asarray(weights))
+    counted = [{step: 1.0} if isinstance(step, Step) else step for step in steps]
 
     def with_logs(logs: Any) -> StepConstants:
         return replace(constants, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})
 
     def residuals(logs: Any) -> Any:
         tried = with_logs(logs)
-        predicted = [step_seconds(sizes, kind, layout, step, constants=tried).total for step in steps]
-        return np.concatenate([np.log(predicted) - log_measured, PRIOR_WEIGHT * (logs - start)])
+        predicted = [
+            sum(many * step_seconds(sizes, kind, layout, step, constants=tried).total for step, many in each.items())
+            for each in counted
+        ]
+        apart = (np.log(predicted) - log_measured) / STEP_ERROR
+        robust = np.sign(apart) * np.sqrt(2 * np.sqrt(1 + apart**2) - 2)  # soft L1 as a residual
+        return np.concatenate([roots * robust, (logs - start) / START_ERROR])
 
     upper = [0.0 if name.endswith("_share") else np.inf for name in names]
-    return with_logs(least_squares(residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.05).x)
+    return with_logs(least_squares(residuals, start, bounds=(-np.inf, upper)).x)

@@ -101,12 +101,15 @@ def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange
 def test_a_layer_exchanges_what_its_layout_needs():
     step = Step(prefill_tokens=600)
     assert step_seconds(SIZES, KIND, Split(), step).collectives_s == 0
-    quiet = replace(DEFAULT, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
+    quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
     message = 600 * 64 * 2
     reduced = step_seconds(SIZES, KIND, Split(4), step, constants=quiet).collectives_s
     assert reduced == pytest.approx((2 * 4 + 1) * 1.5 * message / KIND.link_Bps)  # twice a layer, and embeddings
     gathered = step_seconds(SIZES, KIND, Split(data=4, expert=4), step, constants=quiet).collectives_s
-    assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)
+    assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)  # tokens, choices, and results
+    routed = step_seconds(SIZES, KIND, Split(data=4, expert=4), step, exchange="alltoall", constants=quiet).collectives_s
+    ranks = 4 * (1 - (3 / 4) ** 2)  # of a token's two experts
+    assert routed == pytest.approx(4 * 2 * ranks * 3 / 4 * message / KIND.link_Bps)
 
 
 def test_servers_meet_over_their_nics():
@@ -120,7 +123,7 @@ def test_servers_meet_over_their_nics():
 @pytest.mark.parametrize(
     ("split", "how", "message"),
     [
-        (Split(2, 2, 2), {}, "expert parallelism of 1 or of 2 x 2"),
+        (Split(2, 2, 3), {}, "a divisor of 2 x 2"),
         (Split(), {"exchange": "carrier"}, "expected one of allgather"),
         (Split(), {"imbalance": 0.5}, "at least 1"),
     ],

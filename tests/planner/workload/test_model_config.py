@@ -231,3 +231,9 @@ def test_bits_of_compressed_tensors():
     assert bits({"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": False}) == 4 + 20 / 32
     assert bits({"num_bits": 8, "type": "float", "strategy": "channel"}, "float-quantized") == 8
     assert bits({"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}, "nvfp4-pack-quantized") == 4.5
+
+
+def test_experts_of_four_bits_beside_other_weights_of_eight():
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    assert weight_bits(config) == 8
+    assert weight_bits(config | {"expert_dtype": "fp4"}) == 4 + 8 / 32  # a scale of 8 bits for 32 numbers

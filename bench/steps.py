@@ -1,0 +1,293 @@
+"""Predicted against measured scheduler steps: `python bench/steps.py` writes bench/results/steps-DATE.md.
+
+Steps are read from AURORA_DATA (default ../shared/data): gpu_steps, measured with vLLM 0.20.1 on one server of eight B300.
+Nothing is timed here. Errors are |predicted / measured - 1| of clean rows (empty flag).
+
+"shipped" uses the constants as shipped, of which FREE are fitted to qwen36_tp1_dp1_ep1 and the others come from tables.
+"fitted on RUN" fits all constants to that run alone, from START on: clean rows, each phase weighing alike, and sums of blocks.
+Both are judged on the other runs of the model. AISimulate is as it comes, on the same rows; its tables are of vLLM 0.24.0.
+
+What is not blind: the numbers of kernels and launches of a layer (KERNELS, BROKEN, PASSES, COLLECTIVE_LAUNCHES in
+`aurora/advisor/step_time.py`) are estimates by hand, and were set with all runs of this data in view. One launch less or more
+for a collective moves prefill of several ranks by 4 to 9 %.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tables import Table, write
+
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.step_time import DEFAULT, ServedSizes, Step, StepConstants, fit, step_seconds
+from aurora.io.clusters import load_gpus
+from aurora.types import GpuKind
+
+DATA = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[2] / "shared" / "data")) / "gpu_steps"
+FILES = {
+    "Qwen3.6-35B-A3B": ("steps_qwen36_35b_a3b.csv", "qwen36_tp1_dp1_ep1"),
+    "DeepSeek-V4-Flash": ("steps_dsv4_flash.csv", "dsv4_tp4_dp1_ep4"),
+    "Qwen3-32B": ("steps_qwen3_32b_dense_control.csv", "qwen3_32b_tp1"),
+}  # file of a model, and the configuration whose rows its constants are fitted to
+FREE = ("grouped_share", "linear_share", "evenness", "kernel_s", "launch_s", "eager_s", "step_s")  # fitted for DEFAULT
+AISIMULATE = {
+    "Qwen3.6-35B-A3B": "Qwen/Qwen3.5-35B-A3B",  # of the same sizes, whose config it ships
+    "DeepSeek-V4-Flash": "deepseek-ai/DeepSeek-V4-Flash",
+    "Qwen3-32B": "Qwen/Qwen3-32B",
+}
+START = StepConstants(
+    memory_share=0.83,  # AISimulate's tables of B300: grouped kernels that read all experts, 6.7 of 8.0 TB/s
+    flops_share=0.6,  # AISimulate: dense products of 4,096 rows and more
+    grouped_share=0.4,  # the same tables: Qwen3.6's experts with 8,192 tokens and more, activations counted apart
+    attention_share=0.4,
+    linear_share=0.06,  # chunked gated delta rule of Qwen3.6 on B300: 34 GFLOP in 0.19 to 0.32 ms
+    index_share=0.02,  # DeepSeek-V4's context modules on B300: what grows with the square of the prompt
+    evenness=2.0,  # recorded routing of DeepSeek-V2-Lite and OLMoE: variances of popularity 0.35 to 0.8
+    kernel_s=3e-6,  # AISimulate's system file of B300: constant latency of a memory operation
+    launch_s=20e-6,
+    eager_s=20e-6,  # vLLM's all-reduce outside graphs, small messages on B300: 20 us
+    step_s=5e-4,
+    reduce_s=7e-6,  # the same within graphs
+    collective_s=5.5e-6,  # NCCL's allgather and reduce-scatter on 2, 4, 8 B300: 8, 10.6, 16 us
+    collective_rank_s=1.3e-6,
+    link_share=0.5,  # NCCL on B300, 33 to 134 MB: 0.35 to 0.66 of 900 GB/s
+    coordination_s=5e-4,
+)  # where fits start
+MODEL = "Qwen3.6-35B-A3B"  # whose configuration the shipped constants are fitted to
+KIND = "NVIDIA B300 SXM6 AC"
+SIZES = ((0, "all"), (1, "up to 512 tokens"), (2, "above 512 tokens"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured step, or the chunks of one prompt.
+
+    Attributes:
+        run: its configuration.
+        layout: of the configuration.
+        phase: context, decode, mixed or prefill_request.
+        steps: what ran; several for a prompt in chunks.
+        seconds: median.
+    """
+
+    run: str
+    layout: Layout
+    phase: str
+    steps: tuple[Step, ...]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all its steps."""
+        return sum(step.tokens for step in self.steps)
+
+
+def configs() -> dict[str, dict[str, Any]]:
+    """Returns the configs of the models by name, from the sizes beside the measurements."""
+    facts = json.loads((DATA / "model_facts.json").read_text())
+
+    def flat(name: str, *parts: str) -> dict[str, Any]:
+        model = facts[name]
+        values = {key: value for key, value in model.items() if not isinstance(value, dict)}
+        for part in parts:
+            values |= {key: value for key, value in model[part].items() if not isinstance(value, dict)}
+        return values
+
+    flash = flat("deepseek-ai/DeepSeek-V4-Flash", "attention")
+    flash |= facts["deepseek-ai/DeepSeek-V4-Flash"]["attention"]["indexer"]
+    dense = flash.pop("dense_first_layers")
+    ratios = [0, 0, *(4 if layer % 2 == 0 else 128 for layer in range(41)), 0]  # as the facts tell in words
+    flash |= {"compress_ratios": ratios, "first_k_dense_replace": dense, "expert_dtype": "fp4"}
+    flash["hc_mult"] = facts["deepseek-ai/DeepSeek-V4-Flash"]["hyper_connections"]["hc_mult"]
+    flash |= {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    qwen = flat("Qwen/Qwen3.6-35B-A3B", "full_attention", "linear_attention")
+    return {
+        "Qwen3.6-35B-A3B": qwen | {"attn_output_gate": True, "decoder_sparse_step": 1},
+        "DeepSeek-V4-Flash": flash,
+        "Qwen3-32B": flat("Qwen/Qwen3-32B (dense control)"),
+    }
+
+
+def rows_of(name: str) -> list[Row]:
+    """Returns the clean rows of a file."""
+    with (DATA / name).open() as file:
+        read = [row for row in csv.DictReader(file) if row["phase"] != "prefill_request" or not row["flag"]]
+    rows = []
+    for row in read:
+        if row["flag"]:
+            continue
+        layout = Layout(*(int(row[key] or 1) for key in ("tp", "dp", "ep")))
+        step = step_of(row)
+        steps = chunks(read, row["run"], step.prefill_tokens) if row["phase"] == "prefill_request" else (step,)
+        rows.append(Row(row["run"], layout, row["phase"], steps, float(row["latency_ms_median"]) / 1e3))
+    return rows
+
+
+def chunks(read: Iterable[dict[str, str]], run: str, tokens: int) -> tuple[Step, ...]:
+    """Returns the steps of one prompt, in the two chunks that the run has such rows of, else in one."""
+    alone = [row for row in read if row["run"] == run and row["phase"] == "context" and row["prefill_requests"] == "1"]
+    starts = {int(row["prefill_tokens"]) for row in alone if row["kv_tokens"] == "0"}
+    for row in alone:
+        first, rest = int(row["kv_tokens"]), int(row["prefill_tokens"])
+        if first + rest == tokens and first in starts:
+            return Step(first), Step(rest, kv_tokens=first)
+    return (Step(tokens),)
+
+
+@cache
+def sizes() -> dict[str, ServedSizes]:
+    """Returns the sizes of the models."""
+    return {name: ServedSizes.of(config) for name, config in configs().items()}
+
+
+def predict(model: str, kind: GpuKind, row: Row, constants: StepConstants) -> float:
+    """Returns predicted seconds of a row."""
+    return sum(step_seconds(sizes()[model], kind, row.layout, step, constants=constants).total for step in row.steps)
+
+
+def fitted(model: str, kind: GpuKind, rows: Sequence[Row], names: Sequence[str] | None = None) -> StepConstants:
+    """Returns constants by one configuration: its clean rows, each phase weighing alike, and sums of its blocks of traffic."""
+    name, run = FILES[model]
+    mine = [row for row in rows if row.run == run]
+    steps: list[Any] = [dict.fromkeys(row.steps, 1.0) for row in mine]
+    seconds, phases = [row.seconds for row in mine], [row.phase for row in mine]
+    for block, seconds_of_block in sums(name, run):
+        steps.append(block)
+        seconds.append(seconds_of_block)
+        phases.append("block")
+    weights = [10 / phases.count(phase) for phase in phases]
+    return fit(START, sizes()[model], kind, mine[0].layout, steps, seconds, weights, names)
+
+
+def sums(name: str, run: str) -> list[tuple[dict[Step, float], float]]:
+    """Returns the steps of each block of traffic with their counts, and its seconds without stalls.
+
+    Left out are blocks of which stalls or unstable steps are more than a tenth.
+    """
+    with (DATA / "workload_sums.csv").open() as file:
+        blocks = {row["workload"]: row for row in csv.DictReader(file) if row["run"] == run}
+    with (DATA / name).open() as file:
+        read = [row for row in csv.DictReader(file) if row["run"] == run and row["phase"] != "prefill_request"]
+    found = []
+    for workload, block in blocks.items():
+        total_s, bad_s = float(block["latency_sum_ms"]) / 1e3, 0.0
+        steps: dict[Step, float] = {}
+        for row in read:
+            if row["workload"] != workload:
+                continue
+            row_s = float(row["latency_ms_median"]) * int(row["count"]) / 1e3
+            if "stall" in row["flag"] or "unstable" in row["flag"] or "first_seen" in row["flag"]:
+                bad_s += row_s
+                continue
+            step = step_of(row)
+            steps[step] = steps.get(step, 0.0) + int(row["count"])
+        if bad_s < 0.1 * total_s and steps:
+            found.append((steps, total_s - bad_s))
+    return found
+
+
+def step_of(row: dict[str, str]) -> Step:
+    """Returns the step of a row."""
+    names = ("prefill_tokens", "decode_requests", "kv_tokens", "prefill_kv_tokens", "prefill_requests")
+    return Step(*(int(row[name] or 0) for name in names))
+
+
+def quantiles(errors: Sequence[float]) -> str:
+    """Returns median and p90 of absolute errors in per cent, and how far the median row is off with its sign."""
+    if not errors:
+        return "- | - | -"
+    errors = [error for error in errors if error == error]
+    part = np.abs(errors)
+    return f"{np.median(part):.1%} | {np.quantile(part, 0.9):.1%} | {np.median(errors):+.1%}"
+
+
+def pairs(rows: Sequence[Row], predicted: Sequence[float], alike: bool) -> tuple[int, int]:
+    """Returns how many pairs of configurations are more than 5 % apart in the same step, and how many of them are named right.
+
+    Args:
+        rows: measured.
+        predicted: seconds of each.
+        alike: only pairs on equally many GPUs.
+    """
+    single = [(row, value) for row, value in zip(rows, predicted, strict=True) if row.phase != "prefill_request"]
+    right = total = 0
+    for (one, one_s), (other, other_s) in combinations(single, 2):
+        a, b = one.steps[0], other.steps[0]
+        same = one.run != other.run and one.phase == other.phase and a.decode_requests == b.decode_requests
+        same = same and abs(a.prefill_tokens - b.prefill_tokens) <= 0.02 * a.prefill_tokens
+        same = (
+            same and abs(a.kv_tokens - b.kv_tokens) <= 0.1 * a.kv_tokens and (not alike or one.layout.gpus == other.layout.gpus)
+        )
+        if same and max(one.seconds, other.seconds) / min(one.seconds, other.seconds) > 1.05:
+            total += 1
+            right += (one_s < other_s) == (one.seconds < other.seconds)
+    return total, right
+
+
+def aisimulated(python: str, model: str, rows: Sequence[Row]) -> list[float]:
+    """Returns seconds of rows by AISimulate; not a number where it has none."""
+    lines = []
+    for row in rows:
+        sizes = {"tp": row.layout.tensor, "dp": row.layout.data, "ep": row.layout.expert, "experts": model != "Qwen3-32B"}
+        steps = [list(vars(step).values()) for step in row.steps]
+        lines.append(json.dumps({"model": AISIMULATE[model], **sizes, "steps": steps}))
+    script = Path(__file__).with_name("steps_aisimulate.py")
+    done = subprocess.run([python, script], input="\n".join(lines), capture_output=True, text=True, check=True)
+    return [float("nan") if line == "null" else float(line) / 1e3 for line in done.stdout.split()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--aisimulate", metavar="PYTHON", help="interpreter that has AISimulate, whose errors stand beside")
+    options = parser.parse_args()
+    if not DATA.is_dir():
+        raise SystemExit(f"expected measured steps in {DATA}, found none")
+    kind = load_gpus()[KIND]
+    table = Table("Errors of predicted steps", "model | constants | run | phase | size | rows | median | p90 | signed median")
+    held = Table("Held-out configurations", "model | constants | phase | rows | median | p90 | signed median")
+    named = Table("Faster of two configurations", "model | constants | pairs on | more than 5 % apart | named right")
+    shown = Table("Constants", "model | " + " | ".join(vars(DEFAULT)))
+    for model, (name, run) in FILES.items():
+        rows = rows_of(name)
+        if model == MODEL:
+            shown.add("shipped, before rounding", *(f"{value:.3g}" for value in vars(fitted(model, kind, rows, FREE)).values()))
+        ways: list[tuple[str, list[float]]] = []
+        for title, constants in (("shipped", DEFAULT), (f"fitted on {run}", fitted(model, kind, rows))):
+            shown.add(f"{model}, {title}", *(f"{value:.3g}" for value in vars(constants).values()))
+            ways.append((title, [predict(model, kind, row, constants) for row in rows]))
+        if options.aisimulate:
+            ways.append(("AISimulate", aisimulated(options.aisimulate, model, rows)))
+        for title, predicted in ways:
+            errors = [(row, value / row.seconds - 1) for row, value in zip(rows, predicted, strict=True)]
+            for which in dict.fromkeys(row.run for row in rows):
+                for phase in dict.fromkeys(row.phase for row in rows):
+                    for size, label in SIZES[1:]:
+                        part = [
+                            e
+                            for row, e in errors
+                            if (row.run, row.phase) == (which, phase) and (row.tokens > 512) == (size == 2)
+                        ]
+                        if part:
+                            table.add(model, title, which, phase, label, len(part), quantiles(part))
+            for phase in ("decode", "mixed", "context", "prefill_request", ""):
+                part = [e for row, e in errors if row.run != run and phase in ("", row.phase)]
+                held.add(model, title, phase or "all", len(part), quantiles(part))
+            for alike, label in ((True, "equally many GPUs"), (False, "any GPUs")):
+                total, right = pairs(rows, predicted, alike)
+                if total:
+                    named.add(model, title, label, total, f"{right} ({right / total:.0%})")
+    write("steps", [__doc__.strip()], shown.lines, held.lines, named.lines, table.lines, out=options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The bench of steps: its errors on measured steps, where they are at hand, and its parts without them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+import steps
+from steps import Row, chunks, pairs
+
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.step_time import DEFAULT, Step
+from aurora.io.clusters import load_gpus
+
+sys.path.pop()  # that folder has a vllm.py, which is not vLLM
+
+measured = pytest.mark.skipif(not steps.DATA.is_dir(), reason="needs measured steps (AURORA_DATA)")
+
+
+def test_pairs_are_of_the_same_step_on_two_configurations():
+    step, other = Step(decode_requests=4, kv_tokens=4000), Step(decode_requests=5, kv_tokens=4000)
+    rows = [
+        Row("a", Layout(2), "decode", (step,), 1.0),
+        Row("b", Layout(data=2, expert=2), "decode", (step,), 2.0),
+        Row("c", Layout(4), "decode", (step,), 1.02),  # as fast as the first
+        Row("d", Layout(2), "decode", (other,), 9.0),
+    ]
+    assert pairs(rows, [1.0, 3.0, 1.0, 1.0], alike=True) == (1, 1)
+    assert pairs(rows, [3.0, 1.0, 2.0, 1.0], alike=False) == (2, 0)
+
+
+def test_a_prompt_has_the_chunks_that_its_run_had():
+    row = {"run": "a", "phase": "context", "prefill_requests": "1"}
+    read = [row | {"prefill_tokens": "3000", "kv_tokens": "0"}, row | {"prefill_tokens": "1000", "kv_tokens": "3000"}]
+    assert chunks(read, "a", 4000) == (Step(3000), Step(1000, kv_tokens=3000))
+    assert chunks(read, "b", 4000) == (Step(4000),)
+
+
+@measured
+def test_configurations_that_nothing_was_fitted_to():
+    name, run = steps.FILES[steps.MODEL]
+    kind = load_gpus()[steps.KIND]
+    rows = [row for row in steps.rows_of(name) if row.run != run]
+    predicted = [steps.predict(steps.MODEL, kind, row, DEFAULT) for row in rows]
+    errors = np.abs([value / row.seconds - 1 for row, value in zip(rows, predicted, strict=True)])
+    assert len({row.run for row in rows}) >= 3
+    assert np.median(errors) <= 0.10
+    assert np.quantile(errors, 0.9) <= 0.25
+    total, right = pairs(rows, predicted, alike=True)
+    assert right >= 0.9 * total > 0
