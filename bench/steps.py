@@ -28,7 +28,7 @@ import numpy as np
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, ServedSizes, Step, StepConstants, fit, step_seconds
+from aurora.advisor.step_time import DEFAULT, ServedSizes, SchedulerStep, StepConstants, fit, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 
@@ -82,7 +82,7 @@ class Row:
     run: str
     layout: Layout
     phase: str
-    steps: tuple[Step, ...]
+    steps: tuple[SchedulerStep, ...]
     seconds: float
 
     @property
@@ -132,15 +132,15 @@ def rows_of(name: str) -> list[Row]:
     return rows
 
 
-def chunks(read: Iterable[dict[str, str]], run: str, tokens: int) -> tuple[Step, ...]:
+def chunks(read: Iterable[dict[str, str]], run: str, tokens: int) -> tuple[SchedulerStep, ...]:
     """Returns the steps of one prompt, in the two chunks that the run has such rows of, else in one."""
     alone = [row for row in read if row["run"] == run and row["phase"] == "context" and row["prefill_requests"] == "1"]
     starts = {int(row["prefill_tokens"]) for row in alone if row["kv_tokens"] == "0"}
     for row in alone:
         first, rest = int(row["kv_tokens"]), int(row["prefill_tokens"])
         if first + rest == tokens and first in starts:
-            return Step(first), Step(rest, kv_tokens=first)
-    return (Step(tokens),)
+            return SchedulerStep(first), SchedulerStep(rest, kv_tokens=first)
+    return (SchedulerStep(tokens),)
 
 
 @cache
@@ -168,7 +168,7 @@ def fitted(model: str, kind: GpuKind, rows: Sequence[Row], names: Sequence[str] 
     return fit(START, sizes()[model], kind, mine[0].layout, steps, seconds, weights, names)
 
 
-def sums(name: str, run: str) -> list[tuple[dict[Step, float], float]]:
+def sums(name: str, run: str) -> list[tuple[dict[SchedulerStep, float], float]]:
     """Returns the steps of each block of traffic with their counts, and its seconds without stalls.
 
     Left out are blocks of which stalls or unstable steps are more than a tenth.
@@ -180,7 +180,7 @@ def sums(name: str, run: str) -> list[tuple[dict[Step, float], float]]:
     found = []
     for workload, block in blocks.items():
         total_s, bad_s = float(block["latency_sum_ms"]) / 1e3, 0.0
-        steps: dict[Step, float] = {}
+        steps: dict[SchedulerStep, float] = {}
         for row in read:
             if row["workload"] != workload:
                 continue
@@ -195,10 +195,10 @@ def sums(name: str, run: str) -> list[tuple[dict[Step, float], float]]:
     return found
 
 
-def step_of(row: dict[str, str]) -> Step:
+def step_of(row: dict[str, str]) -> SchedulerStep:
     """Returns the step of a row."""
     names = ("prefill_tokens", "decode_requests", "kv_tokens", "prefill_kv_tokens", "prefill_requests")
-    return Step(*(int(row[name] or 0) for name in names))
+    return SchedulerStep(*(int(row[name] or 0) for name in names))
 
 
 def quantiles(errors: Sequence[float]) -> str:

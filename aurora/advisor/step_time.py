@@ -47,7 +47,7 @@ class Sharded(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class SchedulerStep:
     """What one rank of data parallelism runs in a step of its scheduler.
 
     Attributes:
@@ -58,7 +58,7 @@ class Step:
         prefill_requests: requests that the prompts' tokens are of.
 
     Example:
-        >>> Step(decode_requests=32, kv_tokens=32 * 2000).tokens
+        >>> SchedulerStep(decode_requests=32, kv_tokens=32 * 2000).tokens
         32
     """
 
@@ -309,7 +309,7 @@ def step_seconds(
     config: Mapping[str, Any] | ServedSizes,
     kind: GpuKind,
     layout: Sharded,
-    step: Step,
+    step: SchedulerStep,
     *,
     imbalance: float = 1.0,
     exchange: str = "allgather",
@@ -338,7 +338,7 @@ def step_seconds(
     Example:
         >>> from aurora.advisor.engines.engine import Layout
         >>> from aurora.io.clusters import load_gpus
-        >>> step = Step(decode_requests=32, kv_tokens=64_000)
+        >>> step = SchedulerStep(decode_requests=32, kv_tokens=64_000)
         >>> seconds = step_seconds(config, load_gpus()["NVIDIA H200"], Layout(tensor=8, expert=8), step)  # doctest: +SKIP
     """
     sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
@@ -368,14 +368,16 @@ def step_seconds(
     return StepSeconds(attention_s, dense_s, experts_s, collectives_s, head_s, host_s)
 
 
-def _padded(step: Step) -> int:
+def _padded(step: SchedulerStep) -> int:
     """Tokens with those that pad the step to the size of a CUDA graph."""
     if step.tokens > GRAPH_TOKENS:
         return step.tokens
     return int(GRAPH_SIZES[np.searchsorted(GRAPH_SIZES, step.tokens)])
 
 
-def _attention_s(sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, layout: Sharded, step: Step, tokens: int) -> float:
+def _attention_s(
+    sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, layout: Sharded, step: SchedulerStep, tokens: int
+) -> float:
     """Seconds of all layers of a kind: their projections, and the cache or state."""
     tensor = layout.tensor
     weights = layers.split_weights / tensor + layers.whole_weights
@@ -518,7 +520,7 @@ def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str
     return calls
 
 
-def _launches(sizes: ServedSizes, step: Step, tokens: int, collectives: int) -> tuple[float, float]:
+def _launches(sizes: ServedSizes, step: SchedulerStep, tokens: int, collectives: int) -> tuple[float, float]:
     """Launches of attention where prompts break CUDA graphs, and further ones where the step is too large for any."""
     if not step.prefill_tokens and tokens <= GRAPH_TOKENS:
         return 0.0, 0.0
@@ -583,7 +585,7 @@ def fit(
     config: Mapping[str, Any] | ServedSizes,
     kind: GpuKind,
     layout: Sharded,
-    steps: Sequence[Step | Mapping[Step, float]],
+    steps: Sequence[SchedulerStep | Mapping[SchedulerStep, float]],
     measured_s: Sequence[float],
     weights: Sequence[float] | None = None,
     names: Sequence[str] | None = None,
@@ -609,7 +611,7 @@ def fit(
     names = [field.name for field in fields(StepConstants)] if names is None else names
     start, log_measured = np.log([getattr(constants, name) for name in names]), np.log(measured_s)
     roots = np.sqrt(np.ones(len(steps)) if weights is None else np.asarray(weights))
-    counted = [{step: 1.0} if isinstance(step, Step) else step for step in steps]
+    counted = [{step: 1.0} if isinstance(step, SchedulerStep) else step for step in steps]
 
     def with_logs(logs: Any) -> StepConstants:
         return replace(constants, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})

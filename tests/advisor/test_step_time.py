@@ -10,7 +10,7 @@ from aurora.advisor.step_time import (
     DEFAULT,
     EXCHANGES,
     ServedSizes,
-    Step,
+    SchedulerStep,
     active_experts,
     all_reduce_bytes,
     fit,
@@ -62,7 +62,7 @@ def test_weights_are_counted_by_hand():
 
 def test_dense_models_have_no_experts():
     config = {key: value for key, value in CONFIG.items() if "expert" not in key} | {"intermediate_size": 128}
-    seconds = step_seconds(config, KIND, Split(2), Step(decode_requests=3, kv_tokens=30))
+    seconds = step_seconds(config, KIND, Split(2), SchedulerStep(decode_requests=3, kv_tokens=30))
     assert seconds.experts_s == 0
     assert seconds.dense_s > 0
 
@@ -85,7 +85,7 @@ def test_active_experts_are_those_that_chance_touches():
 def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange):
     if not prefill + decode:
         decode = 1
-    step = Step(prefill, decode, kv_tokens)
+    step = SchedulerStep(prefill, decode, kv_tokens)
 
     def seconds(step, **how):
         return step_seconds(SIZES, KIND, split, step, exchange=exchange, **how).total
@@ -99,7 +99,7 @@ def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange
 
 
 def test_a_layer_exchanges_what_its_layout_needs():
-    step = Step(prefill_tokens=600)
+    step = SchedulerStep(prefill_tokens=600)
     assert step_seconds(SIZES, KIND, Split(), step).collectives_s == 0
     quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
     message = 600 * 64 * 2
@@ -113,7 +113,7 @@ def test_a_layer_exchanges_what_its_layout_needs():
 
 
 def test_servers_meet_over_their_nics():
-    step, split = Step(prefill_tokens=600), Split(data=16, expert=16)
+    step, split = SchedulerStep(prefill_tokens=600), Split(data=16, expert=16)
     seconds = [step_seconds(SIZES, KIND, split, step, nic_Bps=rate).collectives_s for rate in (50e9, 25e9)]
     assert seconds[0] < seconds[1]
     with pytest.raises(BadInput, match="nic_Bps"):
@@ -130,20 +130,20 @@ def test_servers_meet_over_their_nics():
 )
 def test_bad_arguments(split, how, message):
     with pytest.raises(BadInput, match=message):
-        step_seconds(SIZES, KIND, split, Step(decode_requests=1), **how)
+        step_seconds(SIZES, KIND, split, SchedulerStep(decode_requests=1), **how)
 
 
 def test_steps_are_of_something():
     with pytest.raises(BadInput, match="neither"):
-        Step()
+        SchedulerStep()
     with pytest.raises(BadInput, match="kv_tokens"):
-        Step(1, kv_tokens=-1)
+        SchedulerStep(1, kv_tokens=-1)
 
 
 def test_a_fit_recovers_the_constants_that_its_steps_show():
     truth = replace(DEFAULT, kernel_s=5e-6, launch_s=9e-6)
-    steps = [Step(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
-    steps += [Step(prefill_tokens=many) for many in (100, 700, 2000)]
+    steps = [SchedulerStep(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
+    steps += [SchedulerStep(prefill_tokens=many) for many in (100, 700, 2000)]
     measured = [step_seconds(SIZES, KIND, Split(), step, constants=truth).total for step in steps]
     fitted = fit(DEFAULT, SIZES, KIND, Split(), steps, measured)
     again = [step_seconds(SIZES, KIND, Split(), step, constants=fitted).total for step in steps]

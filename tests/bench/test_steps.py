@@ -12,7 +12,7 @@ import steps
 from steps import Row, chunks, pairs
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, Step
+from aurora.advisor.step_time import DEFAULT, SchedulerStep
 from aurora.io.clusters import load_gpus
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
@@ -21,7 +21,7 @@ measured = pytest.mark.skipif(not steps.DATA.is_dir(), reason="needs measured st
 
 
 def test_pairs_are_of_the_same_step_on_two_configurations():
-    step, other = Step(decode_requests=4, kv_tokens=4000), Step(decode_requests=5, kv_tokens=4000)
+    step, other = SchedulerStep(decode_requests=4, kv_tokens=4000), SchedulerStep(decode_requests=5, kv_tokens=4000)
     rows = [
         Row("a", Layout(2), "decode", (step,), 1.0),
         Row("b", Layout(data=2, expert=2), "decode", (step,), 2.0),
@@ -35,8 +35,8 @@ def test_pairs_are_of_the_same_step_on_two_configurations():
 def test_a_prompt_has_the_chunks_that_its_run_had():
     row = {"run": "a", "phase": "context", "prefill_requests": "1"}
     read = [row | {"prefill_tokens": "3000", "kv_tokens": "0"}, row | {"prefill_tokens": "1000", "kv_tokens": "3000"}]
-    assert chunks(read, "a", 4000) == (Step(3000), Step(1000, kv_tokens=3000))
-    assert chunks(read, "b", 4000) == (Step(4000),)
+    assert chunks(read, "a", 4000) == (SchedulerStep(3000), SchedulerStep(1000, kv_tokens=3000))
+    assert chunks(read, "b", 4000) == (SchedulerStep(4000),)
 
 
 @measured
