@@ -28,7 +28,7 @@ import numpy as np
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, ServedSizes, SchedulerStep, StepConstants, fit, step_seconds
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, StepConstants, fit, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 

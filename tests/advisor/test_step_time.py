@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from aurora.advisor.step_time import (
     DEFAULT,
     EXCHANGES,
-    ServedSizes,
     SchedulerStep,
+    ServedSizes,
     active_experts,
     all_reduce_bytes,
     fit,
