@@ -23,7 +23,7 @@ from aurora.planner.workload.attention import (
     kv_bytes_per_token,
     text_config,
 )
-from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, weight_bits
+from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations
@@ -207,20 +207,18 @@ class ServedSizes:
         """
         flat = text_config(config)
         hidden, vocabulary = number(flat, "hidden_size", "d_model", "dim"), number(flat, "vocab_size")
-        bits = weight_bits(config) or 16.0
-        method = str((flat.get("quantization_config") or {}).get("quant_method"))
-        other = 16.0 if method in ("mxfp4", "None") else 8.0 if method == "fp8" else bits
+        number_bytes = other_weight_bits(config) / 8
         attention, streams = attention_layers(config), _streams(config)
         if not any(flat.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")):
             layers = decoder_layers(flat)
             inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size")
-            return cls(hidden, layers, vocabulary, attention, layers, inner, 0, other / 8, streams)
+            return cls(hidden, layers, vocabulary, attention, layers, inner, 0, number_bytes, streams)
         shape = Shape.of(config)
         dense = len(dense_layers(config))
         inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size") if dense else 0
         shared = 3 * hidden * shared_width(flat, shape)
         return cls(
-            hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, other / 8, streams,
+            hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, number_bytes, streams,
             shape.layers, shape.experts, shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
         )  # fmt: skip
 
@@ -359,7 +357,7 @@ def step_seconds(
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
-    calls = _collectives(sizes, layout, tokens, exchange)
+    calls = _collectives(sizes, layout, tokens, exchange, imbalance)
     collectives_s = sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
     busy_s = attention_s + dense_s + experts_s + head_s + collectives_s
     broken, eager = _launches(sizes, step, tokens, sum(call.many * call.arrays for call in calls))
@@ -484,26 +482,26 @@ class _Collectives:
         return self.many * (latency_s + link_s / constants.link_share)
 
 
-def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[_Collectives]:
-    """All tokens go to all ranks with their choices, and back reduced."""
+def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int, imbalance: float) -> list[_Collectives]:
+    """All tokens go to all ranks with their choices, and back reduced, whatever the imbalance."""
     token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.tensor * layout.data
     back_bytes = (layout.data - 1) * tokens * token_bytes
     there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
     return [_Collectives(sizes.moe_layers, ranks, there_bytes, 3), _Collectives(sizes.moe_layers, ranks, back_bytes)]
 
 
-def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int) -> list[_Collectives]:
-    """A token goes once to each rank that has experts of its choice, and back."""
+def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int, imbalance: float) -> list[_Collectives]:
+    """A token goes once to each rank that has experts of its choice, and back; the busiest rank gets the most."""
     spread, ranks = layout.expert, layout.tensor * layout.data
     visited = spread * (1 - (1 - 1 / spread) ** sizes.top_k) * (spread - 1) / spread
-    sent_bytes = tokens / layout.tensor * visited * sizes.dispatched * HALF_BYTES
+    sent_bytes = tokens / layout.tensor * visited * sizes.dispatched * HALF_BYTES * imbalance
     return [_Collectives(sizes.moe_layers, ranks, sent_bytes, 3), _Collectives(sizes.moe_layers, ranks, sent_bytes)]
 
 
 EXCHANGES = {"allgather": _allgather, "alltoall": _all_to_all}
 
 
-def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str) -> list[_Collectives]:
+def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str, imbalance: float) -> list[_Collectives]:
     """Collectives of a step; experts that are split by width get all tokens whatever the exchange."""
     calls = []
     spread = layout.data > 1 and sizes.moe_layers > 0
@@ -516,7 +514,7 @@ def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str
         if spread:  # tokens are split among tensor ranks before their experts, and gathered after
             calls.append(_Collectives(sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
     if spread:
-        calls += EXCHANGES[exchange if layout.expert > 1 else "allgather"](sizes, layout, tokens)
+        calls += EXCHANGES[exchange if layout.expert > 1 else "allgather"](sizes, layout, tokens, imbalance)
     return calls
 
 

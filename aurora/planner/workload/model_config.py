@@ -411,11 +411,30 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found else None
 
 
+def other_weight_bits(config: Mapping[str, Any]) -> float:
+    """Returns the bits of a number of weights outside routed experts: attention's, and those of dense and shared experts.
+
+    16 where nothing is quantised, where MXFP4 is, which experts alone have, and where attention stays as it is.
+
+    Args:
+        config: the content of a transformers config.json.
+    """
+    quantised = _quantisation(config)
+    if quantised is None or quantised.get("quant_method") == "mxfp4" or any("attn" in str(each) for each in _left(quantised)):
+        return 16.0
+    return 8.0 if quantised.get("quant_method") == "fp8" else weight_bits(config) or 16.0
+
+
 def _leaves_experts(quantised: Mapping[str, Any]) -> bool:
     """Returns whether routed experts are among the modules that stay as they are."""
+    return any(_of_experts(each) for each in _left(quantised))
+
+
+def _left(quantised: Mapping[str, Any]) -> list[Any]:
+    """The modules that stay as they are."""
     names = ("modules_to_not_convert", "ignore", "exclude", "exclude_modules", "ignored_layers")
     said = {**_part(quantised, "quantization"), **quantised}
-    return any(_of_experts(each) for name in names for each in said.get(name) or ())
+    return [each for name in names for each in said.get(name) or ()]
 
 
 def _of_experts(module: Any) -> bool:

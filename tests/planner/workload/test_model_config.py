@@ -10,6 +10,7 @@ from aurora.planner.workload.model_config import (
     expert_groups,
     moe_layers,
     one_moe_layer,
+    other_weight_bits,
     top_k,
     weight_bits,
     weight_format,
@@ -237,3 +238,17 @@ def test_experts_of_four_bits_beside_other_weights_of_eight():
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     assert weight_bits(config) == 8
     assert weight_bits(config | {"expert_dtype": "fp4"}) == 4 + 8 / 32  # a scale of 8 bits for 32 numbers
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        (None, 16),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 16),  # of experts alone
+        ({"quant_method": "nvfp4", "ignore": ["model.layers.0.self_attn"]}, 16),
+        ({"quant_method": "nvfp4", "ignore": ["lm_head"]}, 4.5),
+    ],
+)
+def test_bits_outside_experts(quantised, bits):
+    assert other_weight_bits({"quantization_config": quantised}) == bits
