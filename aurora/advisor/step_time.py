@@ -23,7 +23,7 @@ from aurora.planner.workload.attention import (
     kv_bytes_per_token,
     text_config,
 )
-from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits
+from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits, shared_width
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations
@@ -230,19 +230,6 @@ def _streams(config: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) and found > 0 else 1
 
 
-def shared_width(flat: Mapping[str, Any], shape: Shape) -> int:
-    """Returns the width of a layer's shared experts together; zero without any.
-
-    Args:
-        flat: a config's entries of its language model.
-        shape: the model's sizes.
-    """
-    names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-    width = next((flat[name] for name in names if isinstance(flat.get(name), int)), None)
-    many = next((flat[name] for name in ("n_shared_experts", "num_shared_experts") if isinstance(flat.get(name), int)), 0)
-    return int(width if width is not None else shape.inner * many)
-
-
 def active_experts(experts: float, top_k: int, total: int, tokens: float, evenness: float = np.inf) -> float:
     """Returns how many of `experts` get a token, on average.
 
@@ -400,16 +387,11 @@ def _attention_s(
             cache_bytes += 2 * many * layers.state * layers.state_bits / 8 / tensor
             flops += many * new * layers.pair_flops / tensor
             continue
-        entries = (before + new / 2) / max(layers.ratio, 1)
-        attended = entries if layers.ratio and not layers.window else min(layers.window, before + new / 2)
-        if layers.chosen or (layers.window and layers.kind == "sparse" and layers.ratio):
-            attended = (attended if layers.window else 0) + min(layers.chosen or entries, entries)
+        attended, held = layers.attended(before + new / 2), layers.held(before + new)
         flops += many * new * attended * layers.pair_flops / tensor
-        index_flops += many * new * entries * layers.index_flops
-        held = min(before + new, layers.window + new) if layers.kind == "sliding" else (before + new) / max(layers.ratio, 1)
-        touched = min(held, attended * new)
+        index_flops += many * new * (before + new / 2) / max(layers.ratio, 1) * layers.index_flops
         plain = entry_bytes(layers, tensor) - layers.index_bytes
-        cache_bytes += many * (touched * plain + held * layers.index_bytes)
+        cache_bytes += many * (min(held, attended * new) * plain + held * layers.index_bytes)
     pair_share = gpu.constants.linear_share if layers.kind == "linear" else gpu.constants.attention_share
     cache_s = gpu.seconds(cache_bytes, flops, HALF_BYTES, pair_share)
     index_s = gpu.seconds(0.0, index_flops, HALF_BYTES, gpu.constants.index_share)
@@ -442,7 +424,7 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int, imba
     active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance, evenness), held)
     if spread > 1:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
         spared = active / held
-        active = min(held, active + ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * spared * (1 - spared)))
+        active = min(held, active + float(ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * spared * (1 - spared))))
     passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)
     flops = 2 * sizes.expert_weights * width * (rows + active * TILE / 2)
     number_bytes = sizes.expert_bytes / sizes.expert_weights

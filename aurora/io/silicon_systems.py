@@ -9,7 +9,7 @@ import numpy as np
 from aurora.errors import BadInput, check_one_of
 from aurora.io.silicon_database import EXCHANGES, check_engine, newest, package, system_specs, tables
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
-from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
+from aurora.planner.workload.model_config import Shape, flat_config, number, shared_width, weight_format
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray
 
@@ -199,18 +199,11 @@ def gate_curve(config: Mapping[str, Any], system: str, engine: str) -> Curve:
         found = _Attention.of(config, shape.hidden)
         own, kv = found.heads * found.width, found.kv_heads * found.width
         attention, sizes = found.curve(system, engine), [(own + 2 * kv, shape.hidden), (shape.hidden, own)]
-    if shared := _shared_width(config, shape):
+    if shared := shared_width(config, shape):
         sizes = [*sizes, (2 * shared, shape.hidden), (shape.hidden, shared)]
     products = router if dtype == DTYPE or not sizes else _Products(system, engine, dtype)
     seconds_X = sum((products.seconds(*size, tokens_X) for size in sizes), start=seconds_X)
     return fit_curve(tokens_X, seconds_X + attention(tokens_X)).curve
-
-
-def _shared_width(config: Mapping[str, Any], shape: Shape) -> int:
-    """Width of all shared experts together, which every token passes; zero without any."""
-    own, many = config.get("shared_expert_intermediate_size"), config.get("n_shared_experts")
-    width = own if own is not None else shape.inner * many if isinstance(many, int) else 0
-    return width if isinstance(width, int) and width > 0 else 0
 
 
 def _latent(

@@ -50,6 +50,20 @@ class AttentionLayers:
     ratio: int = 1
     chosen: int = 0
 
+    @property
+    def grows(self) -> bool:
+        """Whether the cache grows with the sequence beyond a window."""
+        return self.kind not in ("linear", "sliding") and self.ratio > 0
+
+    def held(self, length: float) -> float:
+        """Entries in the cache of a sequence of so many tokens."""
+        return min(self.window, length) + (length / self.ratio if self.grows else 0.0)
+
+    def attended(self, length: float) -> float:
+        """Entries that a token after so many others attends to."""
+        beyond = length / self.ratio if self.grows else 0.0
+        return min(self.window, length) + min(beyond, self.chosen or beyond)
+
 
 KV_BITS = 16  # of a cached number, unless the engine is told otherwise
 INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale of 4 bytes (DeepSeek-V3.2's vLLM recipe)
@@ -73,8 +87,8 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
         >>> kv_bytes_per_token(mixtral), kv_bytes_per_token(mixtral, tensor=16)
         (131072.0, 16384.0)
     """
-    grow = [each for each in attention_layers(config) if each.kind not in ("linear", "sliding")]
-    return sum((entry_bytes(each, tensor, kv_bits) / each.ratio * each.layers for each in grow if each.ratio), start=0.0)
+    grow = [each for each in attention_layers(config) if each.grows]
+    return sum((entry_bytes(each, tensor, kv_bits) / each.ratio * each.layers for each in grow), start=0.0)
 
 
 def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:

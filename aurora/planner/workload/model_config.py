@@ -356,6 +356,7 @@ _EXPERT_COUNTS = (  # names of the number of experts of a layer
 )
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 _DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
 _MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of multi-token prediction
 _UNGATED = ("relu2",)  # activations of experts with two matrices
@@ -423,6 +424,20 @@ def other_weight_bits(config: Mapping[str, Any]) -> float:
     if quantised is None or quantised.get("quant_method") == "mxfp4" or any("attn" in str(each) for each in _left(quantised)):
         return 16.0
     return 8.0 if quantised.get("quant_method") == "fp8" else weight_bits(config) or 16.0
+
+
+def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
+    """Returns the width of a layer's shared experts together, which every token passes; zero without any.
+
+    Args:
+        config: the content of a transformers config.json.
+        shape: the model's sizes.
+    """
+    flat = flat_config(config)
+    width = next((flat[name] for name in _SHARED_WIDTH if flat.get(name) is not None), None)
+    many = flat.get("n_shared_experts", flat.get("num_shared_experts"))
+    width = width if width is not None else shape.inner * many if isinstance(many, int) else 0
+    return width if isinstance(width, int) and width > 0 else 0
 
 
 def _leaves_experts(quantised: Mapping[str, Any]) -> bool:

@@ -75,3 +75,13 @@ def test_bad_configs(config, message):
 def test_patterns_name_layers_without_attention():
     config = GROUPED | {"hybrid_override_pattern": "M*E*"} | {"mamba_num_heads": 2, "mamba_head_dim": 4, "ssm_state_size": 8}
     assert [(each.kind, each.layers) for each in attention_layers(config)] == [("linear", 1), ("full", 2)]
+
+
+def test_a_token_attends_to_its_window_and_to_entries_beyond():
+    sliding, full = attention_layers(WINDOWS)
+    assert (sliding.attended(4), sliding.attended(40), sliding.held(40)) == (4, 10, 10)
+    assert (full.attended(40), full.held(40)) == (40, 40)
+    near, chosen, every = attention_layers(COMPRESSED)
+    assert near.attended(400) == near.held(400) == 10  # a window alone
+    assert (chosen.attended(400), chosen.held(400)) == (10 + 8, 10 + 100)  # eight of the entries of four tokens
+    assert every.attended(1280) == every.held(1280) == 10 + 10
