@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+# Many tests wait for processes that they have started: one worker more than cores keeps all cores busy.
+PYTEST = PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 export HF_HUB_OFFLINE = 1
 export NO_MKDOCS_2_WARNING = 1
+unexport PYTHONDONTWRITEBYTECODE  # set, it would have each of hundreds of processes compile all that it imports, torch as well
 
 .PHONY: demo papers test test-rest test-all types kernels test-vllm vllm-versions docs dist install clean
 

@@ -102,10 +102,10 @@ def test_a_users_script_passes_strict_type_checks(tmp_path):
 
 
 @pytest.mark.full
-def test_the_same_script_runs(tmp_path):
+def test_the_same_script_runs(tmp_path, warm):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.replace("CONFIG", repr(str(shipped("models/mixtral-topics/config.json")))))
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([warm / "python", file], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True True True"
 

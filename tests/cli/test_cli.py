@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 import aurora
-from aurora.cli import demo
 from aurora.io import load_plan, load_profile, load_trace, save, shipped
 from aurora.io.journals import JournalFile
 from aurora.planner.evaluate import evaluate, repriced
@@ -70,6 +69,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+@pytest.mark.full
 def test_the_whole_way(aurora, folder):
     a, b, plan = folder / "a.npz", folder / "b.npz", folder / "plan.json"
     code, out, _ = aurora("plan", "--cluster", DEMO, "--profile", a, "--profile", b, "-o", plan)
@@ -520,23 +520,6 @@ def test_under_torchruns_variables_each_process_is_a_rank(folder, warm):
 
 
 @pytest.mark.full
-def test_the_demo(aurora, tmp_path, monkeypatch):
-    """On a quarter of the prompts; the wheel's test serves all."""
-    for name in ("PROMPTS", "BATCH"):
-        monkeypatch.setattr(demo, name, getattr(demo, name) // 4)
-    code, out, err = aurora("demo", "-o", tmp_path / "demo")
-    assert code == 0, err
-    report = (tmp_path / "demo" / "report.txt").read_text()
-    assert report.count(" yes ") == 3
-    assert "shaped transport" in " ".join(out.split())
-    names = files(tmp_path / "demo")
-    for expected in ("aurora.plan.json", "aurora.predicted.npz", "aurora.measured.npz", "mixtral-topics.npz", "report.html"):
-        assert expected in names
-    predicted, measured = (load_trace(tmp_path / "demo" / f"aurora.{kind}.npz") for kind in ("predicted", "measured"))
-    assert predicted.step_X.max() == measured.step_X.max()  # the same steps, so that one can be laid over the other
-    assert predicted.names_M == measured.names_M
-
-
 def test_a_reader_that_wants_no_more_is_no_failure(tmp_path):
     """As `| head` does; the output is longer than a pipe holds."""
     command = (

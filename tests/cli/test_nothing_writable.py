@@ -62,7 +62,9 @@ def test_commands_work_and_the_code_is_kept_where_the_user_alone_can_write(nobod
     assert ("NUMBA_CACHE_DIR" in found["mend"]) != kept
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(closed, marks=pytest.mark.full) for closed in (">&-", ">&- 2>&-", "<&- >&-")), "<&- >&- 2>&-"]
+)
 def test_closed_streams_are_no_traceback_and_no_file_takes_their_place(tmp_path, closed):
     (tmp_path / "m.csv").write_text("0,4\n5,0\n")
     line = f"exec {sys.executable} -m aurora order m.csv -o out.json {closed}"

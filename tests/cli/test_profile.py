@@ -115,6 +115,7 @@ def test_devices_become_a_cluster(aurora, here, monkeypatch):
     assert (here / "c.toml").read_text().startswith("# This machine's GPUs, driver 580.65.06")
 
 
+@pytest.mark.full
 def test_a_network_becomes_a_cluster(aurora, here):
     code, out, _ = aurora("measure", "links", "--ranks", 2, "--json")
     assert code == 0

@@ -19,6 +19,7 @@ def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.full
 def test_recommending_and_reporting_tell_how_far_they_are(tmp_path):
     pytest.importorskip("jinja2")
     told = []

@@ -162,6 +162,7 @@ def test_changing_traffic_is_replayed(aurora, plan, shape, tmp_path):
     refused(aurora(*again, "--barriers", "none"), "--barriers: expected without --change")
 
 
+@pytest.mark.full
 def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
     drawn = ("simulate", plan, "--rate", 2, "--isl", 20, "--osl", 4, "--duration", 10)
     code, out, err = aurora(*drawn)

@@ -74,7 +74,10 @@ def served(monkeypatch, plan, paths, blows, count=9, **options):
     return result, verify(result, paths, prompts, options)
 
 
-@pytest.mark.parametrize(("moment", "victims"), [(1, (0,)), (20, (2,)), (40, (1, 3))])
+@pytest.mark.parametrize(
+    ("moment", "victims"),
+    [pytest.param(1, (0,), marks=pytest.mark.full), (20, (2,)), pytest.param(40, (1, 3), marks=pytest.mark.full)],
+)
 def test_answers_stay_the_same(monkeypatch, mixtral, qwen, moment, victims):
     plan = plan_for([mixtral, qwen], 4)
     result, different = served(monkeypatch, plan, [mixtral, qwen], {moment: kill(*victims)})
@@ -87,6 +90,7 @@ def test_answers_stay_the_same(monkeypatch, mixtral, qwen, moment, victims):
     assert epochs <= set(range(1, len(result.changes) + 2))
 
 
+@pytest.mark.full
 def test_replicas_spare_the_checkpoint(monkeypatch, mixtral):
     plan = plan_for([mixtral], 4, PlanOptions(min_replicas=2, slots_per_gpu=5))
     result, different = served(monkeypatch, plan, [mixtral], {10: kill(1)})
@@ -94,6 +98,7 @@ def test_replicas_spare_the_checkpoint(monkeypatch, mixtral):
     assert [change.from_checkpoint for change in result.changes] == [0] * len(result.changes)
 
 
+@pytest.mark.full
 def test_a_rank_is_lost_while_all_wait_for_requests(monkeypatch, mixtral):
     """The others go on at once, in an epoch that begins before the next request arrives, and answer it."""
     epochs_s = {}
@@ -232,6 +237,7 @@ def test_what_all_ranks_need_is_compiled_once_before_they_start(monkeypatch, mix
     assert done == (["ranks"] if adapt is None else ["decisions", "orders", "ranks"])
 
 
+@pytest.mark.full
 def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
     plan = plan_for([mixtral], 3)
     result, different = served(monkeypatch, plan, [mixtral], {5: kill(2), 20: kill(0)})
@@ -239,6 +245,7 @@ def test_one_after_the_other_and_the_last_does_the_rest(monkeypatch, mixtral):
     assert {rank for change in result.changes for rank in change.lost} == {0, 2}
 
 
+@pytest.mark.full
 def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypatch, mixtral):
     class Watched(Blows):
         def watch(self, epoch, pids):
@@ -284,6 +291,7 @@ def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     assert len(found) >= 3
 
 
+@pytest.mark.full
 def test_when_nobody_has_an_expert_any_more_another_run_goes_on_from_the_journal(monkeypatch, mixtral, tmp_path):
     copy = tmp_path / "model"
     shutil.copytree(mixtral, copy)

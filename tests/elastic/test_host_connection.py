@@ -103,7 +103,7 @@ def test_who_shows_no_certificate_is_not_heard_for_long_however_much_it_says(mon
     with host:
         with pytest.raises(TimeoutError):
             HostConnection(leader, certificate(), True, WIRE)
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
 
 

@@ -106,6 +106,9 @@ def test_a_lighthouse_that_is_killed_is_started_again_and_costs_neither_step_nor
         logs = check_results(run, "abc", 100)
     finally:
         run.close()
+    until_s = time.monotonic() + PATIENCE_S
+    while lighthouse._child[0] is first and time.monotonic() < until_s:  # on a busy machine the steps may end before it is back
+        time.sleep(0.01)
     assert lighthouse._child[0] is not first
     assert all(len(log) == 1 for log in logs.values())
 
@@ -222,6 +225,7 @@ def test_one_that_does_not_come_back_after_its_epoch_is_left_out(lighthouse):
     assert works["b"].log[-1][0] == ("b", "c")
 
 
+@pytest.mark.full
 def test_patience_with_a_member_that_is_missing_from_rounds(members):
     steps = 400
     run = members("a", "b", "c", steps=steps, step_s=0.02, expected=3, patience_s=60.0)

@@ -7,7 +7,6 @@ They were made by that version's commands: `aurora synthetic`, `plan`, `simulate
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,32 +57,36 @@ def test_journals_are_read():
     assert answers[0, 3].tokens == [241, 40, 46, 50, 72, 59, 149, 142, 179, 52]
 
 
-def command(*words, cwd):
-    done = subprocess.run(
-        [sys.executable, "-m", "aurora", *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def folder(tmp_path):
     return Path(shutil.copytree(OLDER, tmp_path / "older"))
 
 
-def test_an_interrupted_run_goes_on_from_its_journal(folder):
+@pytest.fixture
+def command(warm, folder):
+    """Performs an `aurora` command there, and returns what it prints."""
+
+    def performed(*words):
+        done = subprocess.run([warm / "aurora", *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return performed
+
+
+def test_an_interrupted_run_goes_on_from_its_journal(command):
     model = ["--model", "tiny-model", "--prompts", "prompts.txt", "--max-new-tokens", "40"]
-    printed = command("run", "served.json", *model, "--survive", "--resume", "--verify", "-o", "run.npz", cwd=folder)
+    printed = command("run", "served.json", *model, "--survive", "--resume", "--verify", "-o", "run.npz")
     assert "verified: same greedy tokens" in printed
 
 
-def test_training_goes_on_from_a_checkpoint(folder):
+def test_training_goes_on_from_a_checkpoint(command, folder):
     trained = folder / "trained"
     trained.mkdir()
     (folder / "checkpoints").rename(trained / "checkpoints")
     (folder / "log.jsonl").rename(trained / "log.jsonl")
     options = ["--text", "ids.npy", "--batch", "2", "--length", "16", "--ranks", "2", "--checkpoint-every", "1"]
-    command("train", "tiny-model", *options, "--steps", "3", "--resume", "-o", "trained", cwd=folder)
+    command("train", "tiny-model", *options, "--steps", "3", "--resume", "-o", "trained")
     steps = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert np.isfinite(steps[-1]["loss"])

@@ -213,6 +213,7 @@ print(anonymous() - before, model.other_bytes, model.expert_bytes * len(held) * 
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' account of memory")
 @pytest.mark.parametrize("layout", ["by expert", "fused"])
 def test_a_rank_has_memory_for_the_dense_weights_and_its_own_experts(layout, tmp_path):

@@ -126,6 +126,7 @@ def found_over_lazy_calls(rank_info):
         return probing.time_links(NcclTransport(calls, GlooTransport()))
 
 
+@pytest.mark.full
 def test_links_of_three_ranks_are_timed_where_a_communicator_takes_all_of_them_to_make():
     """A pair's messages are calls of two ranks only: the communicator must be there before."""
     for links in launch(found_over_lazy_calls, 3):

@@ -65,7 +65,7 @@ def patient(add):
     """Follower.add that returns when its window is decided on, so that few steps have many decisions."""
 
     def add_and_wait(loop, load_LE, *more):
-        last, until_s = loop.status().last, time.monotonic() + 10
+        last, until_s = loop.status().last, time.monotonic() + 60
         add(loop, load_LE, *more)
         while (last is None or last.action == "keep") and loop.status().last is last and time.monotonic() < until_s:
             time.sleep(0.001)
@@ -94,7 +94,7 @@ def check_moved(mixtral, result, found):
 @pytest.mark.parametrize(
     ("slots_G", "options"),
     [
-        (((0, 1, 2), (2, 3), (4, 5, 6), (6, 7)), {"local_first": True}),
+        pytest.param(((0, 1, 2), (2, 3), (4, 5, 6), (6, 7)), {"local_first": True}, marks=pytest.mark.full),
         (((0, 1, 2, 3), (), (4, 5), (6, 7)), {"deduplicate": True}),
     ],
 )
@@ -140,6 +140,7 @@ def test_over_servers_experts_move_inside_them(monkeypatch, mixtral):
     assert seen == {(3, 4, 5, 6)}
 
 
+@pytest.mark.full
 def test_experts_move_between_processes(mixtral):
     plan, prompts = placed(plan_for([mixtral], 2), ((0, 1, 2, 3), (4, 5, 6, 7))), [prompts_for(mixtral, 4)]
     options = RunOptions(max_new_tokens=40, batch=2, transport="gloo", keep_logits=True, adapt=EAGER)
@@ -159,6 +160,7 @@ def test_each_of_two_models_follows_its_own_traffic(monkeypatch, mixtral, qwen):
     assert [report.model for report in result.control_M] == ["mixtral-topics", "qwen3moe-stdlib"]
 
 
+@pytest.mark.full
 def test_requests_arrive_while_experts_follow_them(monkeypatch, mixtral):
     """Between two bursts no rank makes steps; windows go on after it, and the pause is in no step's time."""
     monkeypatch.setattr(Follower, "add", patient(Follower.add))
@@ -259,8 +261,8 @@ class Ranks:
 
     def __init__(self, placement, step_s, Bps, startup_s, monkeypatch):
         self.ranks, self.step_s, self.Bps, self.startup_s = placement.gpus, step_s, Bps, startup_s
-        self.meeting, self.told = threading.Barrier(self.ranks, timeout=20), [None] * self.ranks
-        self.now_R, self.slices_s, self.patience_s = threading.local(), [], 20
+        self.meeting, self.told = threading.Barrier(self.ranks, timeout=120), [None] * self.ranks
+        self.now_R, self.slices_s, self.patience_s = threading.local(), [], 120
         self.rests_s = []
         self.change_s, self.changes_s = 0.0, []  # of a layer, and of all layers that changed over between two steps
         self.pauses_s, self.pieces = (

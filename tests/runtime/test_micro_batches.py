@@ -28,7 +28,11 @@ def cut(plan, parts, time_slice="exchange"):
 
 @pytest.mark.parametrize(
     ("parts", "time_slice", "ranks", "transport", "order"),
-    [(2, "layer", 4, "gloo", "plan"), (3, "exchange", 2, "shaped", "plan"), (4, "layer", 2, "memory", "auto")],
+    [
+        (2, "layer", 4, "gloo", "plan"),
+        pytest.param(3, "exchange", 2, "shaped", "plan", marks=pytest.mark.full),
+        pytest.param(4, "layer", 2, "memory", "auto", marks=pytest.mark.full),
+    ],
 )
 def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, ranks, transport, order):
     """Prompts of quite different lengths, a round of batches and a rest."""
@@ -40,6 +44,7 @@ def test_micro_batches_give_the_plain_models_output(mixtral, parts, time_slice, 
     assert len(result.orders_M) == (parts if order == "auto" else 0)
 
 
+@pytest.mark.full
 def test_replicas_and_all_to_alls_over_servers(mixtral):
     plan = hierarchical(with_replicas(plan_for([mixtral], 4)), Hierarchy(np.array([1, 0, 1, 0]), 2))
     _, found = differences(cut(plan, 2, "layer"), [mixtral], [prompts_for(mixtral, 9)], transport="memory")
@@ -94,6 +99,7 @@ def test_ranks_hold_weights_once_however_many_micro_batches_there_are(mixtral, m
     assert held[4] == held[1]
 
 
+@pytest.mark.full
 def test_a_simulation_of_a_runs_micro_batches_has_its_transfers(mixtral, text):
     """The run's routing by micro-batch, which the simulator takes as it is: the bytes of every step, layer and phase."""
     profile = profile_model(mixtral, [text], ProfileOptions(sources=2, prompt_tokens=16, limit=8))

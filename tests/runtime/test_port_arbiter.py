@@ -110,7 +110,7 @@ def test_priority_work_runs_before_what_waits_and_at_preemption_points():
     first.start_compute()
 
     def work(model, level):
-        wait.wait(10)
+        wait.wait(60)
         time.sleep(0.05 * model)  # one after the other
         arbiters[model].start_compute(level)
         seen.append(model)
@@ -186,9 +186,9 @@ def joined(arbiter, barrier, told, rank, exchanges, seed, ended):
 
     def gather(number):
         told[rank] = number
-        barrier.wait(20)
+        barrier.wait(60)
         found = list(told)
-        barrier.wait(20)
+        barrier.wait(60)
         return found
 
     for number in range(exchanges):
@@ -199,7 +199,7 @@ def joined(arbiter, barrier, told, rank, exchanges, seed, ended):
             arbiter.join(gather, rank == 0, slices)
         for _ in range(slices):
             with arbiter.exchange():
-                barrier.wait(20)
+                barrier.wait(60)
     arbiter.leave()
     ended.append(exchanges)
 
@@ -235,11 +235,11 @@ def gathering(arbiter, barrier, layers, seed, ended):
     """
     drawn = random.Random(seed)
     for _ in range(layers):
-        barrier.wait(20)
+        barrier.wait(60)
         if drawn.random() < 0.3:
             time.sleep(drawn.random() * 1e-3)
         with arbiter.exchange():
-            barrier.wait(20)
+            barrier.wait(60)
         with arbiter.exchange():
             pass
     arbiter.leave()
@@ -330,7 +330,7 @@ def served(arbiter, barrier, exchanges, seed, ended, by_layer):
         if drawn.random() < 0.2:
             time.sleep(drawn.random() * 1e-4)
         with arbiter.exchange(by_layer and number % 2 == 1 and number + 1 < exchanges):
-            barrier.wait(20)
+            barrier.wait(60)
     arbiter.leave()
     ended.append(exchanges)
 

@@ -70,6 +70,7 @@ WORDS = [
     "has",
     "seen",
 ]
+full = pytest.mark.full
 FLAT = {phase: Curve(np.array([1.0]), np.array([1e-3])) for phase in ("gate", "expert", "aggregate")}
 
 
@@ -112,7 +113,7 @@ def differences(plan, paths, prompts, **options):
     return result, verify(result, paths, prompts, chosen)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", [name if name == "deepseek_v3" else pytest.param(name, marks=full) for name in SERVED])
 def test_every_architecture_gives_the_plain_models_output(name, tmp_path):
     folder = build(name, tmp_path / name)
     _, found = differences(plan_for([folder], 2), [folder], [prompts_for(folder, 5)])
@@ -120,7 +121,11 @@ def test_every_architecture_gives_the_plain_models_output(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "transport"), [("openshop", "gloo"), ("openshop", "shaped"), ("random", "gloo"), ("all-at-once", "shaped")]
+    ("order", "transport"),
+    [
+        ("openshop", "shaped"),
+        *(pytest.param(*case, marks=full) for case in (("openshop", "gloo"), ("random", "gloo"), ("all-at-once", "shaped"))),
+    ],
 )
 def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
     paths = [mixtral, qwen]
@@ -142,7 +147,10 @@ def test_two_shipped_models_on_four_ranks(mixtral, qwen, order, transport):
         assert there == back
 
 
-@pytest.mark.parametrize(("deduplicate", "local_first"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("deduplicate", "local_first"),
+    [*(pytest.param(*case, marks=full) for case in ((False, False), (True, False), (False, True))), (True, True)],
+)
 def test_replicas_give_the_plain_models_output(mixtral, deduplicate, local_first):
     plan = with_replicas(plan_for([mixtral], 4))
     _, found = differences(plan, [mixtral], [prompts_for(mixtral, 9)], deduplicate=deduplicate, local_first=local_first)
@@ -198,13 +206,17 @@ def test_one_rank_alone(mixtral):
     assert not (result.trace.peer_X >= 0).any()
 
 
+@pytest.mark.full
 def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
     paths = [mixtral, qwen]
     _, found = differences(plan_for(paths, 2), paths, [prompts_for(mixtral, 1), prompts_for(qwen, 12)], batch=2)
     assert found == []
 
 
-@pytest.mark.parametrize(("transport", "interleave"), [("gloo", "on"), ("memory", "on"), ("memory", "processes")])
+@pytest.mark.parametrize(
+    ("transport", "interleave"),
+    [("memory", "on"), *(pytest.param(*case, marks=full) for case in (("gloo", "on"), ("memory", "processes")))],
+)
 def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
     """In chunks of a few rows, so that gates run between them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -268,6 +280,7 @@ def test_a_batch_model_lets_others_go_first_in_all_of_its_parts(mixtral, qwen, m
     assert set(points) == {*parts, (1, "head", layers[-1])}
 
 
+@pytest.mark.full
 def test_runs_of_their_own_processes_have_priorities(mixtral, qwen):
     """Two runs of one model each share two GPUs; what the batch model sends is cut, and the answers stay."""
     name = f"test{os.getpid()}"
@@ -359,6 +372,7 @@ def test_two_runs_share_port_arbiters_by_name(mixtral, qwen, monkeypatch, tmp_pa
     assert not list(tmp_path.glob("*/*/*.wakeups"))
 
 
+@pytest.mark.full
 def test_deduplication_changes_bytes_but_no_answer(mixtral, qwen):
     """Both models choose two of eight experts, on two ranks: often both are on one."""
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
@@ -484,6 +498,7 @@ def test_prompts_are_checked_before_serving(mixtral):
             aurora.run(plan, [mixtral], [prompts])
 
 
+@pytest.mark.full
 def test_a_rank_may_hold_no_expert(mixtral):
     plan = plan_for([mixtral], 2)
     experts = plan.models[0].placement.experts
@@ -546,7 +561,10 @@ def test_missing_weights_are_not_made_up(tmp_path):
         load_model(folder)
 
 
-@pytest.mark.parametrize(("order", "transport"), [("sub-channels", "gloo"), ("paced", "shaped"), ("paced", "memory")])
+@pytest.mark.parametrize(
+    ("order", "transport"),
+    [*(pytest.param(*case, marks=full) for case in (("sub-channels", "gloo"), ("paced", "shaped"))), ("paced", "memory")],
+)
 def test_orders_that_hold_rates(mixtral, order, transport):
     plan = plan_for([mixtral], 3, PlanOptions("random", "random", "random", order, seed=3))
     result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], transport=transport)
@@ -586,7 +604,7 @@ def serve_in_stages(rank_info, *args):
     return serving_rank.serve_rank(rank_info, *args)
 
 
-@pytest.mark.parametrize("order", ["plan", "auto"])
+@pytest.mark.parametrize("order", ["plan", pytest.param("auto", marks=full)])
 def test_two_models_in_stages(mixtral, qwen, order):
     """What NCCL would do, over gloo: the plain models' answers, and a rank's transfers of an exchange one stage after another."""
     paths, ranks = [str(mixtral), str(qwen)], 3

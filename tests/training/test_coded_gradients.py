@@ -72,7 +72,12 @@ def trained(folder, options, rng, slow=None, steps=3):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "redundancy", "router_loss"), [("balanced", 2, 0.02), ("bcc", 2, 0.02), ("cyclic", 3, 0.02), ("cyclic", 2, 0.0)]
+    ("scheme", "redundancy", "router_loss"),
+    [
+        ("balanced", 2, 0.02),
+        ("cyclic", 2, 0.0),
+        *(pytest.param(scheme, number, 0.02, marks=pytest.mark.full) for scheme, number in (("bcc", 2), ("cyclic", 3))),
+    ],
 )
 def test_the_steps_are_those_of_plain_torch_whoever_is_slow(folder, scheme, redundancy, router_loss):
     options = replace(OPTIONS, scheme=scheme, redundancy=redundancy, router_loss=router_loss)
@@ -86,6 +91,7 @@ def test_the_steps_are_those_of_plain_torch_whoever_is_slow(folder, scheme, redu
         np.testing.assert_array_equal(drawn, slow)
 
 
+@pytest.mark.full
 def test_slowed_stopped_and_killed_ranks_change_no_step(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("def f(x): return x + 1\n" * 20)

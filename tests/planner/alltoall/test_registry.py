@@ -197,6 +197,7 @@ def test_slots_serve_every_unit_in_exactly_the_largest_sum(flat):
     assert length <= max(work.sum(axis=0).max(), work.sum(axis=1).max())
 
 
+@pytest.mark.full
 @given(st.integers(1, 5), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_each_slot_is_as_long_as_possible(n, count, random):
     """Brute force over all perfect matchings of what is left; rows and columns have one sum, so that nothing is padded."""

@@ -45,6 +45,7 @@ def test_the_first_threshold_rises_where_the_second_pays_for_it():
     assert bottleneck_sum_matching(first, second).tolist() == [1, 0]
 
 
+@pytest.mark.full
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(clusters(n), profiles(n, max_layers=2))))
 def test_exact_is_the_optimum_of_the_plans_own_objective(case):
     machines, source = case

@@ -142,6 +142,7 @@ def test_eight_mixed_gpus_are_proved_and_local_search_is_near():
     assert np.mean(theirs) > np.mean(gaps)
 
 
+@pytest.mark.full
 def test_branch_and_bound_finds_the_optimum_from_a_bad_start():
     """No programme proves a bad start, so the tree is searched."""
     for seed in range(4):

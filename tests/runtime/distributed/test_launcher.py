@@ -230,6 +230,7 @@ def short_folder():
         yield Path(folder)
 
 
+@pytest.mark.full
 def test_a_killed_leader_leaves_no_rank_though_one_is_stopped_no_fork_server_and_no_folder(tmp_path, short_folder):
     environment = os.environ | {"TMPDIR": str(short_folder)}
     root = Path(__file__).parents[3]

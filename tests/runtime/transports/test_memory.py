@@ -211,7 +211,7 @@ class HeldUp(MemoryTransport):
 
     def _send(self, message):
         if message.tier == 0:
-            assert self.left.wait(10.0), "tier 1 waits for tier 0"
+            assert self.left.wait(60.0), "tier 1 waits for tier 0"
         work = super()._send(message)
         if message.tier == 1:
             self.left.set()
