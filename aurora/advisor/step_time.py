@@ -8,12 +8,13 @@ be as many as this one's.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtri
 
+from aurora.advisor.engines.engine import Layout
 from aurora.errors import BadInput
 from aurora.planner.workload.attention import (
     AttentionLayers,
@@ -27,23 +28,6 @@ from aurora.planner.workload.model_config import Shape, decoder_layers, dense_la
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations
-
-
-class Sharded(Protocol):
-    """How a model is split over GPUs.
-
-    Attributes:
-        tensor: ranks of tensor parallelism.
-        data: ranks of data parallelism of attention.
-        expert: ranks of expert parallelism; 1: experts are split by width, as tensor parallelism does.
-    """
-
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def data(self) -> int: ...
-    @property
-    def expert(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -208,7 +192,7 @@ class ServedSizes:
         flat = text_config(config)
         hidden, vocabulary = number(flat, "hidden_size", "d_model", "dim"), number(flat, "vocab_size")
         number_bytes = other_weight_bits(config) / 8
-        attention, streams = attention_layers(config), _streams(config)
+        attention, streams = attention_layers(config), flat.get("hc_mult") or 1
         if not any(flat.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")):
             layers = decoder_layers(flat)
             inner = 3 * hidden * number(flat, "intermediate_size", "ffn_hidden_size")
@@ -221,13 +205,6 @@ class ServedSizes:
             hidden, shape.decoder_layers, vocabulary, attention, dense, inner, shared, number_bytes, streams,
             shape.layers, shape.experts, shape.top_k, shape.expert_weights, shape.expert_bytes, shape.dispatched,
         )  # fmt: skip
-
-
-def _streams(config: Mapping[str, Any]) -> int:
-    """Copies of the residual, by a config or a part of it."""
-    nested = config.get("hyper_connections")
-    found = config.get("hc_mult") or (nested.get("hc_mult") if isinstance(nested, Mapping) else None)
-    return found if isinstance(found, int) and found > 0 else 1
 
 
 def active_experts(experts: float, top_k: int, total: int, tokens: float, evenness: float = np.inf) -> float:
@@ -293,7 +270,7 @@ class _Gpu:
 def step_seconds(
     config: Mapping[str, Any] | ServedSizes,
     kind: GpuKind,
-    layout: Sharded,
+    layout: Layout,
     step: SchedulerStep,
     *,
     imbalance: float = 1.0,
@@ -331,13 +308,8 @@ def step_seconds(
         raise BadInput(f"exchange: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
     if not imbalance >= 1:
         raise BadInput(f"imbalance: expected at least 1, found {imbalance}")
-    if layout.tensor * layout.data % layout.expert:
-        expected = f"a divisor of {layout.tensor} x {layout.data} ranks of tensor and data parallelism"
-        raise BadInput(f"layout: expected as ranks of expert parallelism {expected}, found {layout.expert}")
-    if layout.tensor * layout.data > per_server and nic_Bps is None:
-        raise BadInput(
-            f"nic_Bps: expected a rate for {layout.tensor * layout.data} GPUs on servers of {per_server}, found none"
-        )
+    if layout.copy_gpus > per_server and nic_Bps is None:
+        raise BadInput(f"nic_Bps: expected a rate for {layout.copy_gpus} GPUs on servers of {per_server}, found none")
     gpu, tokens = _Gpu(kind, constants), _padded(step)
     attention_s = sum(_attention_s(sizes, each, gpu, layout, step, tokens) for each in sizes.attention)
     dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance)
@@ -361,7 +333,7 @@ def _padded(step: SchedulerStep) -> int:
 
 
 def _attention_s(
-    sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, layout: Sharded, step: SchedulerStep, tokens: int
+    sizes: ServedSizes, layers: AttentionLayers, gpu: _Gpu, layout: Layout, step: SchedulerStep, tokens: int
 ) -> float:
     """Seconds of all layers of a kind: their projections, and the cache or state."""
     tensor = layout.tensor
@@ -398,7 +370,7 @@ def _attention_s(
     return layers.layers * (products_s + cache_s + index_s)
 
 
-def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int) -> float:
+def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int) -> float:
     """Seconds of feed-forward layers without experts, and of shared experts, both split by tensor parallelism."""
     total = 0.0
     for layers, weights, kernels in (
@@ -411,11 +383,11 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int) -> flo
     return total
 
 
-def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Sharded, tokens: int, imbalance: float) -> float:
+def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float) -> float:
     """Seconds of routers and routed experts on the busiest rank."""
     if not sizes.moe_layers:
         return 0.0
-    ranks = layout.tensor * layout.data
+    ranks = layout.copy_gpus
     spread = layout.expert  # ranks among which experts are spread whole; each of them is split among the others
     held, width = sizes.experts / spread, spread / ranks
     everywhere = tokens * layout.data
@@ -464,17 +436,17 @@ class _Collectives:
         return self.many * (latency_s + link_s / constants.link_share)
 
 
-def _allgather(sizes: ServedSizes, layout: Sharded, tokens: int, imbalance: float) -> list[_Collectives]:
+def _allgather(sizes: ServedSizes, layout: Layout, tokens: int, imbalance: float) -> list[_Collectives]:
     """All tokens go to all ranks with their choices, and back reduced, whatever the imbalance."""
-    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.tensor * layout.data
+    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
     back_bytes = (layout.data - 1) * tokens * token_bytes
     there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
     return [_Collectives(sizes.moe_layers, ranks, there_bytes, 3), _Collectives(sizes.moe_layers, ranks, back_bytes)]
 
 
-def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int, imbalance: float) -> list[_Collectives]:
+def _all_to_all(sizes: ServedSizes, layout: Layout, tokens: int, imbalance: float) -> list[_Collectives]:
     """A token goes once to each rank that has experts of its choice, and back; the busiest rank gets the most."""
-    spread, ranks = layout.expert, layout.tensor * layout.data
+    spread, ranks = layout.expert, layout.copy_gpus
     visited = spread * (1 - (1 - 1 / spread) ** sizes.top_k) * (spread - 1) / spread
     sent_bytes = tokens / layout.tensor * visited * sizes.dispatched * HALF_BYTES * imbalance
     return [_Collectives(sizes.moe_layers, ranks, sent_bytes, 3), _Collectives(sizes.moe_layers, ranks, sent_bytes)]
@@ -483,7 +455,7 @@ def _all_to_all(sizes: ServedSizes, layout: Sharded, tokens: int, imbalance: flo
 EXCHANGES = {"allgather": _allgather, "alltoall": _all_to_all}
 
 
-def _collectives(sizes: ServedSizes, layout: Sharded, tokens: int, exchange: str, imbalance: float) -> list[_Collectives]:
+def _collectives(sizes: ServedSizes, layout: Layout, tokens: int, exchange: str, imbalance: float) -> list[_Collectives]:
     """Collectives of a step; experts that are split by width get all tokens whatever the exchange."""
     calls = []
     spread = layout.data > 1 and sizes.moe_layers > 0
@@ -533,7 +505,7 @@ class MemoryBytes:
         return self.weights + self.experts + self.cache
 
 
-def memory_bytes(config: Mapping[str, Any], layout: Sharded, kv_tokens: int, *, sequences: int = 0) -> MemoryBytes:
+def memory_bytes(config: Mapping[str, Any], layout: Layout, kv_tokens: int, *, sequences: int = 0) -> MemoryBytes:
     """Returns bytes that one GPU holds of a served model; activations and graphs come on top.
 
     Args:
@@ -545,7 +517,7 @@ def memory_bytes(config: Mapping[str, Any], layout: Sharded, kv_tokens: int, *, 
     Raises:
         BadInput: if the config does not describe a model.
     """
-    sizes, ranks = ServedSizes.of(config), layout.tensor * layout.data
+    sizes, ranks = ServedSizes.of(config), layout.copy_gpus
     split = sum(each.layers * each.split_weights for each in sizes.attention)
     split += sizes.dense * sizes.dense_weights + sizes.moe_layers * sizes.shared_weights
     whole = sum(each.layers * each.whole_weights for each in sizes.attention)
@@ -564,7 +536,7 @@ def fit(
     constants: StepConstants,
     config: Mapping[str, Any] | ServedSizes,
     kind: GpuKind,
-    layout: Sharded,
+    layout: Layout,
     steps: Sequence[SchedulerStep | Mapping[SchedulerStep, float]],
     measured_s: Sequence[float],
     weights: Sequence[float] | None = None,

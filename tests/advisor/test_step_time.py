@@ -1,11 +1,12 @@
 """Seconds of a step and bytes of a GPU, from first principles."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.advisor.engines.engine import Layout
 from aurora.advisor.step_time import (
     DEFAULT,
     EXCHANGES,
@@ -19,14 +20,6 @@ from aurora.advisor.step_time import (
 )
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
-
-
-@dataclass(frozen=True)
-class Split:
-    tensor: int = 1
-    data: int = 1
-    expert: int = 1
-
 
 CONFIG = {
     "num_hidden_layers": 4,
@@ -43,17 +36,17 @@ CONFIG = {
 }
 SIZES = ServedSizes.of(CONFIG)
 KIND = load_gpus()["NVIDIA H100 80GB HBM3"]
-SPLITS = [Split(), Split(4), Split(4, expert=4), Split(data=4, expert=4), Split(2, 4, 8)]
+SPLITS = [Layout(), Layout(4), Layout(4, expert=4), Layout(data=4, expert=4), Layout(2, 4, 8)]
 
 
 def test_weights_are_counted_by_hand():
     attention = 64 * (8 * 16) * 2 + 64 * (2 * 16) * 2  # queries and output; keys and values
     expert, shared, router = 3 * 64 * 32, 3 * 64 * 48, 64 * 16
     ends = 2 * 100 * 64
-    whole = memory_bytes(CONFIG, Split(), 0)
+    whole = memory_bytes(CONFIG, Layout(), 0)
     assert whole.weights == 2 * (4 * (attention + shared + router) + ends)
     assert whole.experts == 2 * 4 * 16 * expert
-    split = memory_bytes(CONFIG, Split(2, 2, 4), 100)
+    split = memory_bytes(CONFIG, Layout(2, 2, 4), 100)
     assert split.weights == 2 * (4 * ((attention + shared) / 2 + router) + ends / 2)
     assert split.experts == whole.experts / 4
     assert split.cache == 100 * 4 * 2 * 16 * 2 * 2 / 2
@@ -62,7 +55,7 @@ def test_weights_are_counted_by_hand():
 
 def test_dense_models_have_no_experts():
     config = {key: value for key, value in CONFIG.items() if "expert" not in key} | {"intermediate_size": 128}
-    seconds = step_seconds(config, KIND, Split(2), SchedulerStep(decode_requests=3, kv_tokens=30))
+    seconds = step_seconds(config, KIND, Layout(2), SchedulerStep(decode_requests=3, kv_tokens=30))
     assert seconds.experts_s == 0
     assert seconds.dense_s > 0
 
@@ -100,20 +93,20 @@ def test_more_never_takes_less(split, prefill, decode, kv_tokens, more, exchange
 
 def test_a_layer_exchanges_what_its_layout_needs():
     step = SchedulerStep(prefill_tokens=600)
-    assert step_seconds(SIZES, KIND, Split(), step).collectives_s == 0
+    assert step_seconds(SIZES, KIND, Layout(), step).collectives_s == 0
     quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
     message = 600 * 64 * 2
-    reduced = step_seconds(SIZES, KIND, Split(4), step, constants=quiet).collectives_s
+    reduced = step_seconds(SIZES, KIND, Layout(4), step, constants=quiet).collectives_s
     assert reduced == pytest.approx((2 * 4 + 1) * 1.5 * message / KIND.link_Bps)  # twice a layer, and embeddings
-    gathered = step_seconds(SIZES, KIND, Split(data=4, expert=4), step, constants=quiet).collectives_s
+    gathered = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, constants=quiet).collectives_s
     assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)  # tokens, choices, and results
-    routed = step_seconds(SIZES, KIND, Split(data=4, expert=4), step, exchange="alltoall", constants=quiet).collectives_s
+    routed = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, exchange="alltoall", constants=quiet).collectives_s
     ranks = 4 * (1 - (3 / 4) ** 2)  # of a token's two experts
     assert routed == pytest.approx(4 * 2 * ranks * 3 / 4 * message / KIND.link_Bps)
 
 
 def test_servers_meet_over_their_nics():
-    step, split = SchedulerStep(prefill_tokens=600), Split(data=16, expert=16)
+    step, split = SchedulerStep(prefill_tokens=600), Layout(data=16, expert=16)
     seconds = [step_seconds(SIZES, KIND, split, step, nic_Bps=rate).collectives_s for rate in (50e9, 25e9)]
     assert seconds[0] < seconds[1]
     with pytest.raises(BadInput, match="nic_Bps"):
@@ -123,9 +116,8 @@ def test_servers_meet_over_their_nics():
 @pytest.mark.parametrize(
     ("split", "how", "message"),
     [
-        (Split(2, 2, 3), {}, "a divisor of 2 x 2"),
-        (Split(), {"exchange": "carrier"}, "expected one of allgather"),
-        (Split(), {"imbalance": 0.5}, "at least 1"),
+        (Layout(), {"exchange": "carrier"}, "expected one of allgather"),
+        (Layout(), {"imbalance": 0.5}, "at least 1"),
     ],
 )
 def test_bad_arguments(split, how, message):
@@ -144,10 +136,10 @@ def test_a_fit_recovers_the_constants_that_its_steps_show():
     truth = replace(DEFAULT, kernel_s=5e-6, launch_s=9e-6)
     steps = [SchedulerStep(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
     steps += [SchedulerStep(prefill_tokens=many) for many in (100, 700, 2000)]
-    measured = [step_seconds(SIZES, KIND, Split(), step, constants=truth).total for step in steps]
-    fitted = fit(DEFAULT, SIZES, KIND, Split(), steps, measured)
-    again = [step_seconds(SIZES, KIND, Split(), step, constants=fitted).total for step in steps]
+    measured = [step_seconds(SIZES, KIND, Layout(), step, constants=truth).total for step in steps]
+    fitted = fit(DEFAULT, SIZES, KIND, Layout(), steps, measured)
+    again = [step_seconds(SIZES, KIND, Layout(), step, constants=fitted).total for step in steps]
     assert again == pytest.approx(measured, rel=0.03)
     assert fitted.link_share == pytest.approx(DEFAULT.link_share, rel=1e-3)  # one GPU says nothing of links
     with pytest.raises(BadInput, match="each of 6 steps"):
-        fit(DEFAULT, SIZES, KIND, Split(), steps, measured[:2])
+        fit(DEFAULT, SIZES, KIND, Layout(), steps, measured[:2])
