@@ -1,8 +1,7 @@
 """Recommends a plan for a model on given GPUs, with its gain over the engine's default on traffic that it was not made for."""
 
-import json
 import re
-import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
 from aurora.advisor.sharing import WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
@@ -19,6 +20,7 @@ from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.placement.slot_counts import redundant_experts
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.synthetic import draw_profile
@@ -27,6 +29,7 @@ from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile, Synt
 from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
+from aurora.types.options import GATHERED
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
@@ -38,73 +41,30 @@ WORTH = 1.02  # a candidate is worth it if the gain's lower end is above
 TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
-@dataclass(frozen=True)
-class Engine:
-    """A serving engine, which takes over the placement of a plan. Orders stay its own; vLLM's would cost CUDA graphs.
-
-    Attributes:
-        form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
-        replicate: the placement with replicas that it can serve.
-        file: the placement file's name.
-    """
-
-    form: str | None
-    replicate: str = "equal-split"
-    file: str = "placement.json"
-
-
-SERVING_ENGINES = {
-    "vllm": Engine(None, "eplb"),
-    "sglang": Engine("sglang"),
-    "trtllm": Engine("trtllm", file="placement.yaml"),
-    "vllm-ascend": Engine("vllm-ascend"),
-}
-
-
-def launch(found: "Recommendation", folder: Path, model: str) -> tuple[str, str | None]:
-    """Returns the command that starts the engine with the best candidate, and the content of the placement file that it names.
-
-    Args:
-        found: a recommendation that has a best candidate.
-        folder: where `plan.json` and the placement file `placement.json` (for TensorRT-LLM `placement.yaml`) are.
-        model: the model, as the command names it.
-    """
-    assert found.best is not None, "there is nothing to launch"
-    use, plan = SERVING_ENGINES[found.engine], found.best.plan
-    if use.form is not None:
-        planned = plan.models[0]
-        file = folder / use.file
-        made = export_placement(planned.placement, use.form, planned.dense_layers, planned.load_LE, plan.cluster.equal, file)
-        return re.sub(r"\bMODEL\b", lambda _: shlex.quote(model), made.launch), made.text
-    options = [f"--data-parallel-size {len(plan.cluster)}", "--enable-expert-parallel"]
-    redundant = sum(map(len, plan.models[0].placement.slots_LG[0])) - plan.models[0].placement.experts
-    if redundant:
-        options += ["--enable-eplb", f"--eplb-config.num_redundant_experts {redundant}"]
-    config = json.dumps({"aurora": {"plan": str(folder / "plan.json"), "order": "stock"}})
-    return f"vllm serve {shlex.quote(model)} {' '.join(options)} --additional-config {shlex.quote(config)}", None
-
-
 def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
-    """Writes cluster, profile, plan and the engine's placement file of the best candidate to a folder, which is made.
+    """Writes cluster, profile, plan and the engine's files of the best candidate to a folder, which is made.
 
     Args:
         found: a recommendation.
         folder: the folder.
-        model: the model, as the command names it.
+        model: the model, as the engine loads it.
 
     Returns:
         The command that starts the engine with them; None, and nothing is written, if no candidate is worth it.
     """
     if found.best is None:
         return None
-    command, placement = launch(found, folder, model)
-    plan, model_plan = found.best.plan, replace(found.best.plan.models[0], profile_path="profile.npz")
+    engine, plan, planned = SERVING_ENGINES[found.engine], found.best.plan, found.best.plan.models[0]
+    command, texts = engine.command(found.best.way, model, folder), engine.files(found.best.way, folder)
+    if engine.form is not None:
+        made = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, plan.cluster.equal)
+        texts[engine.file] = made.text
     make_folder(folder)
     save(found.cluster, folder / "cluster.toml")
     save(found.profile, folder / "profile.npz")
-    save(replace(plan, models=(model_plan,)), folder / "plan.json")
-    if placement is not None:
-        write_text(folder / SERVING_ENGINES[found.engine].file, placement)
+    save(replace(plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
+    for name, text in texts.items():
+        write_text(folder / name, text)
     return command
 
 
@@ -114,6 +74,7 @@ class Candidate:
 
     Attributes:
         name: what the plan does.
+        way: the engine's settings, which are those simulated and those of the launch command.
         plan: the plan, made from all of the traffic.
         seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
         gain: the engine's default over this, in seconds: above 1 this is faster.
@@ -122,6 +83,7 @@ class Candidate:
     """
 
     name: str
+    way: ServingWay
     plan: Plan
     seconds: float
     gain: float
@@ -142,7 +104,8 @@ class Recommendation:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
-        default_s: simulated seconds of a step's MoE layers under the engine's default, mean over the profile's windows.
+        default: the engine's settings where nothing is set but expert parallelism over data-parallel ranks.
+        default_s: simulated seconds of a step's MoE layers under it, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
         candidates: what was compared with the default, best first.
         sharing: what it would bring to share the GPUs with other models, or to cut steps into micro-batches.
@@ -151,6 +114,7 @@ class Recommendation:
     engine: str
     cluster: Cluster
     profile: Profile
+    default: ServingWay
     default_s: float
     tokens: float
     candidates: tuple[Candidate, ...]
@@ -245,8 +209,8 @@ def recommend(
     """Recommends a plan to serve a model by on given GPUs, with its gain over the engine's default; or nothing.
 
     The traffic's windows are cut into BLOCKS parts in sequence. Each part is simulated under the engine's default (experts in
-    sequence, everything at once) and under plans made from the other parts. The interval is the one in which the gain on one
-    further part lies, if parts vary as these do.
+    sequence) and under plans made from the other parts. The interval is the one in which the gain on one
+    further part lies, if parts vary as these do. Tokens travel as the engine's own exchange lets them.
 
     Args:
         gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
@@ -285,10 +249,13 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     elif config is not None:
         profile = with_datasheet_curves(profile, config, kinds)
-    default = engine_default(cluster, profile)
-    default_T = step_seconds(default, profile)
+    use, default = SERVING_ENGINES[engine], engine_default(cluster, profile)
+    nvlink = all(kind.link_Bps is not None for kind in kinds)  # kinds without a datasheet are taken to have it
+    way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
+    orders = orders_of(way)
+    default_T = step_seconds(default, profile, orders)
     candidates = []
-    options_C = _candidates(cluster, profile, SERVING_ENGINES[engine])
+    options_C = _candidates(cluster, profile, use)
     for number, (name, options) in enumerate(options_C):
         progress("comparing plans", number, len(options_C))
         try:
@@ -297,14 +264,15 @@ def recommend(
                 check_engine(plan, engine)
         except InfeasiblePlan:
             continue
-        seconds = float(step_seconds(plan, profile).mean())
-        gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds)
-        candidates.append(Candidate(name, plan, seconds, gain, low, high))
+        seconds = float(step_seconds(plan, profile, orders).mean())
+        gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
+        planned = replace(way, placement="plan", redundant=_redundant(plan, use))
+        candidates.append(Candidate(name, planned, plan, seconds, gain, low, high))
     progress("comparing plans", len(options_C), len(options_C))
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
     sharing = compare_sharing(cluster, profile, progress)
-    return Recommendation(engine, cluster, profile, float(default_T.mean()), float(tokens), tuple(candidates), sharing)
+    return Recommendation(engine, cluster, profile, way, float(default_T.mean()), float(tokens), tuple(candidates), sharing)
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:
@@ -320,7 +288,25 @@ def engine_default(cluster: Cluster, profile: Profile) -> Plan:
     return make_plan(cluster, [profile], PlanOptions(place="contiguous", assign="contiguous", order=AT_ONCE))
 
 
-def _candidates(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[str, PlanOptions]]:
+def per_server_of(cluster: Cluster) -> int:
+    """Returns the GPUs of a server; where servers differ in that, all GPUs, as if there were one."""
+    sizes = set(Counter(gpu.node for gpu in cluster.gpus).values())
+    return sizes.pop() if len(sizes) == 1 else len(cluster)
+
+
+def orders_of(way: ServingWay) -> str:
+    """Returns what stands for the exchange of a way in a simulation, one of SIMULATED_ORDERS."""
+    return GATHERED if EXCHANGES[way.exchange].sends == "gather" else "plan"
+
+
+def _redundant(plan: Plan, use: ServingEngine) -> int:
+    """Returns the slots of a layer beyond its experts; vLLM takes a plan without replicas with unequal slots."""
+    placement = plan.models[0].placement
+    held = sum(map(len, placement.slots_LG[0]))
+    return redundant_experts(placement) if use.form is not None or held > placement.experts else 0
+
+
+def _candidates(cluster: Cluster, profile: Profile, use: ServingEngine) -> list[tuple[str, PlanOptions]]:
     """The plans to try: with the experts as they are, and with one or two more slots per GPU than they need."""
     least = -(-profile.experts // len(cluster))
     candidates = [("placement", PlanOptions(order=AT_ONCE))]
@@ -331,7 +317,7 @@ def _candidates(cluster: Cluster, profile: Profile, use: Engine) -> list[tuple[s
 
 
 def _gain(
-    cluster: Cluster, profile: Profile, options: PlanOptions, default: Plan, in_sample: float
+    cluster: Cluster, profile: Profile, options: PlanOptions, default: Plan, in_sample: float, orders: str
 ) -> tuple[float, float | None, float | None]:
     """The gain on traffic that was not planned for, and its interval; with too few windows the gain on the planned traffic."""
     if profile.windows < FEWEST_WINDOWS:
@@ -342,7 +328,7 @@ def _gain(
         rest = np.setdiff1d(np.arange(profile.windows), part)
         plan = make_plan(cluster, [profile.at_windows(rest)], options)
         block = profile.at_windows(part)
-        gains.append(np.log(step_seconds(default, block).mean() / step_seconds(plan, block).mean()))
+        gains.append(np.log(step_seconds(default, block, orders).mean() / step_seconds(plan, block, orders).mean()))
     return interval(np.array(gains))
 
 
@@ -358,8 +344,14 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
     return middle, low, high
 
 
-def step_seconds(plan: Plan, profile: Profile) -> FloatArray:
-    """Returns (W,) simulated seconds of the first windows' MoE layers, as many as TRANSFERS allow and at least one."""
+def step_seconds(plan: Plan, profile: Profile, orders: str = "plan") -> FloatArray:
+    """Returns (W,) simulated seconds of the first windows' MoE layers, as many as TRANSFERS allow and at least one.
+
+    Args:
+        plan: the plan.
+        profile: the traffic.
+        orders: one of SIMULATED_ORDERS, see `simulate_plan`.
+    """
     transfers = 2 * profile.layers * max(1, len(plan.cluster) * (len(plan.cluster) - 1))
     most = max(1, min(profile.windows, TRANSFERS // transfers))
-    return np.array([simulate_plan(plan, [profile.at_windows([window])]).seconds for window in range(most)])
+    return np.array([simulate_plan(plan, [profile.at_windows([window])], orders=orders).seconds for window in range(most)])

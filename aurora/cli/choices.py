@@ -94,7 +94,7 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "replicas": "aurora.planner.replication.registry.REPLICAS",
     "train_scheme": lambda: (name for name in _named("aurora.planner.gradient_codes.SCHEMES") if name != "uncoded"),
     "engine": "aurora.planner.check.fit.ENGINES",
-    "recommended_engine": "aurora.advisor.recommend.SERVING_ENGINES",
+    "recommended_engine": "aurora.advisor.engines.SERVING_ENGINES",
     "placement_format": "aurora.io.engine_placements.PLACEMENT_FORMATS",
     "routing_format": "aurora.io.routing_dumps.ROUTING_FORMATS",
     "routing_files": _routing_files,

@@ -35,8 +35,11 @@ def recommend(
         per_server: with --gpus: number of GPUs in a server.
         output: folder for the plan and the engine's file.
     """
-    from aurora.advisor.recommend import SERVING_ENGINES, save_recommendation
+    from aurora.advisor.engines import SERVING_ENGINES
+    from aurora.advisor.engines.trtllm import OPTIONS
+    from aurora.advisor.recommend import save_recommendation
     from aurora.io import load_cluster, load_profile
+    from aurora.io.files import served_model
     from aurora.reports.advice import recommendation_lines, sharing_advice
     from aurora.reports.comparisons import recommendation_table
     from aurora.reports.json_objects import recommendation_json
@@ -45,14 +48,14 @@ def recommend(
         raise BadInput("recommend: expected either --gpus or --cluster")
     if not gpus:
         refuse_given(("nic_Bps", "per_server"), "with `gpus`")
-    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()})
+    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS)
     machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
     traffic = load_profile(profile) if profile else None
     with progress_bars() as progress:
         found = aurora.recommend(
             machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server, progress=progress
         )
-    command = save_recommendation(found, output, model or "MODEL")
+    command = save_recommendation(found, output, served_model(model) if model else "MODEL")
     show(
         as_json,
         {

@@ -202,6 +202,26 @@ def load_model_config(source: str | Path) -> dict[str, Any]:
     return config
 
 
+def served_model(source: Path | str) -> str:
+    """Returns the name or path by which a serving engine loads the model that `load_model_config` reads.
+
+    That is the Hugging Face name that the config states; otherwise the path as it was given, for a config.json its folder, and
+    for a shipped model the folder in the package.
+
+    Args:
+        source: as in `load_model_config`.
+
+    Raises:
+        BadInput: if there is no such model.
+    """
+    stated, path = str(load_model_config(source).get("_name_or_path", "")), Path(source)
+    if not path.exists():
+        return str(source) if HUB_NAME.fullmatch(str(source)) else str(shipped(f"models/{source}"))
+    if HUB_NAME.fullmatch(stated) and not Path(stated).exists():
+        return stated
+    return str(path.parent.resolve() if path.name == "config.json" else path)
+
+
 def _cached_config(name: str) -> Path:
     """Returns the config.json of a model in the local Hugging Face cache, or raises BadInput."""
     with suppress(ImportError, ValueError):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
@@ -342,7 +343,10 @@ def recommendation_lines(found: Recommendation, measured: bool) -> list[str]:
         said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if not measured:
         said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Pass --profile.")
-    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) > 1:
-        said.append("The command is for one server: add the engine's options for several.")
-    said.append("Steps are MoE layers with the attention between them, simulated.")
+    if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) != found.default.hosts:
+        said.append("Servers have different numbers of GPUs, so the command is for one: add the engine's options for several.")
+    exchange = engine.EXCHANGES[found.default.exchange]
+    moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
+    said.append(f"Steps are MoE layers with the attention between them, simulated with {found.engine}'s own exchange{moved}:")
+    said[-1] += f" {exchange.about}."
     return said

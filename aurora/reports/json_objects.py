@@ -224,6 +224,7 @@ def recommendation_json(found: Recommendation) -> Found:
     """Returns a recommendation's candidates beside the engine's default, and what sharing the GPUs would bring."""
     return {
         **fields_json(found, "engine default_s tokens"),
+        "exchange": found.default.exchange,
         "gpus": [gpu.kind for gpu in found.cluster.gpus],
         "candidates": [fields_json(each, "name seconds gain low high") for each in found.candidates],
         "best": found.best and found.best.name,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import aurora
-from aurora.advisor.recommend import CONFIDENCE, SERVING_ENGINES, cluster_of, interval, launch, recommend
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.recommend import CONFIDENCE, cluster_of, interval, recommend, save_recommendation
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.planner.workload.model_config import Shape
@@ -75,23 +76,37 @@ def test_few_windows_have_no_interval():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("engine", SERVING_ENGINES)
-def test_every_engine_gets_a_command_and_a_file_that_it_reads(engine, tmp_path):
-    found = recommend(cluster_of("h20:4", KINDS), engine, profile=skewed(windows=1, hot=2))
-    command, text = launch(found, tmp_path, "my model")
-    words = shlex.split(command)
+@pytest.mark.parametrize("name", SERVING_ENGINES)
+def test_every_engine_gets_a_command_and_files_that_it_reads(name, tmp_path):
+    engine = SERVING_ENGINES[name]
+    found = recommend(cluster_of("h20:4", KINDS), name, profile=skewed(windows=1, hot=2))
+    words = shlex.split(save_recommendation(found, tmp_path / "out", "my model"))
     assert "my model" in words
-    if SERVING_ENGINES[engine].form is None:
+    assert found.best.way.exchange == found.default.exchange == engine.default(4, 4).exchange
+    if engine.form is None:
         settings = json.loads(words[words.index("--additional-config") + 1])
-        assert settings == {"aurora": {"plan": str(tmp_path / "plan.json"), "order": "stock"}}
-    else:
-        file = tmp_path / SERVING_ENGINES[engine].file
-        assert str(file) in command
-        held_LG = found.best.plan.models[0].placement.slots_LG
-        redundant = 4 * max(len(held) for layer in held_LG for held in layer) - 8
-        read_LG = READERS[SERVING_ENGINES[engine].form](text, [0, 1], 2, 8, 4, redundant)
-        for planned_G, read_G in zip(held_LG, read_LG, strict=True):
-            assert all(set(planned) <= set(read) for planned, read in zip(planned_G, read_G, strict=True))
+        assert settings == {"aurora": {"plan": str(tmp_path / "out" / "plan.json"), "order": "stock"}}
+        return
+    texts = [(tmp_path / "out" / file).read_text() for file in engine.files(found.best.way, tmp_path)]
+    assert str(tmp_path / "out" / engine.file) in " ".join([*words, *texts])
+    held_LG = found.best.plan.models[0].placement.slots_LG
+    redundant = 4 * max(len(held) for layer in held_LG for held in layer) - 8
+    assert found.best.way.redundant == redundant
+    text = (tmp_path / "out" / engine.file).read_text()
+    read_LG = READERS[engine.form](text, [0, 1], 2, 8, 4, redundant)
+    for planned_G, read_G in zip(held_LG, read_LG, strict=True):
+        assert all(set(planned) <= set(read) for planned, read in zip(planned_G, read_G, strict=True))
+
+
+def test_an_allgather_is_simulated_where_the_engine_does_one():
+    profile = skewed(windows=1, hot=2)
+    cluster = cluster_of("h20:4", KINDS)
+    gathered = recommend(cluster, "vllm", profile=profile)
+    routed = recommend(cluster, "trtllm", profile=profile)
+    default = aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once")
+    plan = aurora.plan(cluster, profile, default)
+    assert gathered.default_s == aurora.simulate(plan, profile, orders="allgather").seconds
+    assert routed.default_s == aurora.simulate(plan, profile).seconds
 
 
 def test_datasheet_times_are_added_for_kinds_that_a_profile_lacks():

@@ -1,8 +1,12 @@
 """Serving engines as they are: how they divide a model over GPUs, how tokens travel, and how a launch command says so."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +17,11 @@ PLACEMENTS = {
     "linear": "experts in sequence, equally many on each GPU",
     "round_robin": "expert e on GPU e modulo the number of GPUs",
     "plan": "as aurora's plan has them",
+}
+BALANCES = {
+    "": "an expert's replicas take turns, or one is drawn",
+    "lplb": "a linear program divides each batch over replicas",
+    "waterfill": "the shared expert of a token goes to the least busy GPU",
 }
 SENDS = {
     "reduce": "all GPUs hold the same tokens; their partial sums are added up",
@@ -72,7 +81,7 @@ class EngineExchange:
         sends: one of SENDS.
         once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it goes to.
         graphs: whether decode steps keep CUDA graphs.
-        hosts: whether it works between servers that no NVLink connects.
+        nvlink: where it needs NVLink: "" (nowhere), "server" (between the GPUs of a server) or "all".
         needs: what must be installed or connected; empty: nothing.
         source: where it is described.
     """
@@ -81,7 +90,7 @@ class EngineExchange:
     sends: str
     once_per: str = "gpu"
     graphs: bool = True
-    hosts: bool = True
+    nvlink: str = ""
     needs: str = ""
     source: str = ""
 
@@ -118,10 +127,52 @@ class EngineExchange:
         return there_GG, there_GG.T
 
 
+DEEPEP = "https://github.com/deepseek-ai/DeepEP (README)"
+TRTLLM_MOE = "TensorRT-LLM _torch/modules/fused_moe/communication"
+# fmt: off
 EXCHANGES = {
-    "all-reduce": EngineExchange("no exchange of tokens: an all-reduce adds up the GPUs' sums", "reduce"),
-    "allgather": EngineExchange("allgather and reduce-scatter (or all-reduce) by NCCL", "gather"),
+    "all-reduce": EngineExchange(
+        "all GPUs hold the same tokens (attention is cut by tensor parallelism); their sums are added up", "reduce",
+        source="vLLM config/parallel.py (use_all2all); SGLang arg_groups/parallel_hook.py"),
+    "allgather": EngineExchange(
+        "allgather of all tokens, and reduce-scatter (SGLang: or all-reduce) of the sums, by NCCL", "gather",
+        source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py"),
+    "deepep-ht": EngineExchange(
+        "DeepEP's high-throughput (normal) kernels; between servers a token goes once to a server, and on by NVLink", "route",
+        "server", graphs=False, nvlink="server", needs="deep_ep, RDMA between servers", source="DeepEP README"),
+    "deepep-ll": EngineExchange(
+        "DeepEP's low-latency kernels: fixed slots for the most tokens of every GPU and expert", "route", "expert",
+        needs="deep_ep, RDMA or NVLink", source="DeepEP README"),
+    "deepep": EngineExchange(
+        "DeepEP: high-throughput kernels for prefill, low-latency kernels for decode", "route", "server",
+        nvlink="server", needs="deep_ep, RDMA between servers", source="SGLang arg_groups/fields/exec_.py"),
+    "deepep-v2": EngineExchange(
+        "DeepEP's ElasticBuffer, by NVLink and NCCL", "route", "server",
+        nvlink="server", needs="deep_ep 2; SGLang: a registered model", source="vLLM all2all.py; SGLang moe_hook.py"),
+    "nixl": EngineExchange(
+        "NIXL EP: low-latency kernels, GPUs may come and go", "route", "expert", needs="nixl_ep", source="vLLM all2all.py"),
+    "pplx": EngineExchange(
+        "pplx-kernels; every GPU is padded to the most tokens of one", "route", "expert",
+        needs="pplx_kernels, Hopper", source="SGLang layers/dp_attention.py; vLLM has removed it"),
+    "mori-ht": EngineExchange("MoRI for throughput", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+    "mori-ll": EngineExchange("MoRI for low latency", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+    "nvlink-one-sided": EngineExchange(
+        "a GPU writes into its peers' memory by NVLink; slots for the most tokens of every GPU", "route", nvlink="all",
+        needs="vLLM, SGLang: FlashInfer", source="TensorRT-LLM communication/nvlink_one_sided.py"),
+    "nvlink-two-sided": EngineExchange(
+        "sender and receiver copy together, by NVLink", "route", nvlink="all",
+        needs="vLLM: FlashInfer", source="TensorRT-LLM communication/nvlink_two_sided.py"),
+    "moonep": EngineExchange(
+        "MoonEP balances every step: all GPUs compute equally many rows, weights of replicas go before", "balance", "expert",
+        graphs=False, nvlink="all", needs="moonep, NVSwitch, BF16", source="vLLM all2all.py (MoonEPAll2AllManager)"),
+    "mc2": EngineExchange(
+        "fused dispatch and combine; batches above its capacity by HCCL's all-to-all (A2: an allgather)", "route", "expert",
+        needs="Atlas A2 from 16 devices on, A3, 950", source="vllm-ascend ascend_forward_context.py"),
+    "fused-mc2": EngineExchange(
+        "as mc2, fused with the experts", "route", "expert",
+        needs="Atlas A3, at most 32 devices (mega_moe: 64)", source="vllm-ascend ascend_forward_context.py"),
 }
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -146,7 +197,7 @@ class EplbSettings:
 
 @dataclass(frozen=True)
 class ServingWay:
-    """Settings of an engine, all that a launch command says and a simulation needs to know.
+    """Settings of an engine: what a launch command says and a simulation needs to know.
 
     Attributes:
         engine: one of SERVING_ENGINES.
@@ -155,12 +206,15 @@ class ServingWay:
         placement: of experts when serving starts, one of PLACEMENTS.
         redundant: expert slots of a layer beyond one for each expert, over all GPUs of a copy.
         eplb: settings of the engine's own balancer; None: it is off.
-        balance: choice of replicas in each step: "" (in turn or at random), "lplb" (a linear program) or "waterfill".
-        overlap: whether two halves of a batch overlap compute and exchange.
+        balance: choice among an expert's replicas in each step: "" (in turn or at random), "lplb" (by a linear program) or
+            "waterfill" (the shared expert goes to the least busy GPU).
+        overlap: whether the halves of a batch overlap compute and exchange.
         per_server: GPUs of a server.
+        nvlink: whether NVLink connects the GPUs of a server.
+        experts: routed experts of a layer; 0: unknown, and then not checked.
 
     Raises:
-        BadInput: if a name is unknown or a number below what it may be.
+        BadInput: if a name is unknown, a number is out of range, or slots cannot be divided evenly over the GPUs.
     """
 
     engine: str
@@ -172,14 +226,21 @@ class ServingWay:
     balance: str = ""
     overlap: bool = False
     per_server: int = 8
+    nvlink: bool = True
+    experts: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("exchange", self.exchange, EXCHANGES)
         check_one_of("placement", self.placement, PLACEMENTS)
-        if self.redundant < 0 or self.redundant % self.layout.expert or (self.redundant and self.layout.expert == 1):
-            raise BadInput(f"`redundant`: expected a multiple of the {self.layout.expert} GPUs, found {self.redundant}")
-        if self.per_server < 1:
-            raise BadInput(f"`per_server`: expected 1 or more, found {self.per_server}")
+        check_one_of("balance", self.balance, BALANCES)
+        if self.redundant < 0 or self.experts < 0 or self.per_server < 1:
+            raise BadInput("a way of serving: expected no negative numbers of experts, and 1 GPU or more in a server")
+        even = self.experts and (self.redundant or self.eplb)
+        if even and (slots := self.experts + self.redundant) % self.layout.expert:
+            raise BadInput(f"`redundant`: expected as many slots on each of {self.layout.expert} GPUs, found {slots} in all")
+        copy, server = sorted((self.layout.copy_gpus, self.per_server))
+        if self.layout.gpus > self.per_server and server % copy:
+            raise BadInput(f"`layout`: expected copies that fill servers of {self.per_server} GPUs, found {self.layout}")
 
     @property
     def hosts(self) -> int:
@@ -188,26 +249,193 @@ class ServingWay:
 
 
 @dataclass(frozen=True)
+class LaunchPlace:
+    """Server and GPUs of one command.
+
+    Attributes:
+        node: number of the server among those of its copy.
+        host: name of the server, to be replaced by its address.
+        head: name of the copy's first server.
+        copy: number of the copy on its server, of which port and GPUs follow.
+        devices: the GPUs to use; empty: all.
+    """
+
+    node: int
+    host: str
+    head: str
+    copy: int
+    devices: tuple[int, ...]
+
+
+def launch_places(way: ServingWay) -> Iterator[LaunchPlace]:
+    """Yields where the commands of a way run, copy by copy and server by server."""
+    size = way.layout.copy_gpus
+    together = max(1, way.per_server // size)
+    for copy in range(way.layout.copies):
+        first, at = (copy // together, copy % together) if way.hosts == 1 else (copy * way.hosts, 0)
+        devices = tuple(range(at * size, (at + 1) * size)) if min(together, way.layout.copies) > 1 else ()
+        for node in range(way.hosts):
+            yield LaunchPlace(node, f"HOST_{first + node}", f"HOST_{first}", at, devices)
+
+
+def launch_lines(
+    way: ServingWay, words: Callable[[LaunchPlace], list[str]], port: int, visible: str = "CUDA_VISIBLE_DEVICES"
+) -> str:
+    """Returns shell commands, a line each; where there are several servers, after a comment that names the server.
+
+    Args:
+        way: the way of serving.
+        words: called with a place; returns the words of its command.
+        port: of the first server of a machine.
+        visible: environment variable that names the devices that a process sees.
+    """
+    places = list(launch_places(way))
+    lines: list[str] = []
+    for place in places:
+        lines += [f"# on {place.host}"] * (len({place.host for place in places}) > 1)
+        command = [f"{visible}={','.join(map(str, place.devices))}"] * bool(place.devices)
+        command += words(place) + ([f"--port {port + place.copy}"] if place.copy else [])
+        lines.append(" ".join(command))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class EngineSetting:
+    """A setting of an engine, or what it does without one.
+
+    Attributes:
+        flag: the flag, or the subject.
+        default: what holds if it is not given.
+        about: what it does, and with what it goes together.
+        source: where this is written.
+    """
+
+    flag: str
+    default: str
+    about: str
+    source: str
+
+
+def settings(table: str) -> tuple[EngineSetting, ...]:
+    """Returns the rows of a table: flag | default | about | source; lines that begin with a space continue a row."""
+    rows = re.split(r"\n(?=\S)", table.strip())
+    return tuple(EngineSetting(*" ".join(row.split()).split(" | ")) for row in rows)
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """A serving engine: what it does by default, what it can be told to do, and how.
 
     Attributes:
-        versions: of the engine that this was read from.
-        default: called with (GPUs, GPUs of a server); returns the way that the engine's documentation starts a MoE model over
-            several GPUs with expert parallelism, and nothing else set.
-        exchanges: names in EXCHANGES, with the engine's own name of each.
-        command: called with (way, model's name or path, folder of the plan's files); returns the shell command, with several
-            hosts or copies a line each.
+        name: of the engine.
+        versions: of the engine, from which all this was read.
+        exchanges: names in EXCHANGES, with the engine's name of each.
+        launch: called with (way, model's name or path, folder of the plan's files); returns the commands.
+        refuses: called with a way; yields (why the engine cannot serve in it, whether this holds).
+        settings: flags that matter for MoE models.
+        eplb: defaults of the engine's own balancer.
+        default_exchange: called with a way whose exchange is an allgather; returns the exchange that the engine takes if
+            nothing is set.
+        balances: of BALANCES.
+        overlaps: names in EXCHANGES with which batches can be cut in halves.
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
         replicate: the placement with replicas that it can serve.
         file: the placement file's name.
+        files: called with (way, folder); returns the texts of further files that the command names, by name.
     """
 
+    name: str
     versions: str
-    default: Callable[[int, int], ServingWay]
     exchanges: Mapping[str, str]
-    command: Callable[[ServingWay, str, Path], str]
-    form: str | None
+    launch: Callable[[ServingWay, str, Path], str]
+    refuses: Callable[[ServingWay], Mapping[str, bool]]
+    settings: tuple[EngineSetting, ...]
+    eplb: EplbSettings
+    default_exchange: Callable[[ServingWay], str]
+    balances: Collection[str] = ()
+    overlaps: Collection[str] = ()
+    form: str | None = None
     replicate: str = "equal-split"
     file: str = "placement.json"
-    facts: Mapping[str, str] = field(default_factory=dict)
+    files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, folder: {}
+
+    def check(self, way: ServingWay) -> None:
+        """Raises BadInput unless the engine can serve in that way, with one sentence on why it cannot."""
+        if why := next((why for why, holds in {**self._conflicts(way), **self.refuses(way)}.items() if holds), ""):
+            raise BadInput(f"{self.name}: {why}")
+
+    def command(self, way: ServingWay, model: str, folder: Path) -> str:
+        """Returns the shell commands that start the engine with exactly those settings, and leave the rest to its defaults.
+
+        Servers are called HOST_0, HOST_1, ...: put their addresses there.
+
+        Args:
+            way: the way of serving.
+            model: the model's name or path, as the engine loads it.
+            folder: where the plan's files are, and those of `files`.
+
+        Raises:
+            BadInput: if the engine cannot serve in that way.
+        """
+        self.check(way)
+        return self.launch(way, model, folder)
+
+    def default(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> ServingWay:
+        """Returns what the engine does with expert parallelism over data-parallel attention and nothing else set.
+
+        Args:
+            gpus: number of GPUs.
+            per_server: GPUs of a server.
+            experts: routed experts of a layer; 0: unknown.
+            nvlink: whether NVLink connects the GPUs of a server.
+        """
+        return self._only(Layout(data=gpus, expert=gpus), per_server, experts, nvlink)
+
+    def ways(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> list[ServingWay]:
+        """Returns all that the engine can be told to do with those GPUs, the default first; arguments as in `default`.
+
+        These are the default with another exchange, with halves of a batch that overlap, with another placement, with the
+        engine's balancer, each with one slot more on a GPU than experts need too; and other layouts.
+        """
+        way = self.default(gpus, per_server, experts, nvlink)
+        copies = gpus // per_server if gpus % per_server == 0 else 1
+        size, more = gpus // copies, -experts % gpus + gpus
+        layouts = [Layout(gpus), Layout(gpus, expert=gpus), Layout(size, copies=copies), Layout(1, size, size, copies)]
+        layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
+        changes: list[dict[str, Any]] = [{"overlap": True}, {"eplb": self.eplb}, {"placement": "plan"}]
+        changes += [{"eplb": self.eplb, "redundant": more}, {"placement": "plan", "redundant": more}]
+        changes += [{"placement": "round_robin"}]
+        changes += [{"eplb": self.eplb, "redundant": more, "balance": balance} for balance in self.balances]
+        everywhere = [{"exchange": exchange, **change} for exchange in self.exchanges for change in ({}, *changes)]
+        made = [partial(self._only, layout, per_server, experts, nvlink) for layout in layouts]
+        made += [partial(replace, way, **change) for change in everywhere]
+        ways = {way: None}
+        for make in made:
+            with suppress(BadInput):
+                self.check(other := make())
+                ways[other] = None
+        return list(ways)
+
+    def _only(self, layout: Layout, per_server: int, experts: int, nvlink: bool) -> ServingWay:
+        """Returns the way that the engine takes if nothing but the layout is set."""
+        exchange = "allgather" if layout.data > 1 else "all-reduce"
+        way = ServingWay(self.name, layout, exchange, per_server=per_server, nvlink=nvlink, experts=experts)
+        return replace(way, exchange=self.default_exchange(way)) if layout.data > 1 else way
+
+    def _conflicts(self, way: ServingWay) -> dict[str, bool]:
+        """Returns, with whether they hold, reasons that are no engine's own, or for which this one has no setting."""
+        exchange, layout, moved = EXCHANGES[way.exchange], way.layout, way.placement == "plan" or way.eplb is not None
+        whole, balances = layout.expert == layout.copy_gpus > 1, exchange.sends == "balance"
+        return {
+            f"expected an exchange of {', '.join(self.exchanges)}, found {way.exchange}": way.exchange not in self.exchanges,
+            "all-reduce goes without data-parallel ranks, others with": (layout.data > 1) == (exchange.sends == "reduce"),
+            f"{way.exchange} needs whole experts on all GPUs": (exchange.sends == "route" or balances) and not whole,
+            f"{way.exchange} needs NVLink ({exchange.nvlink})": bool(exchange.nvlink)
+            and (not way.nvlink or (exchange.nvlink == "all" and way.hosts > 1)),
+            "a placement needs whole experts": layout.expert == 1 and (moved or way.placement != "linear"),
+            "replicas need a plan or the engine's balancer": way.redundant > 0 and not moved,
+            "a plan and the engine's balancer exclude each other": way.placement == "plan" and way.eplb is not None,
+            f"it has no {way.balance} in each step": way.balance not in ("", *self.balances),
+            f"batches overlap with {', '.join(self.overlaps) or 'no exchange'}": way.overlap > (way.exchange in self.overlaps),
+            f"{way.exchange} balances every step by itself": balances and (moved or way.placement != "linear"),
+        }

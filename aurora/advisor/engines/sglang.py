@@ -1,0 +1,117 @@
+"""SGLang: tensor parallelism by default; data-parallel attention and EP are set within it, and a placement is a file."""
+
+import shlex
+from pathlib import Path
+
+from aurora.advisor.engines.engine import (
+    EXCHANGES,
+    EplbSettings,
+    LaunchPlace,
+    ServingEngine,
+    ServingWay,
+    launch_lines,
+    settings,
+)
+
+BACKENDS = {
+    "all-reduce": "",
+    "allgather": "",
+    "deepep": "--moe-a2a-backend deepep",
+    "deepep-ht": "--moe-a2a-backend deepep --deepep-mode normal",
+    "deepep-ll": "--moe-a2a-backend deepep --deepep-mode low_latency",
+    "deepep-v2": "--moe-a2a-backend deepep_v2",
+    "nixl": "--moe-a2a-backend nixl",
+    "pplx": "--moe-a2a-backend pplx",
+    "mori-ht": "--moe-a2a-backend mori",
+    "nvlink-one-sided": "--moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass",
+}
+PORT, DIST_PORT = 30000, 5000
+
+
+def refuses(way: ServingWay) -> dict[str, bool]:
+    """Returns why SGLang may not serve in that way, each reason with whether it holds."""
+    layout, routes = way.layout, EXCHANGES[way.exchange].sends == "route"
+    return {
+        "it has no round_robin": way.placement == "round_robin",
+        "nvlink-one-sided needs data-parallel attention on every GPU": way.exchange == "nvlink-one-sided" and layout.tensor > 1,
+        "lplb needs an all-to-all and replicas": way.balance == "lplb" and not (routes and way.redundant),
+        "waterfill needs DeepEP": way.balance == "waterfill" and not way.exchange.startswith("deepep"),
+        "waterfill excludes deepep-v2": way.balance == "waterfill" and way.exchange == "deepep-v2",
+        "its balancer looks at no more steps than lie between two changes": way.eplb is not None
+        and way.eplb.window > way.eplb.interval,
+    }
+
+
+def launch(way: ServingWay, model: str, folder: Path) -> str:
+    """Returns the commands that start SGLang in that way.
+
+    Args:
+        way: the way of serving.
+        model: the model's name or path.
+        folder: where `placement.json` is.
+    """
+    layout = way.layout
+    words = ["python -m sglang.launch_server", f"--model-path {shlex.quote(model)}", f"--tp-size {layout.copy_gpus}"]
+    words += [f"--attn-dp-size {layout.data}"] * (layout.data > 1)
+    words += [f"--ep-size {layout.expert}"] * (layout.expert > 1)
+    words += [BACKENDS[way.exchange]] * bool(BACKENDS[way.exchange])
+    words += ["--deepep-v2-mode hybrid"] * (way.exchange == "deepep-v2" and way.hosts > 1)
+    words += [f"--ep-num-redundant-experts {way.redundant}"] * (way.redundant > 0)
+    words += [f"--init-expert-location {shlex.quote(str(folder / SGLANG.file))}"] * (way.placement == "plan")
+    if way.eplb:
+        words += [f"--enable-eplb --eplb-rebalance-num-iterations {way.eplb.interval}"]
+        words += [f"--expert-distribution-recorder-buffer-size {way.eplb.window}"]
+    words += {"lplb": ["--ep-dispatch-algorithm lp"], "waterfill": ["--enable-waterfill"]}.get(way.balance, [])
+    words += ["--enable-two-batch-overlap"] * way.overlap
+
+    def at(place: LaunchPlace) -> list[str]:
+        several = f"--nnodes {way.hosts} --node-rank {place.node} --dist-init-addr {place.head}:{DIST_PORT}"
+        return words + [several] * (way.hosts > 1)
+
+    return launch_lines(way, at, PORT)
+
+
+def default_exchange(way: ServingWay) -> str:
+    """Returns the exchange without `--moe-a2a-backend`."""
+    return "allgather"
+
+
+SETTINGS = settings("""
+--tp-size | 1 | all GPUs of a copy, whatever else divides them | srt/arg_groups/fields/parallel.py
+--attn-dp-size | 1 | data-parallel attention inside them; before 0.5.22, and deprecated now: --dp-size N
+  --enable-dp-attention. --dp-size alone starts copies of the whole model | srt/arg_groups/fields/parallel.py,
+  srt/arg_groups/parallel_hook.py
+--ep-size | 1: every expert is cut over all GPUs | whole experts over that many GPUs; all-to-alls set it to --tp-size by
+  themselves | srt/arg_groups/overrides.py (_a2a_ep_size)
+--moe-a2a-backend | none | none: an all-reduce, or with --attn-dp-size all tokens gathered on all GPUs. Not described here:
+  mooncake, megamoe, flashinfer_megamoe, ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
+--deepep-mode | auto | low_latency for decode, normal for prefill; normal alone turns CUDA graphs off |
+  srt/arg_groups/moe_hook.py
+padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
+  moves less; prefill of several ranks: not at all | srt/layers/dp_attention.py (DpPaddingMode)
+--enable-two-batch-overlap | off | halves of a batch overlap; needs an all-to-all other than deepep_v2, or data-parallel
+  attention | srt/arg_groups/validation_hook.py
+--init-expert-location | trivial: in sequence, replicas of the first experts last | a file with a placement, or with loads
+  from which the balancer makes one | srt/eplb/expert_location.py
+--ep-dispatch-algorithm | with a placement: static with an all-to-all, dynamic without | replica of a token: by the GPU's
+  table, at random, or lp: by a linear program a batch and layer (LPLB, since 0.5.14; DeepSeek-V2/V3 and GLM models) |
+  srt/arg_groups/parallel_hook.py, srt/eplb/lplb_solver.py
+--enable-eplb | off | moves experts every --eplb-rebalance-num-iterations (1000) steps by the load of as many; serving waits,
+  for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
+--enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
+  since 0.5.17 | srt/arg_groups/fields/exec_.py (ExecMoe)
+several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
+""")
+SGLANG = ServingEngine(
+    "sglang",
+    "0.5.22 and 0.5.23",
+    BACKENDS,
+    launch,
+    refuses,
+    SETTINGS,
+    EplbSettings(1000, 1000),
+    default_exchange,
+    balances=("lplb", "waterfill"),
+    overlaps=("allgather", "deepep", "deepep-ht", "deepep-ll"),
+    form="sglang",
+)

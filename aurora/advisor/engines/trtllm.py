@@ -1,0 +1,129 @@
+"""TensorRT-LLM: attention by tensor or by data parallelism on all GPUs; it chooses the exchange by the hardware."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aurora.advisor.engines.engine import (
+    EplbSettings,
+    LaunchPlace,
+    ServingEngine,
+    ServingWay,
+    launch_lines,
+    launch_places,
+    settings,
+)
+
+METHODS = {
+    "all-reduce": "",
+    "allgather": "ALLGATHER",
+    "nvlink-one-sided": "NVLINK_ONE_SIDED",
+    "nvlink-two-sided": "NVLINK_TWO_SIDED",
+    "deepep-ht": "DEEPEP",
+    "deepep-ll": "DEEPEPLOWLATENCY",
+}
+OPTIONS = "options.yaml"
+DEEPEP_SERVERS = (2, 4, 8, 16)  # of 8 GPUs each, for which DeepEP's kernels are built
+
+
+def refuses(way: ServingWay) -> dict[str, bool]:
+    """Returns why TensorRT-LLM may not serve in that way, each reason with whether it holds."""
+    layout = way.layout
+    return {
+        "it has no round_robin": way.placement == "round_robin",
+        "attention is data-parallel on all GPUs or on none": layout.data > 1 and layout.tensor > 1,
+        "its balancer counts slots: `experts` is missing": way.eplb is not None and not way.experts,
+        "it moves one layer a step: the balancer's interval is 1": way.eplb is not None and way.eplb.interval != 1,
+        f"DeepEP runs on one server or on {DEEPEP_SERVERS} servers of 8 GPUs": way.exchange == "deepep-ht"
+        and way.hosts > 1
+        and (way.per_server != 8 or way.hosts not in DEEPEP_SERVERS),
+    }
+
+
+def options(way: ServingWay, folder: Path) -> dict[str, Any]:
+    """Returns the content of the options file that the command names."""
+    layout = way.layout
+    found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
+    if layout.expert > 1:
+        found["moe_expert_parallel_size"] = layout.expert
+        found["moe_tensor_parallel_size"] = layout.copy_gpus // layout.expert
+    if layout.data > 1:
+        found["enable_attention_dp"] = True
+    if way.hosts > 1:
+        found["gpus_per_node"] = way.per_server
+    balancer: str | dict[str, int] | None = str(folder / TRTLLM.file) if way.placement == "plan" else None
+    if way.eplb:
+        balancer = {"num_slots": way.experts + way.redundant, "layer_updates_per_iter": way.eplb.interval}
+    if balancer is not None:  # the backend that takes a balancer on Hopper and on Blackwell GPUs
+        found["moe_config"] = {"backend": "CUTLASS", "load_balancer": balancer}
+    return found
+
+
+def files(way: ServingWay, folder: Path) -> dict[str, str]:
+    """Returns the options file that the command names."""
+    return {OPTIONS: str(yaml.safe_dump(options(way, folder), sort_keys=False))}
+
+
+def launch(way: ServingWay, model: str, folder: Path) -> str:
+    """Returns the commands that start TensorRT-LLM in that way.
+
+    Args:
+        way: the way of serving.
+        model: the model's name or path.
+        folder: where `options.yaml`, see `files`, and `placement.yaml` are.
+    """
+    serve = ["trtllm-serve", shlex.quote(model), f"--extra_llm_api_options {shlex.quote(str(folder / OPTIONS))}"]
+    method = [f"TRTLLM_FORCE_COMM_METHOD={METHODS[way.exchange]}"] * bool(METHODS[way.exchange] and way.layout.data > 1)
+    if way.hosts > 1:
+        by_copy: dict[str, list[str]] = {}
+        for place in launch_places(way):
+            by_copy.setdefault(place.head, []).append(f"{place.host}:{way.per_server}")
+        run = [["mpirun", f"-n {way.layout.copy_gpus}", f"-H {','.join(hosts)}", *(f"-x {word}" for word in method)]
+               for hosts in by_copy.values()]  # fmt: skip
+        return "\n".join(" ".join([*words, "trtllm-llmapi-launch", *serve]) for words in run)
+
+    def at(place: LaunchPlace) -> list[str]:
+        memory = [f"TRTLLM_EPLB_SHM_NAME=moe_shared_{place.copy}"] * bool(way.eplb and place.devices)
+        return [*method, *memory, *serve]
+
+    return launch_lines(way, at, 8000)
+
+
+def default_exchange(way: ServingWay) -> str:
+    """Returns the first exchange that the hardware has, of those that TensorRT-LLM tries in sequence."""
+    if way.layout.expert < way.layout.copy_gpus or not way.nvlink:
+        return "allgather"
+    if way.hosts == 1:
+        return "nvlink-one-sided"
+    return "deepep-ht" if way.per_server == 8 and way.hosts in DEEPEP_SERVERS else "allgather"
+
+
+SETTINGS = settings("""
+tensor_parallel_size | 1 | all GPUs of a copy, whatever else divides them | llmapi/llm_args.py
+enable_attention_dp | false | attention by data parallelism on all of them | llmapi/llm_args.py
+moe_expert_parallel_size, moe_tensor_parallel_size | 1 and tensor_parallel_size | their product is tensor_parallel_size;
+  experts cut by the second need an allgather | docs/source/features/parallel-strategy.md
+TRTLLM_FORCE_COMM_METHOD | the first that works: NVLink one-sided, two-sided, NCCL EP, DeepEP, DeepEP low-latency, allgather |
+  only with attention by data parallelism; without it an all-reduce. One-sided takes at most 128 GPUs and memory for the most
+  tokens of every rank | _torch/modules/fused_moe/communication/communication_factory.py
+moe_config.load_balancer | none: experts in sequence | a file with num_slots and initial_global_assignments;
+  layer_updates_per_iter above 0: so many layers move in each step, beside serving, from a copy of all experts in the hosts'
+  memory | llmapi/llm_args.py (MoeLoadBalancerConfig); examples/wide_ep/README.md
+moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks | examples/wide_ep/README.md
+several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
+""")
+TRTLLM = ServingEngine(
+    "trtllm",
+    "1.2 and main in 2026",
+    METHODS,
+    launch,
+    refuses,
+    SETTINGS,
+    EplbSettings(1, 1),
+    default_exchange,
+    form="trtllm",
+    file="placement.yaml",
+    files=files,
+)

@@ -1,0 +1,130 @@
+"""vLLM: by default an allgather and a reduce-scatter, experts in sequence; a plan comes in by aurora's plugin."""
+
+import json
+import shlex
+from pathlib import Path
+
+from aurora.advisor.engines.engine import (
+    EXCHANGES,
+    EplbSettings,
+    LaunchPlace,
+    ServingEngine,
+    ServingWay,
+    launch_lines,
+    settings,
+)
+
+BACKENDS = {
+    "all-reduce": "",
+    "allgather": "allgather_reducescatter",
+    "deepep-ht": "deepep_high_throughput",
+    "deepep-ll": "deepep_low_latency",
+    "deepep-v2": "deepep_v2",
+    "nixl": "nixl_ep",
+    "nvlink-one-sided": "flashinfer_nvlink_one_sided",
+    "nvlink-two-sided": "flashinfer_nvlink_two_sided",
+    "moonep": "moonep",
+    "mori-ht": "mori_high_throughput",
+    "mori-ll": "mori_low_latency",
+}
+ROUND_ROBIN = ("all-reduce", "deepep-ll", "nixl")  # where vLLM does not fall back to linear
+RPC_PORT = 29550
+
+
+def refuses(way: ServingWay) -> dict[str, bool]:
+    """Returns why vLLM may not serve in that way, each reason with whether it holds."""
+    layout, spread = way.layout, way.placement == "round_robin"
+    return {
+        f"`expert`: vLLM divides experts over all {layout.copy_gpus} GPUs of a copy or over none": layout.expert
+        not in (1, layout.copy_gpus),
+        f"round_robin works with {', '.join(ROUND_ROBIN)}, and falls back to linear otherwise": spread
+        and way.exchange not in ROUND_ROBIN,
+        "round_robin excludes EPLB and replicas": spread and bool(way.eplb or way.redundant),
+        f"a rank of {layout.tensor} GPUs must fit a server, or servers be filled": layout.tensor > way.per_server
+        and layout.data > 1,
+    }
+
+
+def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
+    """Returns the words of `vllm serve` that say layout and server, the same for all of vLLM's platforms."""
+    layout = way.layout
+    words = ["vllm serve", shlex.quote(model)]
+    words += [f"--tensor-parallel-size {layout.tensor}"] * (layout.tensor > 1)
+    words += [f"--data-parallel-size {layout.data}"] * (layout.data > 1)
+    words += ["--enable-expert-parallel"] * (layout.expert > 1)
+    if way.hosts > 1 and layout.data > 1:
+        ranks = layout.data // way.hosts
+        words += [f"--data-parallel-size-local {ranks}", f"--data-parallel-address {place.head}"]
+        words += [f"--data-parallel-rpc-port {RPC_PORT}"]
+        words += [f"--headless --data-parallel-start-rank {place.node * ranks}"] * (place.node > 0)
+    elif way.hosts > 1:
+        words += [f"--nnodes {way.hosts} --node-rank {place.node} --master-addr {place.head}"]
+        words += ["--headless"] * (place.node > 0)
+    return words
+
+
+def launch(way: ServingWay, model: str, folder: Path) -> str:
+    """Returns the commands that start vLLM in that way.
+
+    Args:
+        way: the way of serving.
+        model: the model's name or path.
+        folder: where `plan.json` is.
+    """
+    planned = way.placement == "plan"
+    words = [f"--all2all-backend {BACKENDS[way.exchange]}"] * bool(BACKENDS[way.exchange] and way.layout.expert > 1)
+    words += ["--expert-placement-strategy round_robin"] * (way.placement == "round_robin")
+    words += ["--enable-dbo"] * way.overlap
+    # without it, the plugin overwrites expert maps, which other exchanges than the default ignore
+    words += ["--enable-eplb"] * bool(way.eplb or way.redundant or (planned and EXCHANGES[way.exchange].sends == "route"))
+    words += [f"--eplb-config.num_redundant_experts {way.redundant}"] * (way.redundant > 0)
+    if way.eplb:
+        words += [f"--eplb-config.window_size {way.eplb.window} --eplb-config.step_interval {way.eplb.interval}"]
+    if planned:
+        config = json.dumps({"aurora": {"plan": str(folder / "plan.json"), "order": "stock"}})
+        words += [f"--additional-config {shlex.quote(config)}"]
+    return launch_lines(way, lambda place: serve_words(way, model, place) + words, 8000)
+
+
+def default_exchange(way: ServingWay) -> str:
+    """Returns the exchange of `--all2all-backend`'s default."""
+    return "allgather"
+
+
+SETTINGS = settings("""
+--enable-expert-parallel | off: every expert is cut over tensor- and data-parallel ranks | experts are divided whole over all
+  of them; no EP size of its own | vllm/config/parallel.py
+--all2all-backend | allgather_reducescatter | the exchange of data-parallel ranks; without them (or sequence-parallel MoE)
+  there is none but an all-reduce. pplx and naive are removed and mean the default; moonep since 0.31 |
+  vllm/config/parallel.py (All2AllBackend, use_all2all)
+--tensor-parallel-size with --data-parallel-size | 1 | with expert parallelism each GPU brings its part of a rank's tokens
+  into the exchange (sequence-parallel MoE) | vllm/config/parallel.py (use_sequence_parallel_moe)
+padding | with CUDA graphs or two halves | all data-parallel ranks are padded to the most tokens of one; without CUDA graphs
+  they are not | vllm/v1/worker/dp_utils.py
+CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn them off | vllm/config/compilation.py,
+  vllm/config/vllm.py
+--enable-dbo | off | dual batch overlap from 32 tokens of decode or 512 of prefill on; needs DeepEP or NIXL |
+  vllm/config/parallel.py (dbo_*), vllm/config/vllm.py
+--expert-placement-strategy | linear | round_robin only for models with groups of experts, without EPLB, and with
+  deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear |
+  vllm/model_executor/layers/fused_moe/expert_map_manager.py
+--enable-eplb | off | moves experts by the load of 1000 steps every 3000 (window_size, step_interval), by default beside
+  serving (use_async); needs expert parallelism and equally many slots a GPU; starts linear, without a file |
+  vllm/config/parallel.py (EPLBConfig)
+--eplb-config.num_redundant_experts | 0 | slots beyond one for each expert; without EPLB vLLM refuses it |
+  vllm/config/parallel.py
+several servers | one | --data-parallel-size-local, -address, -start-rank and --headless; a rank over servers: --nnodes,
+  --node-rank | vllm/engine/arg_utils.py; docs/serving/data_parallel_deployment.md
+""")
+VLLM = ServingEngine(
+    "vllm",
+    "0.30 to 0.33",
+    BACKENDS,
+    launch,
+    refuses,
+    SETTINGS,
+    EplbSettings(1000, 3000),
+    default_exchange,
+    overlaps=("deepep-ht", "deepep-ll", "nixl"),
+    replicate="eplb",
+)

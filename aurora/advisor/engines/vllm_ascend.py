@@ -1,0 +1,76 @@
+"""vllm-ascend, vLLM's plugin for Ascend NPUs: it chooses the exchange by device and batch, and reads a placement file."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from aurora.advisor.engines.engine import EplbSettings, ServingEngine, ServingWay, launch_lines, settings
+from aurora.advisor.engines.vllm import serve_words
+
+CHOSEN = "by device and batch"
+
+
+def refuses(way: ServingWay) -> dict[str, bool]:
+    """Returns why vllm-ascend may not serve in that way, each reason with whether it holds."""
+    layout = way.layout
+    return {
+        f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert
+        not in (1, layout.copy_gpus),
+        "it has no round_robin": way.placement == "round_robin",
+        "its balancer's interval is longer than its window": way.eplb is not None and way.eplb.interval <= way.eplb.window,
+    }
+
+
+def launch(way: ServingWay, model: str, folder: Path) -> str:
+    """Returns the commands that start vLLM with vllm-ascend in that way.
+
+    Args:
+        way: the way of serving.
+        model: the model's name or path.
+        folder: where `placement.json` is.
+    """
+    eplb: dict[str, Any] = {}
+    if way.placement == "plan":
+        eplb["expert_map_path"] = str(folder / VLLM_ASCEND.file)
+    if way.eplb:
+        eplb |= {"dynamic_eplb": True, "expert_heat_collection_interval": way.eplb.window}
+        eplb["algorithm_execution_interval"] = way.eplb.interval - way.eplb.window
+    if way.redundant:
+        eplb["num_redundant_experts"] = way.redundant
+    config = ({"eplb_config": eplb} if eplb else {}) | ({"enable_fused_mc2": 1} if way.exchange == "fused-mc2" else {})
+    words = [f"--additional-config {shlex.quote(json.dumps(config))}"] * bool(config)
+    before = ["VLLM_USE_V2_MODEL_RUNNER=0"] * bool(eplb) + ["DYNAMIC_EPLB=true"] * bool(way.eplb)
+    return launch_lines(way, lambda place: before + serve_words(way, model, place) + words, 8000, "ASCEND_RT_VISIBLE_DEVICES")
+
+
+def default_exchange(way: ServingWay) -> str:
+    """Returns the exchange on an Atlas A3 or 950."""
+    return "mc2" if way.layout.expert == way.layout.copy_gpus > 1 else "allgather"
+
+
+SETTINGS = settings("""
+exchange | by device and batch | without expert parallelism an allgather. A2: MC2 from 16 devices on with at most 24 experts
+  each, for batches that fit its capacity, otherwise an allgather. A3: MC2, and HCCL's all-to-all for larger batches. 950: the
+  same, but an allgather for larger batches where there are no more devices than experts of a token |
+  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
+enable_fused_mc2 | 0 | 1: MC2 fused with the experts, on A3 | vllm_ascend/ascend_config.py,
+  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
+eplb_config.expert_map_path | none: experts in sequence | a placement that stays; model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)
+  | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+eplb_config.dynamic_eplb | off | model runner V1, with DYNAMIC_EPLB=true: load of 600 steps, 50 for the algorithm on the CPU,
+  then a layer a step | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+--enable-eplb | off | model runner V2: vLLM's own balancer, with --eplb-config.use_async false; then serving waits for moves |
+  docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+""")
+VLLM_ASCEND = ServingEngine(
+    "vllm-ascend",
+    "0.23 and main of August 2026",
+    {"all-reduce": "", "allgather": CHOSEN, "mc2": CHOSEN, "fused-mc2": "enable_fused_mc2"},
+    launch,
+    refuses,
+    SETTINGS,
+    EplbSettings(600, 650),
+    default_exchange,
+    form="vllm-ascend",
+)
