@@ -11,6 +11,8 @@ from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
 import aurora.types
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.engine import EXCHANGES, ServingEngine
 from aurora.cli.choices import filled, names
 from aurora.cli.main import app
 from aurora.cli.options import documented, is_further
@@ -22,12 +24,21 @@ TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", NoneTy
 LIMITS = {"above": "exclusiveMinimum", "least": "minimum", "most": "maximum"}
 ELSEWHERE = {"how-to/vllm.md": "integrations/README.md", "changelog.md": "CHANGELOG.md"}
 
+ENGINES = """# Serving engines
+
+What engines do with Mixture-of-Experts models by default and with each flag that matters, as `aurora recommend` takes it. It
+comes from the engines' sources, named beside it; newer versions may differ.
+
+Data-parallel ranks need an exchange of tokens, and what moving experts can bring depends on it. An allgather carries every
+token to every GPU, wherever experts are: a placement then balances compute alone. An all-to-all carries other bytes too."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site; called by mkdocs."""
     pages = {page: (ROOT / source).read_text().replace("](docs/", "](") for page, source in ELSEWHERE.items()}
     schema = json.dumps(options_schema(), indent=1) + "\n"
-    for page, text in (pages | {"reference/cli.md": command_line(), "reference/options.schema.json": schema}).items():
+    made = {"reference/cli.md": command_line(), "reference/engines.md": engines(), "reference/options.schema.json": schema}
+    for page, text in (pages | made).items():
         files.append(File.generated(config, page, content=text))
     return files
 
@@ -40,6 +51,41 @@ def command_line() -> str:
     for name, command in root.commands.items():
         parts += _described(f"aurora {name}", command)
     return "\n\n".join(parts) + "\n"
+
+
+def engines() -> str:
+    """Returns the reference of serving engines as Markdown: their exchanges side by side, then the settings of each."""
+    parts = [ENGINES]
+    names = ["exchange", "what it does", "bytes follow the placement", "a token goes once to each", "CUDA graphs in decode"]
+    rows = [[*names, "NVLink", "needs", *SERVING_ENGINES, "source"]]
+    for name, exchange in EXCHANGES.items():
+        flags = [f"`{found}`" if (found := engine.exchanges.get(name)) else found for engine in SERVING_ENGINES.values()]
+        row = [f"`{name}`", exchange.about, exchange.follows_placement, exchange.once_per, exchange.graphs, exchange.nvlink]
+        rows.append([*row, exchange.needs, *("no flag" if flag == "" else flag or "" for flag in flags), exchange.source])
+    parts.append(_table(rows))
+    for name, engine in SERVING_ENGINES.items():
+        parts += [f"## {name}", f"Read in the sources of {name} {engine.versions}."]
+        default = f"By default, on 8 GPUs of a server and on 16 of two: {_exchanges(engine, 8)}, {_exchanges(engine, 16)}."
+        parts += [default, f"Two halves of a batch overlap with: {', '.join(engine.overlaps) or 'nothing'}."]
+        parts.append(
+            _table([["setting", "default", "what it does", "source"], *([*vars(one).values()] for one in engine.settings)])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _exchanges(engine: ServingEngine, gpus: int) -> str:
+    """Returns the engine's exchange on so many GPUs."""
+    return f"`{engine.default(gpus, 8).exchange}`"
+
+
+def _table(rows: list[list[Any]]) -> str:
+    """Returns rows, of which the first has the titles, as a table."""
+    spoken = {True: "yes", False: "no"}
+    cells = [
+        [str(spoken.get(cell, cell) if isinstance(cell, bool) else cell).replace("|", "\\|") for cell in row] for row in rows
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
 def _described(name: str, command: Any) -> list[str]:

@@ -127,8 +127,6 @@ class EngineExchange:
         return there_GG, there_GG.T
 
 
-DEEPEP = "https://github.com/deepseek-ai/DeepEP (README)"
-TRTLLM_MOE = "TensorRT-LLM _torch/modules/fused_moe/communication"
 # fmt: off
 EXCHANGES = {
     "all-reduce": EngineExchange(
@@ -154,8 +152,10 @@ EXCHANGES = {
     "pplx": EngineExchange(
         "pplx-kernels; every GPU is padded to the most tokens of one", "route", "expert",
         needs="pplx_kernels, Hopper", source="SGLang layers/dp_attention.py; vLLM has removed it"),
-    "mori-ht": EngineExchange("MoRI for throughput", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
-    "mori-ll": EngineExchange("MoRI for low latency", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+    "mori-ht": EngineExchange(
+        "MoRI for throughput (rows of a token unchecked)", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+    "mori-ll": EngineExchange(
+        "MoRI for low latency (rows of a token unchecked)", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
     "nvlink-one-sided": EngineExchange(
         "a GPU writes into its peers' memory by NVLink; slots for the most tokens of every GPU", "route", nvlink="all",
         needs="vLLM, SGLang: FlashInfer", source="TensorRT-LLM communication/nvlink_one_sided.py"),
