@@ -1,0 +1,160 @@
+"""Methods against imbalance: what they may know, their order, and figures by brute force."""
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from aurora.advisor.balancers import BALANCERS, SEE_BATCH, BalancingCase, reach
+from aurora.advisor.ceiling import TOKENS, RankCurve, ServedTraffic, perfect_seconds
+from aurora.errors import BadInput
+from aurora.planner.replication.registry import best_divided
+from tests.advisor.test_ceiling import SKEWED, profile
+
+PLANNED_ONCE = ("static", "replicas", "replicas-by-layer", "eplb", "lplb", "waterfill", "metro")
+WHILE_SERVING = ("eplb-every", "follower")
+
+
+@pytest.fixture(scope="module")
+def drifting():
+    """Windows whose shares wander, with chance."""
+    rng = np.random.default_rng(0)
+    walk_TE = np.exp(np.cumsum(rng.normal(0, 0.05, (20, 8)), axis=0)) * SKEWED
+    return profile(walk_TE, 4000, rng)
+
+
+def case(traffic, slots=3, curve=TOKENS, **others):
+    return BalancingCase(traffic, 4, slots, curve, 1000, **others)
+
+
+def served(traffic, step_tokens=200):
+    return ServedTraffic.of(traffic, step_tokens, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("curve", [TOKENS, RankCurve(50.0, 40.0, 0.01)])
+def test_every_method_is_between_the_ceiling_and_a_loss_that_it_states(drifting, curve):
+    found = {each.name: each for each in reach(drifting, 4, 3, step_tokens=200, curve=curve, shared=1.0)}
+    assert set(found) == set(BALANCERS)
+    assert found["exact"].share == pytest.approx(1.0)
+    assert found["exact"].ratio == pytest.approx(1.0)
+    assert found["linear"].share == pytest.approx(0.0)
+    for each in found.values():
+        assert each.ratio >= 1 - 1e-9
+        assert each.low <= each.ratio <= each.high
+        assert each.worst >= each.ratio - 1e-9
+        assert each.share == pytest.approx((found["linear"].ratio - each.ratio) / (found["linear"].ratio - 1), abs=1e-9)
+        assert each.memory_bytes == max(each.slots - 2, 0) * drifting.layers * drifting.expert_bytes
+    assert found["exact-slots"].ratio <= min(found[name].ratio for name in ("replicas", "eplb")) + 1e-9
+    assert found["waterfill"].ratio <= found["eplb"].ratio + 1e-9
+    if curve is TOKENS:
+        assert found["exact-slots"].ratio <= found["lplb"].ratio + 1e-9 <= found["eplb"].ratio + 2e-9
+        assert found["static"].share > 0.5
+    else:
+        assert found["metro"].ratio < found["lplb"].ratio  # splitting an expert activates it twice
+
+
+@pytest.mark.parametrize("name", PLANNED_ONCE)
+def test_what_was_planned_for_a_block_does_not_know_it(drifting, name):
+    traffic = served(drifting)
+    other = traffic.load_TLE.copy()
+    last_T = traffic.block_T == traffic.block_T[-1]
+    other[last_T] = other[last_T][:, :, ::-1]
+    before, after = (BALANCERS[name](case(each)).seconds_D for each in (traffic, replace(traffic, load_TLE=other)))
+    at_D = traffic.block_D == traffic.block_T[-1]
+    assert (before[at_D] == after[at_D]).all()
+    assert (before[~at_D] != after[~at_D]).any()
+
+
+@pytest.mark.parametrize("name", WHILE_SERVING)
+def test_what_is_planned_while_serving_knows_the_past_alone(drifting, name):
+    traffic = served(drifting)
+    other = traffic.load_TLE.copy()
+    other[12:] = other[12:, :, ::-1] ** 2
+    before, after = (BALANCERS[name](case(each)).seconds_D for each in (traffic, replace(traffic, load_TLE=other)))
+    known_D = traffic.window_D <= 12
+    assert (before[known_D] == after[known_D]).all()
+    assert (before[~known_D] != after[~known_D]).any()
+
+
+@pytest.mark.parametrize("name", SEE_BATCH)
+def test_what_sees_the_batch_needs_nothing_else_of_its_window(drifting, name):
+    traffic = served(drifting)
+    few = replace(traffic, step_DLE=traffic.step_DLE[::2], window_D=traffic.window_D[::2])
+    all_D, few_D = (BALANCERS[name](case(each)).seconds_D for each in (traffic, few))
+    assert few_D == pytest.approx(all_D[::2])
+
+
+def test_eplb_plans_by_the_windows_before_and_counts_what_gpus_fetch(drifting):
+    traffic = served(drifting)
+    windows = len(traffic.load_TLE)
+    every, lag = 3, 2
+    found = BALANCERS["eplb-every"](case(traffic, every=every, lag=lag))
+    held = {0: BALANCERS["linear"], **{end: case(traffic).plan(traffic.load_TLE[end - every : end].sum(axis=0), "eplb", 3) for end in range(every, windows, every)}}  # fmt: skip
+    fetched, seconds_D = 0, np.zeros(len(traffic.step_DLE))
+    for window in range(windows):
+        end = max((window - lag) // every, 0) * every
+        before = max((window - 1 - lag) // every, 0) * every
+        at_D = traffic.window_D == window
+        if not end:
+            seconds_D[at_D] = BALANCERS["linear"](case(traffic)).seconds_D[at_D]
+        else:
+            seconds_D[at_D] = traffic.seconds_D([held[end]], np.zeros(windows, dtype=np.int64), TOKENS)[at_D]
+        if end != before and traffic.block_T[window] > 0:
+            old = held[before].held_LGP if before else np.arange(8).reshape(1, 4, 2).repeat(2, axis=0)
+            pairs = zip(old.reshape(8, -1).tolist(), held[end].held_LGP.reshape(8, -1).tolist(), strict=True)
+            fetched += sum(len(set(new) - set(was) - {-1}) for was, new in pairs)
+    assert found.seconds_D == pytest.approx(seconds_D)
+    assert found.fetched == pytest.approx(fetched / np.count_nonzero(traffic.block_T > 0))
+
+
+def test_waterfill_pours_shared_tokens_where_least_is(drifting):
+    traffic = served(drifting, 400)
+    plain, poured = (BALANCERS["waterfill"](case(traffic, shared=shared)).seconds_D for shared in (0.0, 1.0))
+    assert plain == pytest.approx(BALANCERS["eplb"](case(traffic)).seconds_D)
+    step, shared = 0, round(traffic.step_tokens)
+    experts = case(traffic).held_out("eplb", 3)[traffic.block_D[step]]
+    expected = 0.0
+    for layer, load_E in enumerate(traffic.step_DLE[step]):
+        held_GP, part_GP = experts.held_LGP[layer], experts.part_LGP[layer]
+        load_G = (np.where(held_GP >= 0, load_E[held_GP], 0.0) * part_GP).sum(axis=1)
+        for _ in range(shared):
+            load_G[load_G.argmin()] += 1
+        expected += load_G.max() - shared / 4
+    assert poured[step] == pytest.approx(expected, abs=4)  # whole tokens here
+    few = served(drifting, 200)  # below 64 tokens of a rank nothing is poured
+    assert BALANCERS["waterfill"](case(few, shared=1.0)).seconds_D == pytest.approx(BALANCERS["eplb"](case(few)).seconds_D)
+
+
+def test_no_placement_within_the_slots_beats_their_bound():
+    rng = np.random.default_rng(0)
+    step_DLE = rng.integers(0, 30, (12, 1, 3)).astype(np.float64)
+    traffic = ServedTraffic(step_DLE, step_DLE, np.arange(12), np.arange(12) * 5 // 12, 10.0, True, 12)
+    bound_D = BALANCERS["exact-slots"](BalancingCase(traffic, 2, 2, TOKENS, 1)).seconds_D
+    for load_LE, bound in zip(step_DLE, bound_D, strict=True):
+        least = np.inf
+        for held in product(combinations(range(3), 2), repeat=2):
+            held_GE = np.array([[expert in mine for expert in range(3)] for mine in held], dtype=np.int64)
+            if held_GE.any(axis=0).all():
+                split_EG = best_divided(held_GE, load_LE[0], np.ones(2)).split_EG(0)
+                least = min(least, float((load_LE[0] @ split_EG).max()))
+        assert bound <= least + 1e-9
+    assert (bound_D >= perfect_seconds(step_DLE, 2, TOKENS)[:, 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": ("magic",)}, "methods"),
+        ({"every": 0}, "expected `every` of one or more"),
+        ({"slots_per_gpu": 1}, "`slots_per_gpu`: expected at least 2"),
+    ],
+)
+def test_bad_arguments_are_named(drifting, arguments, message):
+    with pytest.raises(BadInput, match=message):
+        reach(drifting, 4, **arguments)
+
+
+def test_figures_of_few_windows_are_still_given(drifting):
+    for each in reach(drifting.at_windows([0]), 3, methods=("static", "eplb-every", "follower")):
+        assert np.isfinite([each.ratio, each.share, each.worst]).all()

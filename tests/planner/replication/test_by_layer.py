@@ -1,0 +1,60 @@
+"""Replicas by layer: as many as allowed, where they help, by the windows that judge them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aurora.errors import InfeasiblePlan
+from aurora.planner.replication.by_layer import _most_saved, replicas_by_layer
+
+
+def largest(load_TE, held_GP, part_GP):
+    load_TG = np.zeros((len(load_TE), len(held_GP)))
+    for gpu, row in enumerate(held_GP.tolist()):
+        for slot, expert in enumerate(row):
+            if expert >= 0:
+                load_TG[:, gpu] += load_TE[:, expert] * part_GP[gpu, slot]
+    return load_TG.max(axis=1).sum()
+
+
+@given(st.integers(1, 4), st.integers(0, 9), st.integers(1, 3), st.integers(1, 3))
+def test_no_more_replicas_than_allowed_and_gpus_differ_by_one_slot(gpus, replicas, layers, windows):
+    load_TLE = np.random.default_rng(gpus).gamma(1.0, size=(windows, layers, 5))
+    tables = replicas_by_layer(load_TLE, gpus, replicas)
+    assert sum(int((held_GP >= 0).sum()) for held_GP, _ in tables) <= 5 * layers + replicas
+    for held_GP, part_GP in tables:
+        assert set(held_GP[held_GP >= 0].tolist()) == set(range(5))
+        assert np.bincount(held_GP[held_GP >= 0], part_GP[held_GP >= 0]) == pytest.approx(np.ones(5))
+    held_G = sum((held_GP >= 0).sum(axis=1) for held_GP, _ in tables)
+    assert held_G.max() - held_G.min() <= max(1, layers)
+
+
+def test_replicas_go_to_the_layer_that_needs_them():
+    even, skewed = np.ones(8), np.array([9.0, 1, 1, 1, 1, 1, 1, 1])
+    tables = replicas_by_layer(np.stack([even, skewed])[None], 4, 4)
+    assert [int((held_GP >= 0).sum()) > 8 for held_GP, _ in tables] == [False, True]
+    assert largest(skewed[None], *tables[1]) <= 4.5  # half of the hot expert; all of it is 9
+
+
+def test_a_placement_is_chosen_by_the_largest_loads_of_windows_not_by_their_mean():
+    together = np.array([[4.0, 4, 0, 0], [0, 0, 4, 4]] * 3)  # in the mean all experts are alike
+    (table,) = replicas_by_layer(together[:, None], 2, 0)
+    assert largest(together, *table) == min(
+        largest(together, np.array(held), np.ones((2, 2))) for held in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    )
+
+
+@given(st.lists(st.lists(st.integers(0, 20), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(0, 9))
+def test_steps_save_at_least_what_one_layer_alone_would(largest_LK, replicas):
+    largest_LK = np.array(largest_LK, dtype=np.float64)
+    at_L = _most_saved(largest_LK, np.arange(4), replicas)
+    assert at_L.sum() <= replicas
+    saved = largest_LK[:, 0].sum() - largest_LK[np.arange(len(at_L)), at_L].sum()
+    alone = max((row[0] - row[: replicas + 1].min()) for row in largest_LK)
+    assert saved >= alone / 2
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(InfeasiblePlan, match="replicas by layer: expected zero or more, found -1"):
+        replicas_by_layer(np.ones((1, 1, 2)), 2, -1)
