@@ -195,6 +195,7 @@ def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
     refused(aurora("report", saved, tmp_path / "other.npz"), "expected the requests of .*, found others")
 
 
+@pytest.mark.full
 def test_a_trace_of_requests_is_served_and_overload_is_said(aurora, plan, tmp_path):
     trace = tmp_path / "r.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i / 100},400,2\n" for i in range(400)))

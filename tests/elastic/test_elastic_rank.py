@@ -262,6 +262,7 @@ def test_the_pause_is_between_tokens_and_before_the_first_there_is_none(monkeypa
     assert 0 < first.resumed_s <= second.stopped_s < second.resumed_s <= result.start_s + result.answers_M[0].seconds
 
 
+@pytest.mark.full
 def test_a_rank_that_comes_back_holds_experts_again(monkeypatch, mixtral):
     """There are more requests than anybody waits for: the run is over when the newcomer has had its part in some."""
     struck, after = Blows(monkeypatch, {3: kill(1)}), [0]

@@ -74,12 +74,14 @@ def command(warm, folder):
     return performed
 
 
+@pytest.mark.full
 def test_an_interrupted_run_goes_on_from_its_journal(command):
     model = ["--model", "tiny-model", "--prompts", "prompts.txt", "--max-new-tokens", "40"]
     printed = command("run", "served.json", *model, "--survive", "--resume", "--verify", "-o", "run.npz")
     assert "verified: same greedy tokens" in printed
 
 
+@pytest.mark.full
 def test_training_goes_on_from_a_checkpoint(command, folder):
     trained = folder / "trained"
     trained.mkdir()
