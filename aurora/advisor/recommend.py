@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
@@ -339,7 +339,7 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
         log_gain_W: (W,) logarithms of measured gains, two or more, taken as normal and independent.
     """
     mean, spread = log_gain_W.mean(), log_gain_W.std(ddof=1)
-    reach = student_t.ppf((1 + CONFIDENCE) / 2, len(log_gain_W) - 1) * spread * np.sqrt(1 + 1 / len(log_gain_W))
+    reach = stdtrit(len(log_gain_W) - 1, (1 + CONFIDENCE) / 2) * spread * np.sqrt(1 + 1 / len(log_gain_W))
     low, middle, high = np.exp([mean - reach, mean, mean + reach]).tolist()
     return middle, low, high
 

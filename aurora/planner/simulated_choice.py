@@ -19,7 +19,7 @@ from aurora.planner.placement.objective import objectives
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
 from aurora.planner.workload.step_traffic import cut_traffic
-from aurora.simulator.interpreter import simulate, simulate_plan
+from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.arrays import evenly_spaced
 from aurora.types.options import MICRO_BATCH_COUNTS, MOST_WEIGHT
@@ -248,14 +248,14 @@ def simulated_seconds(plan: Plan, profiles: Sequence[Profile], parts: int | None
     """
     parts = max(1, plan.options.micro_batches) if parts is None else parts
     if first := _first_windows(plan.cluster, profiles, parts):
-        return simulate_plan(plan, first).seconds
+        served, cut = cut_traffic(plan, first)
+        return simulated_span_s(compile_plan(served), plan.cluster, cut)
     layers = max(1, TRANSFERS // (2 * _pairs(plan.cluster) * len(profiles) * parts))
     some_M = [evenly_spaced(each.layers, layers) for each in profiles]
     first = [each.first_windows(1).at_layers(some) for each, some in zip(profiles, some_M, strict=True)]
     served, cut = cut_traffic(plan, first)
     program = compile_plan(served)
-    some_layers = program.at_layers([some_M[model] for model in program.plan_model_M])
-    return simulate(some_layers, plan.cluster, cut).seconds
+    return simulated_span_s(program.at_layers([some_M[model] for model in program.plan_model_M]), plan.cluster, cut)
 
 
 def _layers(cluster: Cluster, profile: Profile, parts: int) -> int:

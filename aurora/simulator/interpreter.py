@@ -4,6 +4,7 @@ import heapq
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.workload.serving_gpus import server_split
+from aurora.planner.workload.serving_gpus import replica_tokens
 from aurora.planner.workload.step_traffic import cut_traffic
-from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes, tokens_on_gpu
+from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows, gathered_bytes
 from aurora.simulator.port_arbiter import PriorityLock, Process, Resume, Wait, simulated_port_arbiters
 from aurora.types import (
     BARRIERS,
@@ -129,7 +130,33 @@ def simulate(
         BadInput: if `barriers` is not one of BARRIERS.
     """
     check_one_of("barriers", barriers, BARRIERS)
-    return _Run(program, cluster, profiles, barriers, ordered, interleave, staged).trace()
+    record = TraceRecorder("predicted", program.names_M, program.ranks)
+    _Run(program, cluster, profiles, barriers, ordered, interleave, staged, record).perform()
+    return record.trace()
+
+
+def simulated_span_s(program: Program, cluster: Cluster, profiles: Sequence[Profile]) -> float:
+    """Returns the seconds of the Trace that `simulate` predicts by default, without its rows, which may be millions."""
+    _Run(program, cluster, profiles, "gpu", None, True, False, span := _Span()).perform()
+    return span.last_s - span.first_s if span.last_s >= span.first_s else 0.0
+
+
+@dataclass
+class _Span:
+    """The time from the first start to the last end of what is recorded; arguments as those of TraceRecorder."""
+
+    first_s: float = float("inf")
+    last_s: float = -float("inf")
+
+    def add(self, *what: Any) -> None:
+        """Records a phase of a rank."""
+        self.first_s, self.last_s = min(self.first_s, what[5]), max(self.last_s, what[6])
+
+    def transfers(self, *what: Any) -> None:
+        """Records all transfers of an all-to-all."""
+        start_s_X, end_s_X = what[6]
+        self.first_s = min(self.first_s, float(start_s_X.min(initial=np.inf)))
+        self.last_s = max(self.last_s, float(end_s_X.max(initial=-np.inf)))
 
 
 @dataclass
@@ -154,15 +181,15 @@ class _Run:
     ordered: OrderBatch | None
     interleave: bool
     staged: bool
+    record: "TraceRecorder | _Span"
 
     def __post_init__(self) -> None:
         self._preempts = self.interleave and self.barriers != "global"
         self._cut_M = [self._preempts and policy.yields for policy in self.program.policies_M]
         self.now = 0.0
-        self.record = TraceRecorder("predicted", self.program.names_M, self.program.ranks)
         self._heap: list[tuple[float, int, Resume]] = []
         self._sequence = 0
-        models, ranks, policies_M = len(self.profiles), range(self.program.ranks), self.program.policies_M
+        ranks, policies_M = range(self.program.ranks), self.program.policies_M
         if not self._preempts:  # where all ranks wait for all, no model goes before another
             policies_M = tuple(SlicePolicy(policy.weight) for policy in policies_M)
         self._arbiters = [
@@ -182,15 +209,11 @@ class _Run:
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
-        self._server_MG = [np.zeros(self.program.ranks, dtype=np.int64) for _ in range(models)]
-        self._served_MLNEG = [[split_EG[None] for split_EG in split_LEG] for split_LEG in self._split_MLEG]
-        for model, ops_L in enumerate(self.program.ops_ML):
-            if (hierarchy := hierarchy_of(ops_L[0])) is not None:
-                self._server_MG[model] = hierarchy.server_G
-                self._served_MLNEG[model] = [server_split(each_EG, hierarchy.server_G) for each_EG in self._split_MLEG[model]]
+        self._hierarchy_M = [hierarchy_of(ops_L[0]) for ops_L in self.program.ops_ML]
+        self._tokens_GE: dict[tuple[int, int, int], IntArray] = {}  # by model, step and layer
 
-    def trace(self) -> Trace:
-        """Runs all processes to their end. Returns what they recorded."""
+    def perform(self) -> None:
+        """Runs all processes to their end, which `record` is told of."""
         running = [self._rank(rank, model) for rank in range(self.program.ranks) for model in range(len(self.profiles))]
         for process in running:
             self._step(process)
@@ -204,7 +227,6 @@ class _Run:
         assert not any(inspect.getgeneratorstate(process) == inspect.GEN_SUSPENDED for process in running), (
             "the program stopped before its end"
         )
-        return self.record.trace()
 
     def _step(self, process: Process) -> None:
         """Runs a process to its next wait, and resumes it after that."""
@@ -312,10 +334,21 @@ class _Run:
         profile, gpu = self.profiles[model], self.cluster.gpus[rank]
         tokens_SE = profile.tokens_TLSE[step, layer]
         if phase == "expert":
-            tokens_E = tokens_on_gpu(tokens_SE, self._served_MLNEG[model][layer], self._server_MG[model], rank)
+            tokens_E = self._expert_tokens(model, step, layer)[rank]
             overhead_s = float(profile.seconds(OVERHEAD, gpu, tokens_SE.sum()))
             return float(profile.seconds(phase, gpu, tokens_E).sum()) + overhead_s
         return float(profile.seconds(phase, gpu, tokens_SE[rank].sum() // profile.top_k))
+
+    def _expert_tokens(self, model: int, step: int, layer: int) -> IntArray:
+        """(G, E) int64, the tokens of each expert that each rank computes."""
+        if (model, step, layer) not in self._tokens_GE:
+            split_EG, hierarchy = self._split_MLEG[model][layer], self._hierarchy_M[model]
+            server_G, tokens_SE = hierarchy.server_G if hierarchy else None, self.profiles[model].tokens_TLSE[step, layer]
+            tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, split_EG, server_G)
+            tokens_GE = np.zeros(split_EG.shape[::-1], dtype=np.int64)
+            tokens_GE[gpu_P, expert_P] = tokens_SP.sum(axis=0)
+            self._tokens_GE[model, step, layer] = tokens_GE
+        return self._tokens_GE[model, step, layer]
 
     def _sleep(self, seconds: float) -> Wait:
         """Waits for simulated `seconds`."""

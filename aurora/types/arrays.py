@@ -140,11 +140,11 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
     matrix = counts(what, value, 2)
     if matrix.shape[0] != matrix.shape[1]:
         raise BadInput(f"{what}: expected a square matrix, found shape {matrix.shape}")
-    if float(matrix.sum(dtype=np.float64)) > MOST_COUNT / 2:
+    if int(matrix.max(initial=0)) * matrix.size > MOST_COUNT // 2 < float(matrix.sum(dtype=np.float64)):
         raise BadInput(f"{what}: the matrix sums to more than 64 bits hold")
-    off_diagonal = matrix.copy()
-    np.fill_diagonal(off_diagonal, 0)
-    return locked(off_diagonal)
+    matrix.setflags(write=True)  # a copy that nobody else has
+    np.fill_diagonal(matrix, 0)
+    return locked(matrix)
 
 
 def evenly_spaced(count: int, most: int) -> IntArray:

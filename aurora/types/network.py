@@ -75,25 +75,31 @@ class Fabric:
             if (link.src, link.dst) in seen:
                 raise BadInput(f"fabric: expected link {link} once with its whole Bps, found it twice")
             seen.add((link.src, link.dst))
-        for gpu in range(self.gpus):
-            if lost := sorted(set(range(self.gpus)) - {gpu} - self._reached(gpu)):
-                raise BadInput(f"fabric: expected a way from each GPU to every other, found none from {gpu} to {lost[0]}")
+        for gpu, reached in enumerate(self._reached()):
+            if lost := ~(reached | 1 << gpu) & ((1 << self.gpus) - 1):
+                to = (lost & -lost).bit_length() - 1
+                raise BadInput(f"fabric: expected a way from each GPU to every other, found none from {gpu} to {to}")
+
+    def __hash__(self) -> int:  # without the thousands of links of a large cluster, whose routes are looked up often
+        return hash((self.gpus, len(self.links), self.nic_Bps, self.server_G, self.shared_nic))
 
     @property
     def switches(self) -> tuple[str, ...]:
         """Names of the switches, in the order in which the links first mention them."""
         return tuple(dict.fromkeys(end for link in self.links for end in (link.src, link.dst) if isinstance(end, str)))
 
-    def _reached(self, gpu: int) -> set[int]:
-        """The GPUs that this one reaches."""
-        seen: set[Vertex] = {gpu}
-        edge: list[Vertex] = [gpu]
-        while edge:
-            here = set(edge)
-            edge = list({link.dst for link in self.links if link.src in here} - seen)
-            seen.update(edge)
-            edge = [vertex for vertex in edge if isinstance(vertex, str)]
-        return {vertex for vertex in seen if isinstance(vertex, int)}
+    def _reached(self) -> list[int]:
+        """Returns the GPUs that each GPU reaches, as bits."""
+        reached: dict[Vertex, int] = dict.fromkeys((*range(self.gpus), *self.switches), 0)
+        more = True
+        while more:
+            more = False
+            for link in reversed(self.links):
+                to = 1 << link.dst if isinstance(link.dst, int) else reached[link.dst]
+                if to & ~reached[link.src]:
+                    reached[link.src] |= to
+                    more = True
+        return [reached[gpu] for gpu in range(self.gpus)]
 
 
 def leaf_spine(

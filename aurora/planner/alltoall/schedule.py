@@ -143,13 +143,18 @@ def hierarchical_order_s(
             latter is not tried, as to predict it takes up to seconds.
         rng: for drawn priorities.
     """
-    bytes_GG, auto = bytes_SGG.sum(axis=0), method == "auto"
-    first = hierarchical_order(bytes_GG, hierarchy, network, rng=rng) if auto else _made(method, bytes_GG, network, rng)
-    best = first, steps_seconds(first, bytes_SGG, network)
-    if not auto or hierarchy.ranks >= MANY_RANKS:
-        return best
-    other = _made("all-at-once", bytes_GG, network, rng)
-    return min(best, (other, steps_seconds(other, bytes_SGG, network)), key=lambda each: each[1])
+    made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
+    return min(((each, steps_seconds(each, bytes_SGG, network)) for each in made), key=lambda timed: timed[1])
+
+
+def _hierarchical_orders(
+    bytes_GG: IntArray, hierarchy: Hierarchy, network: Network, method: str, rng: np.random.Generator
+) -> list[Order]:
+    """The orders of which `hierarchical_order_s` takes the faster one."""
+    if method != "auto":
+        return [_made(method, bytes_GG, network, rng)]
+    first = hierarchical_order(bytes_GG, hierarchy, network, rng=rng)
+    return [first] if hierarchy.ranks >= MANY_RANKS else [first, _made("all-at-once", bytes_GG, network, rng)]
 
 
 def scheduled_steps(
@@ -158,10 +163,11 @@ def scheduled_steps(
     """Makes the order of the steps of a hierarchical dispatch and its checked schedule; a flat one has one, see `scheduled`."""
     if hierarchy is None:
         return scheduled(bytes_SGG[0], network, method, rng=rng)
-    made, _ = hierarchical_order_s(bytes_SGG, hierarchy, network, method, rng=rng)
-    schedule = timed_steps(made, bytes_SGG, network)
+    made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
+    best = made[0] if len(made) == 1 else min(made, key=lambda each: steps_seconds(each, bytes_SGG, network))
+    schedule = timed_steps(best, bytes_SGG, network)
     check_steps(schedule, bytes_SGG, network)
-    return made, schedule
+    return best, schedule
 
 
 def both_ways(
@@ -182,7 +188,7 @@ def both_ways(
     made, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
     if hierarchy is None and not made.one_to_one:
         return made, scheduled(back_SGG[0], network, method, rng=rng)[0], schedule
-    check_steps(timed_steps(made.reversed, back_SGG, network), back_SGG, network)
+    check_steps(timed_steps(made.reversed, back_SGG, network, bounded=False), back_SGG, network)
     return made, made.reversed, schedule
 
 

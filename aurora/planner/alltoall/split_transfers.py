@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.planner.alltoall.matched_rounds import matched_rounds
-from aurora.planner.alltoall.open_shop import MOST_CUTS, SMALL_TRIES, DenseSchedule, dense, search, with_silent_pairs
+from aurora.planner.alltoall.open_shop import (
+    DRAWS,
+    MOST_CUTS,
+    SMALL_TRIES,
+    DenseSchedule,
+    dense,
+    relieved,
+    search,
+    with_silent_pairs,
+)
 from aurora.planner.network.bounds import longest_port, pair_rates, pair_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray, locked
@@ -83,6 +92,8 @@ CUT_RUNS = 4000  # schedules that the search for cuts makes at most
 AMPLITUDE = 0.1  # of drawn priorities, as a share of the bound
 NEAR = 0.06  # a schedule that is longer than the shortest whole one by this share is not cut
 MOST_TRIES = 6000
+MANY_RANKS = 32  # of more, traffic with a schedule that TIGHT says is searched otherwise, in a fifth of the time
+TIGHT = 0.02  # above the bound, as a share: ports that all have about as much to do, which neither draws nor cuts shorten much
 BEST_OPERATIONS = 4e6  # steps of the inner loop that openshop-best takes at most, about; most tries are given up early
 
 Cut = tuple[int, int, int]  # source, destination, bytes of the first part
@@ -96,13 +107,15 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
     is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message saves WORTH of the
     bound, start-ups counted. The result is never longer than without cuts, and seldom has more than one or two. `openshop`
-    always sends one message a pair.
+    always sends one message a pair, as this does where `CutShop.tight` says so.
 
     Args: as in `registry.OrderStrategy`.
     """
     n, tries = len(bytes_GG), search_tries(len(bytes_GG))
     shop = CutShop(bytes_GG, network)
-    found = best_split(shop, best_whole(shop, tries, rng), min(CUT_RUNS, tries // 2), rng)
+    found = best_whole(shop, tries, rng)
+    if not shop.tight(found.makespan_s):
+        found = best_split(shop, found, min(CUT_RUNS, tries // 2), rng)
     order = Order("openshop-best", with_silent_pairs(found.pairs_X2, bytes_GG))
     if len(order.pairs_X2) == n * (n - 1):
         return order
@@ -134,6 +147,10 @@ class CutShop:
         self._bytes = bytes_GG.tolist()
         self._rates = pair_rates(network).tolist()
         self._startups = network.pair_startup_s_GG.tolist()
+
+    def tight(self, makespan_s: float) -> bool:
+        """Tells if many ranks all have so much to do that a schedule of this length is not near the bound."""
+        return self.ranks > MANY_RANKS and makespan_s > self.bound_s * (1 + TIGHT)
 
     def run(self, bias_s: FloatArray, cuts: Sequence[Cut], limit_s: float = np.inf) -> DenseSchedule:
         """Returns the dense schedule with these cuts; bias_s (2 n,) and limit_s as in `dense`."""
@@ -176,7 +193,12 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
         rng: for the drawn priorities.
     """
     bound_s = shop.bound_s * (1 + 1e-12)
-    found = search(shop.seconds_GG, tries, bound_s, rng, matched_rounds(shop.seconds_GG, bound_s, rng))
+    first = min(tries, DRAWS)
+    found = search(shop.seconds_GG, first, bound_s, rng, matched_rounds(shop.seconds_GG, bound_s, rng))
+    if shop.tight(found.makespan_s):
+        found = relieved(shop.seconds_GG, bound_s, found)
+    elif found.makespan_s > bound_s:
+        found = search(shop.seconds_GG, tries - first, bound_s, rng, found)
     few = shop.ranks <= MOST_RANKS
     if few and (best := shortest_whole(shop.seconds_GG, found.makespan_s)) is not None:
         found = found._replace(pairs_X2=best[0], makespan_s=best[1])

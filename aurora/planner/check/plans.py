@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, ModelPlan, Network, Order, Plan, Schedule
@@ -171,12 +172,11 @@ def _shortest_paths(src_X: list[int], dst_X: list[int], vertices: int) -> tuple[
 
     The paths of k links are the walks of k links to vertices that no shorter walk reaches.
     """
-    linked_VV = np.zeros((vertices, vertices))
-    linked_VV[src_X, dst_X] = 1.0
+    linked_VV = csr_array((np.ones(len(src_X)), (src_X, dst_X)), shape=(vertices, vertices))
     walks_VV = paths_VV = np.eye(vertices)
     hops_VV = np.where(walks_VV, 0.0, np.inf)
     for hops in range(1, vertices):
-        walks_VV = walks_VV @ linked_VV
+        walks_VV = np.asarray(walks_VV @ linked_VV)
         reached_VV = (walks_VV > 0) & np.isinf(hops_VV)
         if not reached_VV.any():
             break

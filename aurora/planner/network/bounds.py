@@ -213,11 +213,6 @@ class FlowNetwork:
         busiest = [arcs & (seconds_A >= seconds_A[arcs].max() * (1 - SLACK)) for arcs in (*around, links_A) if arcs.any()]
         return sorted(busiest + around, key=lambda arcs: -float(load_A[arcs].sum() / self.Bps_A[arcs].sum()))
 
-    def ports(self) -> BoolArray:
-        """Returns (2 G, V) bool, two sets per GPU: the vertex where its traffic starts, and all but the one where it ends."""
-        ends = np.eye(self.vertices, dtype=bool)[: 2 * self.gpus]
-        return np.concatenate([ends[: self.gpus], ~ends[self.gpus :]])
-
     @cached_property
     def hanging(self) -> BoolArray:
         """(C, V) bool, the parts into which removing one switch splits the fabric, and the complement of each part.
@@ -236,6 +231,11 @@ class FlowNetwork:
                 inside[[index[name] for name in part if isinstance(name, str)]] = True
                 parts.append(inside)
         return np.concatenate([np.array(parts), ~np.array(parts)])
+
+    @cached_property
+    def hanging_arcs(self) -> BoolArray:
+        """(C, A) bool, the arcs that lead out of the sets of `hanging`."""
+        return self.leaving(self.hanging)
 
     def grown(self, bytes_GG: IntArray) -> Iterator[BoolArray]:
         """Yields (C, V) bool: every block, then sets grown greedily from each block, and the complements of all of them.
@@ -345,8 +345,10 @@ def cut_bound(bytes_GG: IntArray, network: Network) -> Cut:
     load_A = routes.load_R(bytes_GG)[: len(graph.Bps_A)]
     enough_s = routes.seconds(bytes_GG) * (1 - SLACK)
     best: CutResult = 0.0, 0, np.zeros(len(load_A), dtype=bool)
-    for sets in (graph.ports(), graph.hanging):
-        best = graph.worse(best, graph.load(sets, bytes_GG), graph.leaving(sets))
+    port_bytes = np.concatenate([bytes_GG.sum(axis=1), bytes_GG.sum(axis=0)])
+    busiest = int((port_bytes / graph.Bps_A[: len(port_bytes)]).argmax())
+    best = graph.worse(best, port_bytes[[busiest]], np.eye(1, len(load_A), busiest, dtype=bool))
+    best = graph.worse(best, graph.load(graph.hanging, bytes_GG), graph.hanging_arcs)
     for arcs in graph.bundles(load_A):
         if best[0] >= enough_s or load_A[arcs].sum() <= best[0] * graph.Bps_A[arcs].sum() * (1 + SLACK):
             break  # the sets after this one are less busy, so none of them is a worse cut either

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from aurora.types import Fabric, Network, Order
 from aurora.types.arrays import FloatArray, IntArray
@@ -31,6 +32,7 @@ class Routes:
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
+@lru_cache(maxsize=4)
 def route(network: Network) -> Routes:
     """Returns the routes of a network: a flow uses its two ports, and on a fabric the shortest paths between them too.
 
@@ -83,14 +85,14 @@ def _shortest(fabric: Fabric) -> tuple[IntArray, FloatArray]:
 
 def _paths(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
     """(V, V) number of links on the shortest paths between vertices, infinite if there is none, and number of such paths."""
-    next_VV = np.zeros((vertices, vertices))
-    for u, v in ends:
-        next_VV[u, v] = 1.0
-    forward_VV = next_VV.copy()
-    forward_VV[:gpus] = 0.0
+    src_X, dst_X = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+    front_VV = np.zeros((vertices, vertices))
+    front_VV[src_X, dst_X] = 1.0
+    switch_X = src_X >= gpus
+    forward_VV = csr_array((np.ones(switch_X.sum()), (src_X[switch_X], dst_X[switch_X])), shape=(vertices, vertices))
     hops_VV = np.where(np.eye(vertices) > 0, 0.0, np.inf)
     paths_VV = np.eye(vertices)
-    front_VV, hops = next_VV, 1
+    hops = 1
     while (fresh := (front_VV > 0) & np.isinf(hops_VV)).any():
         hops_VV[fresh], paths_VV[fresh] = hops, front_VV[fresh]
         front_VV, hops = np.where(fresh, front_VV, 0.0) @ forward_VV, hops + 1

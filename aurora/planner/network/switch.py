@@ -258,7 +258,7 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
     return timed_steps(order, bytes_GG[None], network, staged)
 
 
-def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Schedule:
+def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False, bounded: bool = True) -> Schedule:
     """Computes the schedule of an all-to-all of one step or several when all ranks begin at once.
 
     Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do. On a
@@ -269,6 +269,7 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
         network: ports, start-ups, fabric and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
+        bounded: whether bounds are computed, which take half of the time; else they are zero, and there is no cut.
 
     Returns:
         A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
@@ -293,9 +294,9 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         made.start_s_X,
         made.end_s_X,
         made.rate_Bps_X,
-        fluid_bound(bytes_GG, network),
-        one_to_one_bound(bytes_GG, network.without_startup),
-        None if network.fabric is None else cut_bound(bytes_GG, network),
+        fluid_bound(bytes_GG, network) if bounded else 0.0,
+        one_to_one_bound(bytes_GG, network.without_startup) if bounded else 0.0,
+        cut_bound(bytes_GG, network) if bounded and network.fabric is not None else None,
         tier_X,
         made.number_X if steps > 1 else None,
     )

@@ -1,11 +1,10 @@
 """Seconds of exchanges by measured curves: interpolated between bytes and partners, extrapolated by bounds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.interpolate import PchipInterpolator
 
 from aurora.types import Network, Order, TransferCurve
 from aurora.types.arrays import FloatArray, IntArray, above_zero
@@ -89,11 +88,14 @@ def _seconds(curve: TransferCurve, bytes_X: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=64)
-def _spline(curve: TransferCurve) -> PchipInterpolator | None:
+def _spline(curve: TransferCurve) -> Callable[[FloatArray], FloatArray] | None:
     """Logarithm of seconds by logarithm of bytes; None for a single point."""
+    from scipy.interpolate import PchipInterpolator  # a third of a second, which only measured curves are worth
+
     if len(curve.bytes_X) == 1:
         return None
-    return PchipInterpolator(np.log(curve.bytes_X), np.log(curve.seconds_X))
+    spline: Callable[[FloatArray], FloatArray] = PchipInterpolator(np.log(curve.bytes_X), np.log(curve.seconds_X))
+    return spline
 
 
 def _leaving(partners: ArrayLike) -> FloatArray:

@@ -20,7 +20,8 @@ from aurora.planner.workload.traffic import (
     known_or_counted,
 )
 from aurora.types import OVERHEAD, Cluster, Gpu, Hierarchy, Profile
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.compiled import njit
 
 AnyArray = IntArray | FloatArray
 
@@ -282,15 +283,37 @@ class LayerCosts(PortCosts):
         Source:
             Aurora (arXiv:2410.17043) Eq. 1.
         """
-        seconds_XWG = exclusive_XG(self._phase_times(split_EG, slice(None)))
+        return self._longest_s(self._phase_times(split_EG, slice(None)))
+
+    def _longest_s(self, times: PhaseTimes) -> float:
+        """The mean seconds of the scenarios that count, by the phase times (W, G) of all."""
+        seconds_XWG = exclusive_XG(times)
         return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
         """Returns the seconds, as `value_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
         experts, gpus = self.own_WGE.shape[2], len(held_GP)
+        if self.steps is None:
+            share_E = 1 / np.maximum(np.bincount(held_GP[gpu_X, slot_X], minlength=experts), 1)
+            sums_5WG = _held_sums(*self._by_expert, read_only(held_GP), share_E)
+            sums_5WG[[0, 3]] += self.own_WGE.sum(axis=2)
+            send_WG, recv_WG, expert_WG = sums_5WG[:3]
+            return self._longest_s(self._times_of(send_WG, recv_WG, expert_WG, sums_5WG[3:], slice(None)))
         slots_EG = np.bincount(held_GP[gpu_X, slot_X] * gpus + gpu_X, minlength=experts * gpus).reshape(experts, gpus)
         return self.value_s(slots_EG / slots_EG.sum(axis=1, keepdims=True))
+
+    @cached_property
+    def _by_expert(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
+        """The first arguments of `_held_sums`."""
+        own_EWG, expert_s_EWG = (
+            read_only(np.moveaxis(each, 2, 0).astype(np.float64)) for each in (self.own_WGE, self.expert_s_WGE)
+        )
+        servers = () if self.nics is None else [np.flatnonzero(member_G) for member_G in self.nics.members_NG]
+        near_GG = np.full((len(self.out_Bps), max(map(len, servers), default=0)), -1)
+        for own_G in servers:
+            near_GG[own_G, : len(own_G)] = own_G
+        return own_EWG, read_only(self.load_WE.T), expert_s_EWG, read_only(near_GG)
 
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
@@ -339,11 +362,21 @@ class LayerCosts(PortCosts):
         local_WG = np.einsum("wge,ge->wg", own_WGE, at_GE)
         send_WG = own_WGE.sum(axis=2) - local_WG
         recv_WG = np.einsum("we,ge->wg", self.load_WE[scenarios], at_GE) - local_WG
-        expert_WG = self._expert_s_WG(at_GE, scenarios)
-        port_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG)
-        nic_4WG = np.zeros((4, 1, 1))
-        if self.nics is not None:
-            nic_4WG = self._by_nic(self.nics, *_far_tokens(self.nics, own_WGE, at_GE))
+        far_2WG = None if self.nics is None else _far_tokens(self.nics, own_WGE, at_GE)
+        return self._times_of(send_WG, recv_WG, self._expert_s_WG(at_GE, scenarios), far_2WG, scenarios)
+
+    def _times_of(
+        self,
+        send_WG: FloatArray,
+        recv_WG: FloatArray,
+        expert_WG: FloatArray,
+        far_2WG: FloatArray | tuple[FloatArray, FloatArray] | None,
+        scenarios: slice,
+    ) -> PhaseTimes:
+        """The phase times of several scenarios, (W, G) each, of tokens that GPUs send and receive, and that NICs do."""
+        port_4WG, nic_4WG = _both_ways(send_WG, recv_WG, self.port_s_XG), np.zeros((4, 1, 1))
+        if self.nics is not None and far_2WG is not None:
+            nic_4WG = self._by_nic(self.nics, *far_2WG)
         gate_WG, aggregate_WG = self.gate_s_WG[scenarios], self.aggregate_s_WG[scenarios]
         return PhaseTimes(gate_WG, port_4WG, expert_WG, aggregate_WG, nic_4WG, np.zeros((2, 1, 1)))
 
@@ -410,6 +443,37 @@ def _far_tokens(nics: Nics, own_WGE: AnyArray, at_GE: FloatArray) -> tuple[Float
         out_WG[:, member_G] = near_WGE @ (1 - at_GE[member_G].sum(axis=0))
         in_WG[:, member_G] = (load_WE - near_WGE.sum(axis=1)) @ at_GE[member_G].T
     return out_WG, in_WG
+
+
+@njit(cache=True, nogil=True)
+def _held_sums(
+    own_EWG: FloatArray,
+    load_EW: FloatArray,
+    expert_s_EWG: FloatArray,
+    near_GG: IntArray,
+    held_GP: IntArray,
+    share_E: FloatArray,
+) -> FloatArray:
+    """(5, W, G): tokens that each GPU sends and receives, seconds of its experts, tokens it sends to other servers, and gets.
+
+    Sent are those that stay, below zero, to which all of a GPU's come. held_GP (G, P) are the experts of each GPU, or -1; each
+    takes the share share_E (E,) of its expert's tokens. near_GG are the GPUs (G, M) of each GPU's server, or -1.
+    """
+    _, scenarios, gpus = own_EWG.shape
+    sums_5WG = np.zeros((5, scenarios, gpus))
+    for g in range(gpus):
+        for e in held_GP[g]:
+            for w in range(scenarios if e >= 0 else 0):
+                taken, local = load_EW[e, w] * share_E[e], own_EWG[e, w, g] * share_E[e]
+                sums_5WG[0, w, g] -= local
+                sums_5WG[1, w, g] += taken - local
+                sums_5WG[2, w, g] += expert_s_EWG[e, w, g] * share_E[e]
+                sums_5WG[4, w, g] += taken
+                for h in near_GG[g]:
+                    if h >= 0:
+                        sums_5WG[3, w, h] -= own_EWG[e, w, h] * share_E[e]
+                        sums_5WG[4, w, g] -= own_EWG[e, w, h] * share_E[e]
+    return sums_5WG
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:

@@ -6,7 +6,8 @@ expert, and it follows from the placement alone. Replicas inside that server sha
 
 import numpy as np
 
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.compiled import njit
 
 DIGITS = 9  # of a server's share that are compared; sums of shares differ beyond them
 
@@ -23,12 +24,17 @@ def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
     Returns:
         (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes.
     """
+    inside_EG, serving_NE = _served_inside(split_EG, server_G)
+    return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
+
+
+def _served_inside(split_EG: FloatArray, server_G: IntArray) -> tuple[FloatArray, IntArray]:
+    """(E, G) the part of its server's share of an expert that each GPU takes, and (N, E) as of `serving_servers`."""
     ranks_N = np.bincount(server_G)
     share_EN = split_EG @ (server_G[:, None] == np.arange(len(ranks_N)))
-    serving_NE = serving_servers(share_EN, ranks_N / len(server_G))
     with np.errstate(invalid="ignore"):
         inside_EG = split_EG / share_EN[:, server_G]
-    return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
+    return inside_EG, serving_servers(share_EN, ranks_N / len(server_G))
 
 
 def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
@@ -99,11 +105,10 @@ def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
         tokens_SE: (S, E) int64, tokens from each source to each expert.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
     """
-    whole_E = (split_EG == 1).any(axis=1)
-    tokens_SG = tokens_SE[:, whole_E] @ (split_EG[whole_E] == 1).astype(np.int64)
-    for expert in np.flatnonzero(~whole_E).tolist():
-        tokens_SG += split_by_share(tokens_SE[:, expert], split_EG[expert])
-    return np.asarray(tokens_SG)
+    tokens_SP, _, gpu_P = replica_tokens(tokens_SE, split_EG)
+    tokens_GS = np.zeros((split_EG.shape[1], len(tokens_SE)), dtype=np.int64)
+    np.add.at(tokens_GS, gpu_P, tokens_SP.T)
+    return np.ascontiguousarray(tokens_GS.T)
 
 
 def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_G: IntArray) -> FloatArray:
@@ -119,26 +124,49 @@ def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_
     return np.asarray(np.einsum("ne,neg->eg", from_servers(tokens_SE, server_G), server_split(split_EG, server_G)))
 
 
-def replica_tokens(tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns the tokens of each replica in a hierarchical all-to-all, as `serving_gpus` divides them.
+def replica_tokens(
+    tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray | None = None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Returns the tokens of each replica, divided as by `split_by_share`, in hierarchical all-to-alls as by `serving_gpus`.
 
     Args:
         tokens_SE: (S, E) int64, tokens of each expert from each rank.
         split_EG: (E, G) float64, as in `server_split`.
-        server_G: (G,) int64, the server of each GPU.
+        server_G: (G,) int64, the server of each GPU; None: all-to-alls are flat.
 
     Returns:
         (S, P) int64, tokens of each replica from each rank; (P,) int64, the expert of each replica, rising; and (P,) its GPU.
     """
-    if is_unreplicated(split_EG):
-        return tokens_SE, np.arange(len(split_EG)), split_EG.argmax(axis=1)
-    split_NEG = server_split(split_EG, server_G)
-    expert_P, gpu_P = np.nonzero((split_NEG > 0).any(axis=0))
-    tokens_SP = np.empty((len(tokens_SE), len(gpu_P)), dtype=np.int64)
-    for source, tokens_E in enumerate(tokens_SE):
-        rounding_E = np.full(len(tokens_E), (source + 0.5) / len(tokens_SE))
-        tokens_SP[source] = _cut(tokens_E, split_NEG[server_G[source]], rounding_E)[expert_P, gpu_P]
-    return tokens_SP, expert_P, gpu_P
+    expert_P, gpu_P = np.nonzero(split_EG)
+    if (split_EG[expert_P, gpu_P] == 1).all():
+        return tokens_SE[:, expert_P], expert_P, gpu_P
+    share_NP, server_S = split_EG[expert_P, gpu_P][None], np.zeros(len(tokens_SE), dtype=np.int64)
+    if server_G is not None:
+        inside_EG, serving_NE = _served_inside(split_EG, server_G)
+        share_NP = np.where(serving_NE[:, expert_P] == server_G[gpu_P], inside_EG[expert_P, gpu_P], 0.0)
+        server_S = server_G
+    given = map(read_only, (tokens_SE, share_NP, server_S, expert_P))
+    return np.asarray(_replica_tokens(*given)), expert_P, gpu_P
+
+
+@njit(cache=True, nogil=True)
+def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArray, expert_P: IntArray) -> IntArray:
+    """(S, P) tokens of each expert and source, cut at the running sum of its replicas' shares, as in `_cut`."""
+    sources, replicas = len(tokens_SE), len(expert_P)
+    tokens_SP = np.empty((sources, replicas), np.int64)
+    for s in range(sources):
+        share_P, stop = share_NP[server_S[s]], 0
+        while stop < replicas:
+            first, whole = stop, 0.0
+            while stop < replicas and expert_P[stop] == expert_P[first]:
+                whole += share_P[stop]
+                stop += 1
+            upto, before = 0.0, 0
+            for p in range(first, stop):
+                upto += share_P[p]
+                cut = int(np.floor(tokens_SE[s, expert_P[first]] * (upto / whole) + (s + 0.5) / sources))
+                tokens_SP[s, p], before = cut - before, cut
+    return tokens_SP
 
 
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:

@@ -95,15 +95,17 @@ def draw(
     counted_TSE, chosen_UK = np.zeros_like(counts_TSE, order="C"), np.zeros_like(kept_UK, order="C")
     share_E = 1.0 / rarity_E
     share_E /= share_E.sum()
-    left = 1.0 - np.sort(share_E)[-top_k:].sum()  # at least, when a token draws its last expert
-    if correlation or left * len(share_E) < 2 * top_k or groups[1] < groups[0]:
+    limited, token_groups = groups if groups[1] < groups[0] else (1, 1)
+    left_J = np.sort(share_E.reshape(limited, -1))[:, :-top_k].sum(axis=1)
+    left = np.sort(left_J)[:token_groups].sum()  # at least, when a token draws its last expert
+    if correlation or left * len(share_E) < 2 * top_k:
         paired_E = rng.permutation(len(share_E))
         _race(rarity_E, paired_E, correlation, tokens, counted_TSE, chosen_UK, top_k, rng, *groups)
     else:
         upto_E = share_E.cumsum()
         upto_E[-1] = 1.0
         first_B = np.searchsorted(upto_E, np.arange(BUCKETS) / BUCKETS, side="right")
-        _reject(upto_E, first_B, tokens, counted_TSE, chosen_UK, top_k, rng)
+        _reject(upto_E, first_B, tokens, counted_TSE, chosen_UK, top_k, rng, limited, token_groups)
     counts_TSE += counted_TSE
     kept_UK[:] = chosen_UK
 
@@ -148,26 +150,34 @@ def _race(rarity_E, paired_E, correlation, tokens, counts_TSE, kept_UK, top_k, r
 
 
 @njit(cache=True, nogil=True)
-def _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng):
+def _reject(upto_E, first_B, tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups):
     """Draws with replacement, and again whatever the token has chosen already; faster than `_race` while that is rare.
+
+    Experts are drawn in the sequence of the race. So a token's groups are the first that it draws from, and it draws again when
+    another comes.
 
     Args:
         upto_E: (E,) running sum of the experts' shares.
         first_B: (B,) the first expert that a random number in each of B equal parts of 0 to 1 can mean.
-        tokens, counts_TSE, kept_UK, top_k, rng: as in `draw`.
+        tokens, counts_TSE, kept_UK, top_k, rng, groups, token_groups: as in `draw`.
     """
     token = 0
-    last_E = np.full(len(upto_E), -1)  # the last token that chose each expert
+    last_E, last_J = np.full(len(upto_E), -1), np.full(groups, -1)  # the last token that chose each expert, and each group
+    group_E = np.arange(len(upto_E)) * groups // len(upto_E)
     for t in range(counts_TSE.shape[0]):
         for s in range(counts_TSE.shape[1]):
             for _ in range(tokens):
-                k = 0
+                k = opened = 0
                 while k < top_k:
                     at = rng.random()
                     expert = first_B[int(at * len(first_B))]
                     while upto_E[expert] <= at:
                         expert += 1
-                    if last_E[expert] != token:
+                    group = group_E[expert]
+                    if last_J[group] != token and opened < token_groups:
+                        last_J[group] = token
+                        opened += 1
+                    if last_E[expert] != token and last_J[group] == token:
                         last_E[expert] = token
                         counts_TSE[t, s, expert] += 1
                         if len(kept_UK):

@@ -6,7 +6,7 @@ import numpy as np
 
 from aurora.planner.alltoall.hierarchical import HierarchicalRows, hierarchical_rows, step_rows
 from aurora.planner.workload.server_tokens import ServerTokens
-from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus, split_by_share, tokens_to_gpus
+from aurora.planner.workload.serving_gpus import replica_tokens, serving_gpus, tokens_to_gpus
 from aurora.types import Hierarchy, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -77,25 +77,6 @@ def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> Int
     if phase == "combine":
         return np.asarray(rows_SS.T * profile.combine_bytes)[None]
     return np.stack([rows_SS * size for size in (profile.dispatch_bytes, *(4 * profile.top_k,) * (GATHERS - 1))])
-
-
-def tokens_on_gpu(tokens_SE: IntArray, split_NEG: FloatArray, server_S: IntArray, gpu: int) -> IntArray:
-    """Returns (E,) int64, each expert's tokens on GPU `gpu` from all sources.
-
-    Args:
-        tokens_SE: (S, E) int64, tokens from each source to each expert.
-        split_NEG: (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes. In flat all-to-alls
-            all ranks count as one server.
-        server_S: (S,) int64, the server of each source.
-        gpu: the GPU.
-    """
-    share_NE, tokens_E = split_NEG[:, :, gpu], np.zeros(tokens_SE.shape[1], dtype=np.int64)
-    for server, share_E in enumerate(share_NE):
-        own_S = server_S == server
-        tokens_E += np.where(share_E == 1, tokens_SE[own_S].sum(axis=0), 0)
-        for expert in np.flatnonzero((share_E > 0) & (share_E < 1)).tolist():
-            tokens_E[expert] += split_by_share(tokens_SE[:, expert], split_NEG[server, expert])[own_S, gpu].sum()
-    return tokens_E
 
 
 def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArray, gpus: int) -> IntArray:

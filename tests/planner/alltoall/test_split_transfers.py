@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.split_transfers import MOST_CUTS, WORTH, CutShop, best_split, best_whole, shortest_whole
+from aurora.planner.alltoall.split_transfers import MOST_CUTS, TIGHT, WORTH, CutShop, best_split, best_whole, shortest_whole
 from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.switch import timed
@@ -141,6 +141,21 @@ def test_nothing_is_cut_at_the_bound_or_where_too_little_is_to_be_gained():
         whole = best_whole(shop, 64, np.random.default_rng(0))
         assert whole.makespan_s <= shop.bound_s * (1 + WORTH)
         assert best_split(shop, whole, 500, np.random.default_rng(0)) is whole
+
+
+def test_many_ports_with_equal_loads_end_sooner_than_by_the_plain_schedule():
+    """Every port has as much to do in transfers of random lengths, as where experts are balanced."""
+    rng, n = np.random.default_rng(3), 40
+    bytes_GG = np.zeros((n, n), dtype=np.int64)
+    for _ in range(400):  # whole matchings, so that rows and columns have one sum, but for the diagonal
+        bytes_GG[np.arange(n), rng.permutation(n)] += rng.integers(1, 10**5)
+    np.fill_diagonal(bytes_GG, 0)
+    network = Network.equal(n)
+    plain, best = (timed(ORDER[name](bytes_GG, network, rng=rng), bytes_GG, network) for name in ("openshop", "openshop-best"))
+    assert plain.makespan_s > one_to_one_bound(bytes_GG, network) * (1 + TIGHT)
+    assert best.makespan_s < plain.makespan_s
+    assert len(best.src_X) == np.count_nonzero(bytes_GG)
+    check_schedule(best, bytes_GG, network)
 
 
 def test_splits_are_few_and_repeat_for_a_seed():

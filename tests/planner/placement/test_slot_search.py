@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aurora.planner.network.routes import Nics
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
 from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.planner.placement.slot_state import PhaseSums
@@ -44,6 +45,15 @@ def check_slots(held_GP, slots_G, experts):
         assert len(own) <= slots
         assert len(set(own.tolist())) == len(own)
     assert (count_E(held_GP, experts) >= 1).all()
+
+
+@given(layers(), st.booleans())
+def test_even_replicas_are_priced_as_their_shares_are(case, in_servers):
+    costs, _, held_GP = case
+    if in_servers:
+        gpus = len(held_GP)
+        costs = replace(costs, nics=Nics(np.arange(gpus) // 2, np.linspace(1.0, 2.0, gpus), shared=False))
+    assert costs.evenly_s(held_GP) == pytest.approx(value_s(costs, held_GP), rel=1e-9, abs=1e-12)
 
 
 def value_s(costs, held_GP, share_GP=None):

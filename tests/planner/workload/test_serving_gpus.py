@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from aurora.errors import BrokenPlan
 from aurora.planner.check.hierarchical import check_serving
-from aurora.planner.workload.serving_gpus import served_split, server_split, serving_gpus
-from aurora.planner.workload.traffic import tokens_on_gpu
+from aurora.planner.workload.serving_gpus import replica_tokens, served_split, server_split, serving_gpus
 from tests.planner.alltoall.test_hierarchical import token_tables
 
 
@@ -36,8 +35,9 @@ def test_every_choice_is_served_where_the_checker_expects_it(case):
     split_NEG = server_split(split_EG, server_G)
     np.testing.assert_allclose(split_NEG.sum(axis=2), 1)
     assert not split_NEG[:, split_EG == 0].any()
-    for gpu in range(gpus):
-        assert tokens_on_gpu(tokens_SE, split_NEG, server_G, gpu).tolist() == found_EG[:, gpu].tolist()
+    tokens_SP, expert_P, gpu_P = replica_tokens(tokens_SE, split_EG, server_G)
+    assert tokens_SP.sum(axis=0).tolist() == found_EG[expert_P, gpu_P].tolist()
+    assert tokens_SP.sum() == found_EG.sum()
     served_EG = served_split(tokens_SE, split_EG, server_G)
     np.testing.assert_allclose(served_EG.sum(axis=1), 1)
     sources_E = (tokens_SE > 0).sum(axis=0)  # each rounds on its own

@@ -68,8 +68,14 @@ def test_correlation_pairs_experts_and_keeps_their_popularity():
         SyntheticOptions(correlation=1.5)
 
 
-@pytest.mark.parametrize(("exponent", "correlation"), [(0.0, 0.0), (0.8, 0.0), (1.1, 0.0), (2.0, 0.0), (0.8, 0.3), (0.8, 1.0)])
-def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlation):
+@pytest.mark.parametrize(
+    ("exponent", "correlation", "groups"),
+    [
+        (0.0, 0.0, (1, 1)), (0.8, 0.0, (1, 1)), (1.1, 0.0, (1, 1)), (2.0, 0.0, (1, 1)), (0.8, 0.3, (1, 1)), (0.8, 1.0, (1, 1)),
+        (0.0, 0.0, (3, 1)), (0.8, 0.0, (4, 2)), (0.8, 0.3, (3, 1)), (3.0, 0.0, (3, 1)),
+    ],
+)  # fmt: skip
+def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlation, groups):
     """Every set of two of twelve experts, in ten thousands of tokens drawn here and there."""
     experts, tokens = 12, 40_000
     rng = np.random.default_rng(3)
@@ -78,13 +84,16 @@ def test_sets_of_experts_are_as_frequent_as_with_gumbel_top_k(exponent, correlat
     kept_UK = np.zeros((tokens, 2), dtype=np.uint8)
     counts_TSE = np.zeros((1, 1, experts), dtype=np.int64)
     before = np.random.default_rng(5)
-    draw(rarity_E, correlation, tokens, counts_TSE, kept_UK, 2, before)
+    draw(rarity_E, correlation, tokens, counts_TSE, kept_UK, 2, before, groups)
     if correlation:
         paired_E = np.random.default_rng(5).permutation(experts)
         shared_UP = rng.random((tokens, experts // 2)) < correlation
         for pair in range(experts // 2):
             first, second = paired_E[2 * pair : 2 * pair + 2]
             luck_UE[:, second] = np.where(shared_UP[:, pair], luck_UE[:, first], luck_UE[:, second])
+    best_UJ = (luck_UE - np.log(rarity_E)).reshape(tokens, groups[0], -1).max(axis=2)
+    closed_UJ = best_UJ < np.sort(best_UJ, axis=1)[:, -groups[1], None]
+    luck_UE[np.repeat(closed_UJ, experts // groups[0], axis=1)] = -np.inf
     expected_UK = np.argsort(luck_UE - np.log(rarity_E), axis=1)[:, -2:]
     expected_S, found_S = (
         np.bincount(sets_UK.min(axis=1) * experts + sets_UK.max(axis=1), minlength=experts**2)
