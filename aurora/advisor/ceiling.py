@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from aurora.errors import BadInput
 from aurora.planner.control.gpu_loads import gpu_loads
@@ -302,7 +302,7 @@ def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
         return Interval(-np.inf, value, np.inf)
     without_B = (above_B.sum() - above_B) / (below_B.sum() - below_B)
     error = np.sqrt((blocks - 1) / blocks * ((without_B - without_B.mean()) ** 2).sum())
-    reach = float(student_t.ppf((1 + LEVEL) / 2, blocks - 1) * error)
+    reach = float(stdtrit(blocks - 1, (1 + LEVEL) / 2) * error)
     return Interval(value - reach, value, value + reach)
 
 
