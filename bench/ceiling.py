@@ -50,15 +50,17 @@ COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
 SHARED = {"DeepSeek-V2-Lite": 2.0}  # tokens of a routed expert that a token's shared experts are worth
 
 
-def sources() -> list[Source]:
-    """The recorded sets that are at hand."""
+def sources(every: int = 1) -> list[Source]:
+    """The recorded sets that are at hand, with every so-many-th layer where all were recorded."""
     olmoe = {"model": "olmoe-1b-7b-0924", "selection": "topk"}
     mixtral = {"model": "mixtral-8x7b-v0.1", "selection": "topk"}
     found = [
-        deepseek(list(range(26))),
+        deepseek(list(range(0, 26, every))),
         counted("OLMoE", OLMOE, COUNTS, [0, 7, 15], olmoe),
         counted("Mixtral, web and code", MIXTRAL, COUNTS, [0, 7, 15], mixtral),
-        counted("Mixtral, MMLU", MIXTRAL, "mixtral_fiddler/counts_original.csv", list(range(32)), {"variant": "original"}),
+        counted(
+            "Mixtral, MMLU", MIXTRAL, "mixtral_fiddler/counts_original.csv", list(range(0, 32, every)), {"variant": "original"}
+        ),
     ]
     return [source for source in found if source is not None]
 
@@ -104,7 +106,7 @@ def splits(quick: bool) -> list[str]:
         "per step, of the ceiling | static, predicted | reached | said | right"
     )
     table, told = Table("Stable, drifting, per step", columns, about), []
-    for source in sources():
+    for source in sources(3 if quick else 1):
         for name, traffic in traffics(source):
             halves = [profile(source, traffic.at(part)) for part in np.array_split(np.arange(len(traffic)), 2)]
             for gpus in gpu_counts(source)[:: 2 if quick else 1]:
@@ -164,10 +166,10 @@ def methods(quick: bool) -> Iterator[list[str]]:
     columns = (
         "method | slowest / perfect | share of the ceiling | slots per GPU | moved in a window | memory per GPU | worst window"
     )
-    for source in sources():
+    for source in sources(3 if quick else 1):
         for name, traffic in list(traffics(source))[-2:]:
             recorded = profile(source, traffic)
-            for gpus, wanted, curve in CASES if source.experts > 8 else FEW_EXPERTS:
+            for gpus, wanted, curve in (CASES if source.experts > 8 else FEW_EXPERTS)[: 1 if name == AFTER else 3]:
                 tokens = min(wanted, len(traffic) // 10)
                 slots = round(1.25 * source.experts / gpus)
                 kind = "tokens alone" if curve is TOKENS else "reading an expert's weights takes as long as 30 of its tokens"
@@ -180,8 +182,6 @@ def methods(quick: bool) -> Iterator[list[str]]:
                         f"{each.moved_bytes / 1e6:.0f} MB", f"{each.memory_bytes / 1e6:.0f} MB", f"{each.worst:.3f}",
                     )  # fmt: skip
                 yield table.lines
-                if quick:
-                    break
 
 
 def fewer_replicas(quick: bool) -> list[str]:
@@ -199,7 +199,7 @@ def fewer_replicas(quick: bool) -> list[str]:
         about,
     )
     reached, worst = [], 0.0
-    for source in sources():
+    for source in sources():  # with all layers, over which replicas are divided
         for name, traffic in list(traffics(source))[:-1]:
             for windows in (12, 24, 48)[:: 3 if quick else 1]:
                 load_TLE = profile(source, traffic, windows).tokens_TLSE.sum(axis=2).astype(np.float64)

@@ -1,14 +1,16 @@
 """Methods against imbalance: what they may know, their order, and figures by brute force."""
 
+import json
 from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from aurora.advisor.balancers import BALANCERS, SEE_BATCH, BalancingCase, reach
+from aurora.advisor.balancers import BALANCERS, RECORDED_RANGE, SEE_BATCH, BalancingCase, reach, recorded_range
 from aurora.advisor.ceiling import TOKENS, RankCurve, ServedTraffic, perfect_seconds
 from aurora.errors import BadInput
+from aurora.io.files import shipped
 from aurora.planner.replication.registry import best_divided
 from tests.advisor.test_ceiling import SKEWED, profile
 
@@ -158,3 +160,25 @@ def test_bad_arguments_are_named(drifting, arguments, message):
 def test_figures_of_few_windows_are_still_given(drifting):
     for each in reach(drifting.at_windows([0]), 3, methods=("static", "eplb-every", "follower")):
         assert np.isfinite([each.ratio, each.share, each.worst]).all()
+
+
+def test_the_range_over_recorded_models_is_that_of_the_nearest_recordings():
+    found = recorded_range(8, 2048)
+    assert len(found.models) >= 3
+    assert set(found.parts) == {"whole", "stable", "drifting", "per_step"}
+    for least, most in (*found.parts.values(), *found.ratios.values()):
+        assert least <= most
+    assert found.ratios["linear"][0] >= 1
+    few, many = (recorded_range(8, tokens).parts["per_step"] for tokens in (128, 32768))
+    assert few[0] > many[0]  # less is chance in larger steps
+    assert few[1] > many[1]
+    assert recorded_range(8).parts["whole"][1] >= found.parts["whole"][1]
+    assert recorded_range(1000, 1.0).gpus == recorded_range(64, 100).gpus
+
+
+def test_shipped_ranges_add_up():
+    for row in json.loads(shipped(RECORDED_RANGE).read_text())["recordings"]:
+        parts = row["parts"]
+        assert parts["stable"] + parts["drifting"] + parts["per_step"] == pytest.approx(parts["whole"], abs=3e-4)
+        assert set(row["ratios"]) <= set(BALANCERS)
+        assert min(row["ratios"].values()) >= 1
