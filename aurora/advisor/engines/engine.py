@@ -149,9 +149,6 @@ EXCHANGES = {
         nvlink="server", needs="deep_ep 2; SGLang: a registered model", source="vLLM all2all.py; SGLang moe_hook.py"),
     "nixl": EngineExchange(
         "NIXL EP: low-latency kernels, GPUs may come and go", "route", "expert", needs="nixl_ep", source="vLLM all2all.py"),
-    "pplx": EngineExchange(
-        "pplx-kernels; every GPU is padded to the most tokens of one", "route", "expert",
-        needs="pplx_kernels, Hopper", source="SGLang layers/dp_attention.py; vLLM has removed it"),
     "mori-ht": EngineExchange(
         "MoRI for throughput (rows of a token unchecked)", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
     "mori-ll": EngineExchange(
