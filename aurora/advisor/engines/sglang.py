@@ -83,7 +83,8 @@ SETTINGS = settings("""
 --ep-size | 1: every expert is cut over all GPUs | whole experts over that many GPUs; all-to-alls set it to --tp-size by
   themselves | srt/arg_groups/overrides.py (_a2a_ep_size)
 --moe-a2a-backend | none | none: an all-reduce, or with --attn-dp-size all tokens gathered on all GPUs. Not described here:
-  pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe, flashinfer_megamoe, ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
+  pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe, flashinfer_megamoe,
+  ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
 --deepep-mode | auto | low_latency for decode, normal for prefill; normal alone turns CUDA graphs off |
   srt/arg_groups/moe_hook.py
 padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
