@@ -306,8 +306,10 @@ class LayerCosts(PortCosts):
     @cached_property
     def _by_expert(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
         """The first arguments of `_held_sums`."""
+        alike = self.expert_s_WGE.strides[1] == 0  # one kind of GPU, whose seconds are kept once
         own_EWG, expert_s_EWG = (
-            read_only(np.moveaxis(each, 2, 0).astype(np.float64)) for each in (self.own_WGE, self.expert_s_WGE)
+            read_only(np.ascontiguousarray(np.moveaxis(each, 2, 0), dtype=np.float64))
+            for each in (self.own_WGE, self.expert_s_WGE[:, :1] if alike else self.expert_s_WGE)
         )
         servers = () if self.nics is None else [np.flatnonzero(member_G) for member_G in self.nics.members_NG]
         near_GG = np.full((len(self.out_Bps), max(map(len, servers), default=0)), -1)
@@ -456,8 +458,9 @@ def _held_sums(
 ) -> FloatArray:
     """(5, W, G): tokens that each GPU sends and receives, seconds of its experts, tokens it sends to other servers, and gets.
 
-    Sent are those that stay, below zero, to which all of a GPU's come. held_GP (G, P) are the experts of each GPU, or -1; each
-    takes the share share_E (E,) of its expert's tokens. near_GG are the GPUs (G, M) of each GPU's server, or -1.
+    Sent are those that stay, below zero, to which all of a GPU's come. expert_s_EWG is (E, W, 1) where GPUs are alike. held_GP
+    (G, P) are the experts of each GPU, or -1; each takes the share share_E (E,) of its expert's tokens. near_GG are the GPUs
+    (G, M) of each GPU's server, or -1.
     """
     _, scenarios, gpus = own_EWG.shape
     sums_5WG = np.zeros((5, scenarios, gpus))
@@ -467,7 +470,7 @@ def _held_sums(
                 taken, local = load_EW[e, w] * share_E[e], own_EWG[e, w, g] * share_E[e]
                 sums_5WG[0, w, g] -= local
                 sums_5WG[1, w, g] += taken - local
-                sums_5WG[2, w, g] += expert_s_EWG[e, w, g] * share_E[e]
+                sums_5WG[2, w, g] += expert_s_EWG[e, w, min(g, expert_s_EWG.shape[2] - 1)] * share_E[e]
                 sums_5WG[4, w, g] += taken
                 for h in near_GG[g]:
                     if h >= 0:
