@@ -45,7 +45,7 @@ RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
 class Served(NamedTuple):
-    """What a method brings: (D,) seconds of all layers of each step, experts fetched in a window, slots per GPU and layer."""
+    """Result of a method: (D,) seconds of all layers of each step, experts fetched in a window, slots per GPU and layer."""
 
     seconds_D: FloatArray
     fetched: float
@@ -54,7 +54,7 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BalancingCase:
-    """What methods are given.
+    """Input of a method.
 
     Attributes:
         traffic: windows, steps and blocks.
@@ -263,7 +263,7 @@ SEE_BATCH = ("lplb", "waterfill", "metro", "llep", "ultraep", "exact-slots", "ex
 
 @dataclass(frozen=True)
 class MethodReach:
-    """What a method reaches of the ceiling on traffic that it was not planned for.
+    """Part of the ceiling that a method reaches on traffic that it was not planned for.
 
     Attributes:
         name: a name in BALANCERS.

@@ -30,13 +30,9 @@ def split_least_largest(load_DE, held_GP):
         github.com/deepseek-ai/LPLB; SGLang's `--ep-dispatch-algorithm lp` (pull request 24515).
     """
     gpus, width = held_GP.shape
-    count_E = np.zeros(load_DE.shape[1])
-    for g in range(gpus):
-        for p in range(width):
-            if held_GP[g, p] != EMPTY:
-                count_E[held_GP[g, p]] += 1.0
-    cost_G = np.ones(gpus)
-    tokens_DGP = np.zeros((len(load_DE), gpus, width))
+    held_X = held_GP.ravel()
+    count_E = np.bincount(held_X[held_X >= 0], minlength=load_DE.shape[1])
+    cost_G, tokens_DGP = np.ones(gpus), np.zeros((len(load_DE), gpus, width))
     for d in range(len(load_DE)):
         for g in range(gpus):
             for p in range(width):
@@ -59,16 +55,12 @@ def fewest_active(load_DE, held_GP):
         METRO (arXiv:2512.09277): balances activated experts, not tokens, where reading weights takes the time.
     """
     gpus, width = held_GP.shape
-    count_E = np.zeros(load_DE.shape[1], dtype=np.int64)
-    for g in range(gpus):
-        for p in range(width):
-            if held_GP[g, p] != EMPTY:
-                count_E[held_GP[g, p]] += 1
     slot_GE = np.full((gpus, load_DE.shape[1]), EMPTY)
     for g in range(gpus):
         for p in range(width):
             if held_GP[g, p] != EMPTY:
                 slot_GE[g, held_GP[g, p]] = p
+    count_E = (slot_GE != EMPTY).sum(axis=0)
     tokens_DGP = np.zeros((len(load_DE), gpus, width))
     for d in range(len(load_DE)):
         active_G, total_G = np.zeros(gpus, dtype=np.int64), np.zeros(gpus)
