@@ -322,10 +322,9 @@ def main() -> None:
         text = json.dumps({"schema": 1, "recordings": recorded_rows()}, indent=None).replace('{"model"', '\n{"model"')
         write_text(ROOT / "profiles" / RECORDED_RANGE, text + "\n")
         return
-    head = [
-        f"# Ceiling of balancing, and what reaches it\n\n{machine()}. Time is in tokens unless said. Methods "
-        "are those of `aurora.advisor.balancers`."
-    ]
+    few = " With --quick: every third layer of DeepSeek-V2-Lite and MMLU where no replicas are divided, fewer cases."
+    about = f"{machine()}. Time is in tokens unless said. Methods are those of `aurora.advisor.balancers`."
+    head = [f"# Ceiling of balancing, and what reaches it\n\n{about}{few if arguments.quick else ''}"]
     write(
         "ceiling",
         head,
