@@ -33,8 +33,8 @@ def traffic() -> aurora.Profile:
 def page() -> str:
     """Returns the page."""
     profile = traffic()
-    made = plan(CLUSTER, profile)
-    options = resolve(aurora.PlanOptions(), CLUSTER, [profile])
+    made = plan(CLUSTER, profile, aurora.PlanOptions(slots_per_gpu=None))
+    options = resolve(made.options, CLUSTER, [profile])
     scenario = Exclusive(CLUSTER, [profile], options)
     placed = scenario.place(np.random.default_rng(options.seed))
     placement = placed.placements_M[0]

@@ -20,7 +20,7 @@ from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.placement.slot_counts import redundant_experts
+from aurora.planner.placement.slot_counts import USABLE, redundant_experts
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.synthetic import draw_profile
@@ -33,7 +33,6 @@ from aurora.types.options import GATHERED
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
-USABLE = 0.9  # part of a GPU's memory for weights
 BLOCKS = 5  # parts of the traffic, of which each is priced by plans of the others
 FEWEST_WINDOWS = 4  # of a profile, for an interval
 CONFIDENCE = 0.9  # of the interval

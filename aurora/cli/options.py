@@ -165,7 +165,7 @@ def _field_parameter(kind: Any, name: str, only: Only) -> inspect.Parameter:
     if get_origin(hint) is tuple:
         hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
     elif how.read is not None:
-        hint, default = str, "auto" if default is None else str(default)
+        hint, default = str, str(default or "auto")
     if only.instead is not None or default is MISSING:
         hint, default = hint | None, None
     instead = f"; default: {only.instead}" if only.instead is not None else ""

@@ -146,7 +146,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "schema": schema_of(PLAN_FORMAT),
         "format": PLAN_FORMAT,
         "scenario": plan.scenario,
-        "options": asdict(plan.options),
+        "options": {name: value for name, value in asdict(plan.options).items() if (name, value) != ("kv_tokens", None)},
         "notes": list(plan.notes),
         "epoch": plan.epoch,
         "objective": plan.objective,

@@ -28,6 +28,8 @@ def save_profile(profile: Profile, path: Path) -> None:
     about["dense_layers"] = list(profile.dense_layers)
     if profile.expert_groups != (1, 1):
         about["expert_groups"] = list(profile.expert_groups)
+    if profile.kv_bytes is not None:
+        about["kv_bytes"] = profile.kv_bytes
     if profile.stage_T is not None:
         about["stage_T"] = list(profile.stage_T)
     arrays: dict[str, Any] = {"tokens_TLSE": profile.tokens_TLSE}

@@ -14,23 +14,27 @@ from aurora.planner.check.fit import check_profile
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.check.plans import check_plan
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.placement.slot_counts import SlotRoom, failure_domains
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario, seconds_between
 from aurora.planner.simulated_choice import (
+    ASIDE_WINDOWS,
     SIMULATED,
     all_to_alls,
     candidates,
     faster_all_to_all,
     few_layers,
+    simulated_seconds,
+    slots_open,
     soonest,
     with_micro_batches,
     with_preemption,
     with_time_slice,
+    worthwhile_slots,
 )
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.step_traffic import drawn_steps
+from aurora.planner.workload.step_traffic import drawn_steps, set_aside
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
@@ -96,13 +100,37 @@ def plan(
             return with_time_slice(chosen, simulated)
         return chosen
 
-    ways = all_to_alls(options, cluster, profiles, domains)
-    tried_on = few_layers(cluster, profiles) if len(ways) > 1 else (cluster, profiles)
-    tried = {name: by_way(way, *tried_on) for name, way in ways.items()}
-    faster, note = faster_all_to_all(tried, options, steps(tried_on[1]), domains, of_layers=profiles[0].layers)
-    chosen = tried[faster] if tried_on[1] is profiles else by_way(ways[faster], cluster, profiles)
+    def fastest(options: PlanOptions, cluster: Cluster, some: Sequence[Profile]) -> tuple[Plan, PlanOptions, str]:
+        """Returns the plan whose all-to-alls are fastest, its options, and what was chosen and why."""
+        ways = all_to_alls(options, cluster, some, domains)
+        tried = {name: by_way(way, cluster, some) for name, way in ways.items()}
+        faster, note = faster_all_to_all(tried, options, steps(some), domains, of_layers=profiles[0].layers)
+        return tried[faster], ways[faster], note
+
+    slots, settled = None, options
+    if slots_open(options, profiles, domains):
+        few = few_layers(cluster, profiles)
+        planned, aside, kept = set_aside(few[1][0], options.seed)
+        trial = options
+
+        def aside_s(slots_per_gpu: int | None) -> float:
+            """Returns the simulated seconds, on traffic kept aside, of the plan with so many slots; all-to-alls as at first."""
+            nonlocal trial
+            made, way, _ = fastest(replace(trial, slots_per_gpu=slots_per_gpu), few[0], [planned])
+            trial = options if way.coactivation else way  # which takes no replicas
+            return simulated_seconds(made, steps([aside.first_windows(ASIDE_WINDOWS)]))
+
+        slots = worthwhile_slots(SlotRoom.of(cluster, profiles[0], options), cluster, profiles[0], aside_s, kept)
+        settled = replace(options, slots_per_gpu=slots.per_gpu)
+    several = len(all_to_alls(settled, cluster, profiles, domains)) > 1
+    tried_on = few_layers(cluster, profiles) if several else (cluster, profiles)
+    chosen, way, note = fastest(settled, *tried_on)
+    if tried_on[1] is not profiles:
+        chosen = by_way(way, cluster, profiles)
     if note:
         chosen = replace(chosen, notes=(*chosen.notes, note))
+    if slots is not None:
+        chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
     return with_micro_batches(chosen, steps(profiles)) if options.micro_batches == 0 else chosen
 
 

@@ -102,8 +102,8 @@ def resolve(
     """Returns the options with a strategy's name in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `objective` stays "auto" for a single model, `time_slice` for one without micro-batches. `all_to_all` becomes flat, as only
-    a simulation tells which is faster. Resolving twice gives the same options.
+    `objective` stays "auto" for a single model, `time_slice` for one without micro-batches. `all_to_all` becomes flat and
+    `slots_per_gpu` what memory holds, as only a simulation tells which is faster. Resolving twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -131,6 +131,7 @@ def resolve(
     resolved = replace(
         options,
         place=place,
+        slots_per_gpu=options.slots_per_gpu or None,
         colocate=_named(options.colocate, "contiguous" if by_index else "local-search" if searches else "matching"),
         assign=_named(options.assign, "contiguous" if by_index else start),
         aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
@@ -196,7 +197,7 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
         return DEFAULT
     if options.coactivation:
         return SWAP_SEARCH
-    if options.slots_per_gpu is not None and options.slots_per_gpu * len(cluster.gpus) > profile.experts:
+    if (options.slots_per_gpu or 0) * len(cluster.gpus) > profile.experts:
         return "equal-split"
     return "balanced" if colocated or options.assign != "auto" else SWAP_SEARCH
 
@@ -242,7 +243,8 @@ def _check_scenario(options: PlanOptions, models: int) -> None:
     if options.objective in TABLE_2 and models > 2:
         raise BadInput(f"`objective`: {options.objective} is for two models that share the GPUs, found {models} models")
     exclusive_only = {
-        "slots_per_gpu": options.slots_per_gpu is not None,
+        "slots_per_gpu": bool(options.slots_per_gpu),
+        "kv_tokens": options.kv_tokens is not None,
         "aim": options.aim not in ("auto", OWN),
         "min_replicas": options.min_replicas is not None,
     }

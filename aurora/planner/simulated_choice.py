@@ -4,8 +4,8 @@ It chooses between placements, flat and hierarchical all-to-alls, time slices an
 points, and numbers of micro-batches.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
 from operator import itemgetter
@@ -16,13 +16,15 @@ from aurora.errors import BadInput
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.compile import compile_plan
 from aurora.planner.placement.objective import objectives
+from aurora.planner.placement.slot_counts import SlotRoom, memory_slots_G
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
 from aurora.planner.workload.step_traffic import cut_traffic
+from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
 from aurora.types.arrays import evenly_spaced
-from aurora.types.options import MICRO_BATCH_COUNTS, MOST_WEIGHT
+from aurora.types.options import AUTO_SLOTS, MICRO_BATCH_COUNTS, MOST_WEIGHT
 from aurora.types.program import AUTO_TIME_SLICES
 
 SIMULATED = "simulated"
@@ -33,6 +35,8 @@ TRANSFERS = 1_000_000  # simulated to choose a time slice, or flat or hierarchic
 WEIGHTS_PAY = 1.01  # seconds with weights of 1 each over those with weights by need, above which these are taken
 MICRO_BATCHES_PAY = 1.05  # throughput of micro-batches over that of one batch, from which on they are chosen
 RUNTIME_LAYER_S = 8e-3  # of a micro-batch in runs, whose host works 2 to 3 ms for it (bench/network/micro_batches.py)
+SLOT_PAYS = 0.01  # of the simulated step, that a further slot on every GPU saves at least
+ASIDE_WINDOWS = 4  # of the traffic kept aside, which slots are compared on
 COLOCATIONS = ("local-search", "matching", "decoupled")  # colocations tried for several models
 TIE = 1.02  # what is slower than the fastest by at most this is as fast, such as a number of micro-batches
 LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption points
@@ -168,6 +172,63 @@ def all_to_alls(
         if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
             ways["flat with `coactivation`"] = replace(options, all_to_all="flat", coactivation=True)
     return ways
+
+
+@dataclass(frozen=True)
+class WorthwhileSlots:
+    """Slots per GPU that a plan takes, None for every expert held once, and why.
+
+    Attributes:
+        per_gpu: the slots.
+        more_gain: by what share one more would shorten the simulated step; None if no GPU's memory holds it.
+        notes: remarks for the plan.
+    """
+
+    per_gpu: int | None
+    more_gain: float | None
+    notes: tuple[str, ...]
+
+
+def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> bool:
+    """Returns whether slots are to be chosen: of a model on its own, whose placement options leave open.
+
+    Raises:
+        BadInput: if a KV cache is given although they are not.
+    """
+    left_open = options.place == options.assign == "auto" and not options.coactivation and options.min_replicas is None
+    one = len(profiles) == 1 and not domains and options.objective != SIMULATED
+    found = options.slots_per_gpu == AUTO_SLOTS and left_open and one
+    if options.kv_tokens is not None and not found:
+        raise BadInput("`kv_tokens`: is for a plan of one model that chooses `slots_per_gpu` and placement by itself")
+    return found
+
+
+def worthwhile_slots(
+    room: SlotRoom, cluster: Cluster, profile: Profile, aside_s: Callable[[int | None], float], aside: str
+) -> WorthwhileSlots:
+    """Chooses slots per GPU: one more as long as there is room and it saves more than SLOT_PAYS of the simulated step.
+
+    Args:
+        room: how many there are beside the KV cache.
+        cluster: the GPUs.
+        profile: the model.
+        aside_s: returns the simulated seconds, on traffic kept aside, of a plan with so many; None: every expert held once.
+        aside: what that traffic is.
+    """
+    first = profile.experts // len(cluster) + 1
+    if room.slots < first:
+        return WorthwhileSlots(None, None, (f"`slots_per_gpu`: every expert is held once, {room}",))
+    per_gpu, now_s, fewer, more_gain = None, aside_s(None), "", None
+    for slots in range(first, min(int(memory_slots_G(cluster, [profile]).min()), profile.experts) + 1):
+        then_s = aside_s(slots)
+        more_gain = 1 - then_s / now_s if now_s else 0.0
+        if slots > room.slots or more_gain <= SLOT_PAYS:
+            break
+        per_gpu, now_s, fewer, more_gain = slots, then_s, f"; one fewer would take {now_s / then_s - 1:.1%} longer", None
+    drawn = ", of drawn traffic" if profile.provenance.get("tool") == SYNTHETIC_TOOL else ""
+    taken = "every expert is held once" if per_gpu is None else f"{per_gpu} are taken"
+    why = f"{taken}, by steps simulated on {aside}{drawn}{fewer}"
+    return WorthwhileSlots(per_gpu, more_gain, (f"`slots_per_gpu`: {room}", f"`slots_per_gpu`: {why}"))
 
 
 def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, Sequence[Profile]]:

@@ -18,6 +18,7 @@ from aurora.errors import BadInput
 from aurora.io.engine_records import load_records
 from aurora.io.files import naming
 from aurora.io.routing_dumps import RecordedRouting, Where, read_dump
+from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.model_config import Shape
 from aurora.types import CoActivation, Profile, ProfileOptions, TokenRouting
 from aurora.types.arrays import IntArray
@@ -83,12 +84,11 @@ def import_profile(
         if coactivation:
             raise BadInput(f"`coactivation`: expected every token's choices, found counts alone in {form}")
         counted = _counted(domains, own, sources, window, shape.top_k)
-        return shape.profile(counted, about, recorded=domains[0].layers)
+        return shape.profile(counted, about, recorded=domains[0].layers, kv_bytes=known_kv_bytes(config))
     routing = _routing(domains, own, window)
     tokens_TLSE = routing.tokens_TLSE(int(routing.window_U.max()) + 1, sources, shape.experts)
-    return shape.profile(
-        tokens_TLSE, about, routing, CoActivation.of(routing.experts_ULK, shape.experts) if coactivation else None
-    )
+    pairs = CoActivation.of(routing.experts_ULK, shape.experts) if coactivation else None
+    return shape.profile(tokens_TLSE, about, routing, pairs, kv_bytes=known_kv_bytes(config))
 
 
 def _by_rank(files: Sequence[RecordedRouting], sources: int | None) -> list[RecordedRouting]:

@@ -17,6 +17,7 @@ from aurora.io import load_profile, save
 from aurora.io.prompts import check_corpus
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
+from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
 from aurora.profiler.import_routing import file_digest
@@ -119,6 +120,7 @@ class _Builder:
             coactivation=counts.coactivation,
             dense_layers=self.model.dense_layers,
             expert_groups=self.model.expert_groups,
+            kv_bytes=known_kv_bytes(self.model.model.config.to_dict()),
         )
 
 

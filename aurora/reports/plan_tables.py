@@ -48,7 +48,7 @@ def _headline(plan: Plan) -> tuple[float | None, str]:
     """A plan's bound in seconds, None if none is useful, and the placements that it is of."""
     if not hierarchical(plan) or plan.gap <= USELESS:
         slots = plan.options.slots_per_gpu
-        return plan.bound_s, "within memory" if slots is None else f"within {slots} slots per GPU"
+        return plan.bound_s, "within memory" if not slots else f"within {slots} slots per GPU"
     return plan.assignment_bound_s, "with replicas" if plan.assignment_bound_s is None else ONCE
 
 

@@ -27,6 +27,7 @@ SIMULATED_ORDERS = ("plan", "batch", GATHERED)
 ALL_TO_ALLS = ("flat", "hierarchical")
 MOST_WEIGHT = 1000  # of a model's time slices
 LEAST_PREEMPTION_S = 1e-6  # between preemption points; a simulation has an event for each
+AUTO_SLOTS = 0  # per GPU: replicas where they pay
 MICRO_BATCH_COUNTS = (1, 2, 3, 4)  # into how many a model's batches can be cut
 COUNTED, STRATEGY, CHANGING = "What is counted", "Strategies by name", "Traffic that changes"  # panels of --help-all
 PLACES = ": {place}; for several models {colocated_place}; with --min-replicas {survive}; or auto"
@@ -38,6 +39,17 @@ def read_micro_batches(text: str) -> int:
     if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
         raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
     return 0 if text == "auto" else whole_number(text)
+
+
+def read_slots(text: str) -> int | None:
+    """Returns the slots per GPU that `text` says; AUTO_SLOTS for auto, None for memory. Raises BadInput if it says none."""
+    try:
+        slots = {"auto": AUTO_SLOTS, "memory": None}[text] if text in ("auto", "memory") else whole_number(text)
+    except BadInput:
+        slots = -1
+    if slots is not None and slots < (text != "auto"):
+        raise BadInput(f"`slots_per_gpu`: expected auto, memory or a whole number above zero, found {text!r}")
+    return slots
 
 
 def read_step_tokens(text: str) -> tuple[int, int] | None:
@@ -121,7 +133,8 @@ class PlanOptions:
         seed: random seed of strategies that draw.
         objective: time of two colocated models ("paper": Aurora's Table 2), or of more; "simulated": simulate several plans.
         time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
-        slots_per_gpu: experts that each GPU holds, replicas included; None: as many as its memory holds.
+        slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
+            many as its memory holds.
         aim: how windows or domains count: "mean", "cvar" (the worse half), "worst", "sum" (as one), "own" (as one, and exact).
         coactivation: count a token once per GPU, and put experts chosen together on one GPU, where this is faster.
         min_replicas: minimum replicas of each expert, each on another node (on one node: another GPU); None: one.
@@ -131,6 +144,7 @@ class PlanOptions:
         weights: one per model; number of time slices per slice of a model of weight 1; empty: 1 each, or by need if faster.
         preemption_s: seconds for which a batch model may keep a GPU while an interactive one waits; None: planned.
         micro_batches: number of parts of each batch of a single model, which overlap; 0, auto: as many as pay.
+        kv_tokens: tokens that the KV cache of a GPU must hold beside replicas; None: nine tenths of those without replicas.
         tokens_per_step: tokens of all ranks in a step, N or LO:HI, as at decode; None, auto: each window is a step.
     """
 
@@ -141,7 +155,7 @@ class PlanOptions:
     seed: int = option(0, least=0, most=MOST_SEED, panel=STRATEGY)
     objective: str = option("auto", choices="objective")
     time_limit_s: float = option(60.0, above=0, most=LONGEST_S, flag="--time-limit", panel=STRATEGY)
-    slots_per_gpu: int | None = option(None, above=0, most=1 << 16)
+    slots_per_gpu: int | None = option(AUTO_SLOTS, least=0, most=1 << 16, read=read_slots, metavar="N|auto|memory")
     aim: str = option("auto", choices="aim", names=AIMS, panel=STRATEGY)
     coactivation: bool = option(False, flag="--co-activation", panel=STRATEGY)
     min_replicas: int | None = option(None, above=0, most=1 << 16)
@@ -151,6 +165,7 @@ class PlanOptions:
     weights: tuple[int, ...] = ()
     preemption_s: float | None = None
     micro_batches: int = option(1, choices="micro_batches", read=read_micro_batches, panel=STRATEGY)
+    kv_tokens: int | None = option(None, least=0, most=MOST, panel=COUNTED)
     tokens_per_step: tuple[int, int] | None = option(
         None, above=0, most=MOST, read=read_step_tokens, metavar="N|LO:HI", panel=COUNTED
     )

@@ -146,8 +146,8 @@ class Plan(Value):
             D nodes failed; None where failures were not planned for.
         unseen_s: seconds to be expected on windows that its profiles hold no record of, weighed as `objective_s`; None where
             not estimated: several models, or deduplicated tokens.
-        slot_gain: by what share `unseen_s` would fall with one more slot on each GPU, which its memory has; None where memory
-            has none, or not estimated.
+        slot_gain: by what share `unseen_s` would fall with one more slot on each GPU, which its memory has; of slots that were
+            chosen, the simulated step on windows kept aside. None where memory has none, or not estimated.
         notes: remarks on how the plan came about.
         between_s: the seconds between which objective_s lies, where it is estimated from counts alone, as rows of hierarchical
             all-to-alls are then; None where it is exact.
@@ -253,7 +253,7 @@ class Plan(Value):
         if options.micro_batches > 1:
             found |= {"micro_batches": str(options.micro_batches), "time_slice": options.time_slice}
         for name in ("slots_per_gpu", "min_replicas"):
-            if getattr(options, name) is not None:
+            if getattr(options, name):
                 found[name] = str(getattr(options, name))
         if any(model.hierarchy is not None for model in self.models):
             found["all_to_all"] = self.options.all_to_all

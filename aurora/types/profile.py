@@ -237,6 +237,7 @@ class Profile(Value):
             layers of tokens_TLSE.
         expert_groups: groups of equally many consecutive experts, and how many of them a token's experts are in at most; (1, 1)
             for a router without groups, or if unknown.
+        kv_bytes: bytes of the KV cache that a token takes on a GPU, at 16 bits a number; None if unknown.
         token_spread: one of TOKEN_SPREADS: over how many servers and GPUs the experts of a token are taken to lie, where counts
             leave that open. No file keeps it.
         step_tokens: the fewest and the most tokens of all sources in a step, as which `seconds` counts windows; None: each
@@ -261,6 +262,7 @@ class Profile(Value):
     coactivation: CoActivation | None = None
     dense_layers: tuple[int, ...] = ()
     expert_groups: tuple[int, int] = (1, 1)
+    kv_bytes: float | None = None
     token_spread: str = "expected"
     step_tokens: tuple[int, int] | None = None
 
@@ -273,6 +275,8 @@ class Profile(Value):
             value, least = getattr(self, name), int(name == "dispatch_bytes")
             if type(value) is not int or not least <= value < 2**62:
                 raise BadInput(f"{what}: {name} must be a whole number from {least} to 2**62, found {value}")
+        if self.kv_bytes is not None and not 0 <= self.kv_bytes < 2**62:
+            raise BadInput(f"{what}: expected kv_bytes of zero or more, found {self.kv_bytes}")
         _check_curves(what, self.model, self.fingerprint, self.curves)
         if not 1 <= self.top_k <= self.experts:
             raise BadInput(f"{what}: top_k must be between 1 and its {self.experts} experts, found {self.top_k}")

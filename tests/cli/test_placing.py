@@ -103,9 +103,9 @@ def test_from_the_plan_in_force(planned, folder):
 
 def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
     for args, lacks in (
-        ((), ""),
+        (("--slots-per-gpu", "memory"), ""),
         (("--slots-per-gpu", 3), "found replicas"),
-        (("--aim", "cvar"), "found --aim cvar"),
+        (("--aim", "cvar", "--slots-per-gpu", "memory"), "found --aim cvar"),
         (("--domain", folder / "p1.npz"), "expected no --domain"),
     ):
         brief, printed = planned(*args)
@@ -121,7 +121,9 @@ def test_one_gap_is_printed_and_the_others_with_explain(planned, folder):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--slots-per-gpu", 0], "--slots-per-gpu: expected more than zero, found 0"),
+        (["--slots-per-gpu", 0], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '0'"),
+        (["--slots-per-gpu", "2.5"], "--slots-per-gpu: expected auto, memory or a whole number above zero, found '2.5'"),
+        (["--slots-per-gpu", 3, "--kv-tokens", 9], "--kv-tokens: is for a plan of one model that chooses --slots-per-gpu"),
         (["--slots-per-gpu", 1], "has 8 expert slots a layer for 'synthetic.*', its 12 experts need 12"),
         (["--place", "best"], "--place: expected one of auto, balanced, .*swap-search, equal-split, .*found 'best'"),
         (["--aim", "median"], "--aim: expected one of auto, mean, cvar, worst, sum, own, found 'median'"),
@@ -173,7 +175,7 @@ def test_an_evaluation_needs_a_plan(aurora, folder):
 @pytest.mark.parametrize("form", sorted(READERS))
 def test_plans_and_placements_to_an_engine_and_back(aurora, planned, folder, form):
     """The profiles' model has dense layers 0 and 2, and the plan GPUs with 1 and with 2 experts."""
-    plan, _ = planned()
+    plan, _ = planned("--slots-per-gpu", "memory")
     code, text, err = aurora("export", folder / "plan.json", "--format", form)
     assert code == 0
     assert "4 redundant experts a layer; 4 of them are not the plan's" in err

@@ -1,6 +1,7 @@
 """Plans with hierarchical all-to-alls: when they are made, what they say, and that everything works with them."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from tests.conftest import cluster
 from tests.simulator.test_hierarchical import machines, routed
 
 CONFIG = {"num_local_experts": 16, "num_hidden_layers": 2, "num_experts_per_tok": 6, "hidden_size": 64, "intermediate_size": 8}
-HIERARCHICAL = PlanOptions(all_to_all="hierarchical")
+Options = partial(PlanOptions, slots_per_gpu=None)  # every expert once, unless slots are said
+HIERARCHICAL = Options(all_to_all="hierarchical")
 
 
 def traffic(seed=0, routed=True, sources=4):
@@ -39,7 +41,7 @@ def slow_nics(**changed):
 
 def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     """Of six choices in sixteen experts, three are on the other server in the mean: flat, three rows go by the NIC."""
-    plan = aurora.plan(slow_nics(), traffic())
+    plan = aurora.plan(slow_nics(), traffic(), Options())
     (model,) = plan.models
     assert model.hierarchy is not None
     assert model.hierarchy.server_G.tolist() == [0, 0, 1, 1]
@@ -47,7 +49,7 @@ def test_top_6_over_slow_nics_is_sent_once_to_a_server():
     assert plan.gap >= 0
     assert plan.strategies["all_to_all"] == plan.options.all_to_all == "hierarchical"
     (note,) = plan.notes
-    flat, once = (aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="flat", coactivation=c)) for c in (False, True))
+    flat, once = (aurora.plan(slow_nics(), traffic(), Options(all_to_all="flat", coactivation=c)) for c in (False, True))
     seconds = [f"{simulate_plan(each, [traffic()]).seconds:.4g} s" for each in (plan, once, flat)]
     others = f"flat with `coactivation` {seconds[1]}, flat {seconds[2]}"
     assert note == f"all-to-alls are hierarchical: {seconds[0]} in the simulator, {others}"
@@ -66,7 +68,7 @@ def test_all_to_alls_of_large_models_are_chosen_on_some_layers(monkeypatch):
     some, (first,) = simulated_choice.few_layers(cluster, [whole])
     assert first.layers == 1
     assert memory_slots_G(some, [first]).tolist() == memory_slots_G(cluster, [whole]).tolist() == [9] * 4
-    plan = aurora.plan(cluster, whole)
+    plan = aurora.plan(cluster, whole, Options())
     assert " in the simulator on 1 of 2 layers, flat " in plan.notes[0]
     (model,), (asked,) = plan.models, aurora.plan(cluster, whole, HIERARCHICAL).models
     assert model.hierarchy == asked.hierarchy
@@ -94,7 +96,7 @@ def test_nics_are_levelled_where_it_pays(tokens_G, levelled):
 def test_equal_networks_are_left_flat():
     """Where a NIC is as fast as the ports inside, a second hop costs more than it saves at one expert a token."""
     one = aurora.synthetic_profile("zipf:0.5", {**CONFIG, "num_experts_per_tok": 1}, SyntheticOptions(token_level=True))
-    plan = aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), one)
+    plan = aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), one, Options())
     assert plan.models[0].hierarchy is None
     assert plan.notes[0].startswith("all-to-alls are flat")
 
@@ -109,12 +111,12 @@ def test_equal_networks_are_left_flat():
 def test_what_hierarchical_all_to_alls_need(on, by, options, message):
     with pytest.raises(BadInput, match=f"`all_to_all` hierarchical: expected .*{message}"):
         make_plan(on, [by], replace(HIERARCHICAL, **options))
-    assert aurora.plan(on, by, PlanOptions(**options)).models[0].hierarchy is None  # by itself it stays flat
+    assert aurora.plan(on, by, Options(**options)).models[0].hierarchy is None  # by itself it stays flat
 
 
 def test_an_unknown_all_to_all_is_named():
     with pytest.raises(BadInput, match="`all_to_all`: expected one of auto, flat, hierarchical, found 'deep'"):
-        aurora.plan(slow_nics(), traffic(), PlanOptions(all_to_all="deep"))
+        aurora.plan(slow_nics(), traffic(), Options(all_to_all="deep"))
 
 
 @pytest.mark.full
@@ -122,19 +124,19 @@ def test_an_unknown_all_to_all_is_named():
 def test_of_what_is_too_large_to_simulate_some_layers_are_compared(monkeypatch, routed):
     """One layer of one window, of two each, is about a quarter of the time."""
     by = traffic(routed=routed)
-    plan = aurora.plan(slow_nics(), by)
+    plan = aurora.plan(slow_nics(), by, Options())
     whole_s = simulated_seconds(plan, [by])
     assert whole_s == simulate_plan(plan, [by]).seconds
     monkeypatch.setattr("aurora.planner.simulated_choice.TRANSFERS", 1)
     assert simulated_seconds(plan, [by]) == pytest.approx(whole_s / 4, rel=0.2)
-    assert aurora.plan(slow_nics(), by).models[0].hierarchy is not None
-    assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by).models[0].hierarchy is None
+    assert aurora.plan(slow_nics(), by, Options()).models[0].hierarchy is not None
+    assert aurora.plan(slow_nics(nic_Bps=1e9, startup_s=1e-3), by, Options()).models[0].hierarchy is None
 
 
 def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
     """What counts do not tell is taken between the fewest and the most rows that they allow; the tokens themselves lie between."""
     known, counted, later = traffic(), traffic(routed=False), traffic(1, routed=False)
-    plan = aurora.plan(slow_nics(), counted)
+    plan = aurora.plan(slow_nics(), counted, Options())
     assert plan.models[0].hierarchy is not None
     (low_s, high_s), exact = plan.between_s, aurora.price(slow_nics(), known, plan.models[0].placement, HIERARCHICAL)
     assert low_s < exact.objective_s <= high_s
@@ -164,9 +166,9 @@ def test_counts_alone_make_a_plan_whose_seconds_are_estimated(tmp_path):
 def test_hierarchical_is_chosen_from_counts_if_it_is_faster_even_with_the_most_rows(top_k, nic_Bps, faster, taken):
     one = aurora.synthetic_profile("zipf:0.5", {**CONFIG, "num_experts_per_tok": top_k}, SyntheticOptions(window_tokens=100))
     on = slow_nics(nic_Bps=nic_Bps)
-    flat, over = (aurora.plan(on, one, PlanOptions(all_to_all=name)) for name in ALL_TO_ALLS)
+    flat, over = (aurora.plan(on, one, Options(all_to_all=name)) for name in ALL_TO_ALLS)
     assert (simulate_plan(over, [one]).seconds < simulate_plan(flat, [one]).seconds) == faster
-    chosen = aurora.plan(on, one)
+    chosen = aurora.plan(on, one, Options())
     assert (chosen.models[0].hierarchy is not None) == taken
     assert "hierarchical" in chosen.notes[0]
 
@@ -180,7 +182,7 @@ def test_replicas_and_two_models_are_planned_from_counts():
 
 
 def test_a_server_of_one_gpu_each_is_not_tried():
-    plan = aurora.plan(slow_nics(server_G=[0, 1, 2, 3]), traffic())
+    plan = aurora.plan(slow_nics(server_G=[0, 1, 2, 3]), traffic(), Options())
     assert plan.models[0].hierarchy is None
     assert plan.notes == ()
 
@@ -207,14 +209,14 @@ def test_two_models_share_the_servers(barriers):
     plan = aurora.plan(slow_nics(), sources, HIERARCHICAL)
     assert [model.hierarchy is not None for model in plan.models] == [True, True]
     assert plan.options.time_slice in TIME_SLICES
-    flat = aurora.plan(slow_nics(), sources, PlanOptions(all_to_all="flat"))
+    flat = aurora.plan(slow_nics(), sources, Options(all_to_all="flat"))
     assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s < flat.objective_s
     seconds = [simulate_plan(each, sources, barriers).seconds for each in (plan, flat)]
     assert seconds[0] < seconds[1]
 
 
 @pytest.mark.parametrize("shared_nic", [False, True])
-@pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(coactivation=True), PlanOptions(slots_per_gpu=6)])
+@pytest.mark.parametrize("options", [Options(), Options(coactivation=True), Options(slots_per_gpu=6)])
 def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
     """Their dispatch, as it is timed on the NICs, is part of their objective, so that it compares with hierarchical plans."""
     plan = make_plan(slow_nics(shared_nic=shared_nic), [traffic()], options)
@@ -228,14 +230,14 @@ def test_flat_plans_take_at_least_what_their_nics_take(options, shared_nic):
 @pytest.mark.parametrize("all_to_all", ["flat", "hierarchical"])
 def test_several_models_take_at_least_what_their_nics_take(all_to_all):
     sources = [traffic(), traffic(1)]
-    plan = make_plan(slow_nics(), sources, PlanOptions(all_to_all=all_to_all))
-    single_s = max(make_plan(slow_nics(), [each], PlanOptions(all_to_all=all_to_all)).bound_s for each in sources)
+    plan = make_plan(slow_nics(), sources, Options(all_to_all=all_to_all))
+    single_s = max(make_plan(slow_nics(), [each], Options(all_to_all=all_to_all)).bound_s for each in sources)
     assert plan.bound_s <= plan.objective_s
     assert single_s < plan.objective_s
     cuts_s = sum(cut.bound_s for model in plan.models for cut in model.cut_L)
     assert cuts_s / 2 < plan.objective_s
     placements = [model.placement for model in plan.models]
-    given = aurora.price(slow_nics(), sources, placements, PlanOptions(all_to_all=all_to_all))
+    given = aurora.price(slow_nics(), sources, placements, Options(all_to_all=all_to_all))
     assert given.objective_s == pytest.approx(plan.objective_s, rel=0.05)  # it may take other chunks
     assert given.bound_s == pytest.approx(plan.bound_s)
 
@@ -255,7 +257,7 @@ def test_a_bound_that_tells_nothing_is_not_printed_as_a_gap():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("options", [HIERARCHICAL, PlanOptions(all_to_all="flat")])
+@pytest.mark.parametrize("options", [HIERARCHICAL, Options(all_to_all="flat")])
 def test_plans_on_servers_do_not_say_that_ports_alone_were_priced(options):
     for models in (1, 2):
         assert not any("ports only" in line for line in bound_lines(make_plan(slow_nics(), [traffic()] * models, options)))
@@ -265,13 +267,13 @@ def test_experts_in_index_order_stay_in_index_order_on_equal_servers():
     """Matched to ports, neighbours came to different servers."""
     for sources in ([traffic()], [traffic(), traffic(1)]):
         for all_to_all in ("flat", "hierarchical"):
-            plan = make_plan(slow_nics(), sources, PlanOptions("contiguous", all_to_all=all_to_all))
+            plan = make_plan(slow_nics(), sources, Options("contiguous", all_to_all=all_to_all))
             assert all(
                 layer == tuple(tuple(range(g, g + 4)) for g in range(0, 16, 4))
                 for model in plan.models
                 for layer in model.placement.slots_LG
             )
-    on_ports = make_plan(cluster(1e6, 1e6, 1e6, 1e6), [traffic()], PlanOptions("contiguous"))
+    on_ports = make_plan(cluster(1e6, 1e6, 1e6, 1e6), [traffic()], Options("contiguous"))
     assert on_ports.options.assign == "exact"
 
 
@@ -333,13 +335,13 @@ def test_with_min_replicas_on_as_many_servers_nothing_crosses():
     plan = aurora.plan(slow_nics(), traffic(), replace(HIERARCHICAL, min_replicas=2, slots_per_gpu=8))
     assert nic_rows(plan, traffic()) == 0
     assert plan.survival_LK.tolist() == [[1.0]] * 2
-    assert aurora.plan(slow_nics(), traffic(), PlanOptions(min_replicas=2, slots_per_gpu=8)).models[0].hierarchy is not None
+    assert aurora.plan(slow_nics(), traffic(), Options(min_replicas=2, slots_per_gpu=8)).models[0].hierarchy is not None
 
 
 def test_min_replicas_on_nodes_that_are_no_servers_are_as_in_the_flat_plan():
     over = slow_nics()
     racks = replace(over, gpus=tuple(replace(gpu, node=node) for gpu, node in zip(over.gpus, (0, 1, 0, 1), strict=True)))
-    options = PlanOptions(min_replicas=2, slots_per_gpu=9)
+    options = Options(min_replicas=2, slots_per_gpu=9)
     flat, hierarchical = (aurora.plan(racks, traffic(), replace(options, all_to_all=each)) for each in ("flat", "hierarchical"))
     assert flat.models[0].placement == hierarchical.models[0].placement
 
@@ -347,7 +349,7 @@ def test_min_replicas_on_nodes_that_are_no_servers_are_as_in_the_flat_plan():
 def test_a_given_placement_is_priced_with_hierarchical_all_to_alls():
     now = traffic()
     mine = Placement((tuple(tuple(range(4 * gpu, 4 * gpu + 4)) for gpu in range(4)),) * 2)
-    plans = [aurora.price(slow_nics(), now, mine, PlanOptions(all_to_all=name)) for name in ("flat", "hierarchical")]
+    plans = [aurora.price(slow_nics(), now, mine, Options(all_to_all=name)) for name in ("flat", "hierarchical")]
     assert [each.models[0].hierarchy is None for each in plans] == [True, False]
     assert plans[1].bound_s <= plans[1].objective_s
     assert evaluate(plans[1], [now]).served_s_L.sum() == pytest.approx(plans[1].objective_s)

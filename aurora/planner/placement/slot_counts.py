@@ -1,12 +1,17 @@
 """Slots per GPU that memory and options allow, equal shares of experts, free slots filled by replicas, and failure domains."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.types import Cluster, FailureDomains, Placement, PlanOptions, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
+
+USABLE = 0.9  # part of a GPU's memory that engines use
+CACHE_KEPT = 0.9  # part of the KV cache without replicas that these leave
 
 
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
@@ -33,7 +38,7 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
         InfeasiblePlan: if memory holds fewer slots than asked for, or the cluster has fewer slots than experts.
     """
     memory_G = memory_slots_G(cluster, [profile])
-    if options.slots_per_gpu is None:
+    if not options.slots_per_gpu:
         found_G = memory_G
     elif (short_G := memory_G < min(options.slots_per_gpu, profile.experts)).any():
         gpu = int(short_G.argmax())
@@ -45,6 +50,64 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
         found_G = np.full(len(cluster.gpus), min(options.slots_per_gpu, profile.experts))
     check_slots(cluster, profile, found_G)
     return found_G
+
+
+@dataclass(frozen=True)
+class SlotRoom:
+    """Expert slots of a GPU beside its other weights, activations and KV cache; `str` is the formula.
+
+    Attributes:
+        slots: how many.
+        memory_bytes: of the smallest GPU.
+        other_bytes: weights outside experts.
+        activation_bytes: rows of the largest step that a GPU sends and receives, there and back.
+        cache_bytes: of the KV cache that is kept free.
+        cache_tokens: tokens that it holds; None if bytes per token are not known.
+        slot_bytes: an expert's weights over all layers.
+    """
+
+    slots: int
+    memory_bytes: int
+    other_bytes: int
+    activation_bytes: int
+    cache_bytes: int
+    cache_tokens: int | None
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, profile: Profile, options: PlanOptions) -> Self:
+        """Returns the slots that fit beside `options.kv_tokens`, or else nine tenths of the cache that fits without replicas.
+
+        Raises:
+            BadInput: with `kv_tokens`, if the profile does not tell the bytes of a token.
+        """
+        memory_bytes, slot_bytes = min(gpu.memory_bytes for gpu in cluster.gpus), profile.expert_bytes * profile.layers
+        pairs = int(profile.tokens_TLSE.sum(axis=3).max())
+        if options.tokens_per_step is not None:
+            pairs = -(-options.tokens_per_step[1] // len(cluster)) * profile.top_k
+        activation_bytes = 2 * pairs * (profile.dispatch_bytes + profile.combine_bytes)
+        room = int(USABLE * memory_bytes) - profile.other_bytes - activation_bytes
+        if options.kv_tokens is None:
+            least = -(-profile.experts // len(cluster)) * slot_bytes
+            cache_bytes = int(CACHE_KEPT * max(0, room - least))
+        elif profile.kv_bytes is None:
+            raise BadInput(
+                f"`kv_tokens`: expected a profile that tells a token's KV-cache bytes, found that of {profile.model!r} without"
+            )
+        else:
+            cache_bytes = round(options.kv_tokens * profile.kv_bytes)
+        slots = max(0, room - cache_bytes) // slot_bytes if slot_bytes else profile.experts
+        tokens = int(cache_bytes / profile.kv_bytes) if profile.kv_bytes else None
+        return cls(slots, memory_bytes, profile.other_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
+
+    def __str__(self) -> str:
+        parts = self.memory_bytes, self.other_bytes, self.activation_bytes, self.cache_bytes, self.slot_bytes
+        memory, other, activations, cache, slot = (f"{part / 1e9:.4g}" for part in parts)
+        told = f"for {self.cache_tokens:,} tokens" if self.cache_tokens is not None else "(bytes of a token unknown)"
+        return (
+            f"room for {self.slots} slots per GPU = ({memory} x {USABLE} - {other} other weights - {activations} activations - "
+            f"{cache} KV cache {told}) / {slot} an expert in all layers, in GB"
+        )
 
 
 def check_slots(cluster: Cluster, profile: Profile, slots_G: IntArray) -> None:

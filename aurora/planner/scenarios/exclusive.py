@@ -159,7 +159,7 @@ class Exclusive(Scenario):
     def _most_slots_G(self) -> IntArray:
         """(G,) int64 slots that memory and options allow."""
         slots_G, most = memory_slots_G(self.cluster, self.profiles), self.options.slots_per_gpu
-        return slots_G if most is None else np.minimum(slots_G, most)
+        return slots_G if not most else np.minimum(slots_G, most)
 
     def _place_by_load(self, progress: Progress) -> PlacedModels:
         """Places layers by the loads of their experts, as recorded or forecast."""

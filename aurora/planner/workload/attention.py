@@ -91,6 +91,14 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
     return sum((entry_bytes(each, tensor, kv_bits) / each.ratio * each.layers for each in grow), start=0.0)
 
 
+def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
+    """Returns `kv_bytes_per_token` of a config, None if it does not tell its attention."""
+    try:
+        return kv_bytes_per_token(config)
+    except BadInput:
+        return None
+
+
 def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
     """Returns bytes that a sequence takes on one GPU whatever its length: full sliding windows, states of linear attention.
 

@@ -131,6 +131,7 @@ class Shape:
         pairs: CoActivation | None = None,
         kinds: Sequence[GpuKind] = (),
         recorded: Sequence[int] | None = None,
+        kv_bytes: float | None = None,
     ) -> Profile:
         """Makes a Profile at half precision whose compute times are arithmetic at reference rates, as its provenance says.
 
@@ -141,6 +142,7 @@ class Shape:
             pairs: co-activation counts.
             recorded: numbers of the decoder layers that the tokens are of; None: all that have experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
+            kv_bytes: bytes of the KV cache that a token takes; None if unknown.
         """
         expert_bytes, row_bytes = self.expert_bytes, 2 * self.dispatched
         gate = 4 * self.hidden * self.hidden + self.hidden * self.experts  # weights: attention's and the router's
@@ -173,6 +175,7 @@ class Shape:
             coactivation=pairs,
             dense_layers=self.dense_layers if recorded is None else _others(recorded, self.decoder_layers),
             expert_groups=(self.groups, self.token_groups),
+            kv_bytes=kv_bytes,
         )
 
 

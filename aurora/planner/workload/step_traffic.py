@@ -9,6 +9,8 @@ from aurora.types import Plan, Profile, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.profile import step_sizes
 
+ASIDE = 5  # blocks of windows, of which two are kept aside
+
 
 def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
     """Draws a window whose tokens choose experts as those of the profile do.
@@ -74,6 +76,37 @@ def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int
         )
         routing = TokenRouting(experts_ULK, source_U, window_U)
     return replace(drawn[0], tokens_TLSE=np.concatenate([each.tokens_TLSE for each in drawn]), routing=routing)
+
+
+def set_aside(profile: Profile, seed: int) -> tuple[Profile, Profile, str]:
+    """Divides traffic in two, to plan by the one and to compare plans on the other.
+
+    Of ASIDE blocks of consecutive windows the second and the fourth are kept aside; of fewer windows, half of the tokens.
+
+    Args:
+        profile: the traffic.
+        seed: for the draw of tokens.
+
+    Returns:
+        The traffic to plan by, that kept aside, and what the latter is, in words.
+    """
+    rng, blocks, windows = np.random.default_rng(seed), np.arange(profile.windows) * ASIDE // profile.windows, profile.windows
+    aside_T, routing = blocks % 2 == 1, profile.routing
+    whole = replace(profile, stage_T=None, coactivation=None)
+    said = f"{aside_T.sum()} of {windows} windows kept aside" if windows >= ASIDE else "half of the tokens, kept aside"
+    if routing is None:
+        if windows >= ASIDE:
+            return whole.at_windows(np.flatnonzero(~aside_T)), whole.at_windows(np.flatnonzero(aside_T)), said
+        half_TLSE = rng.binomial(profile.tokens_TLSE, 0.5)
+        return replace(whole, tokens_TLSE=profile.tokens_TLSE - half_TLSE), replace(whole, tokens_TLSE=half_TLSE), said
+    aside_U = aside_T[routing.window_U] if windows >= ASIDE else rng.random(len(routing.window_U)) < 0.5
+    parts = []
+    for some_U in (~aside_U, aside_U):
+        windows_X, window_U = np.unique(routing.window_U[some_U], return_inverse=True)
+        part = TokenRouting(routing.experts_ULK[some_U], routing.source_U[some_U], window_U)
+        counts_TLSE = part.tokens_TLSE(len(windows_X), profile.sources, profile.experts)
+        parts.append(replace(whole, tokens_TLSE=counts_TLSE, routing=part))
+    return parts[0], parts[1], said
 
 
 def _shares_LSE(profile: Profile) -> FloatArray:

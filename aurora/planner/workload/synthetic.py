@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import of_layers
+from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuKind, Profile, SyntheticOptions, TokenRouting
 from aurora.types.arrays import FloatArray, IntArray
@@ -15,6 +16,7 @@ from aurora.types.compiled import njit
 from aurora.types.read_numbers import finite_number
 
 BUCKETS = 1 << 12  # parts of 0 to 1, a power of two
+SYNTHETIC_TOOL = "aurora synthetic"  # in the provenance of drawn traffic
 MOST_CELLS = 1 << 28  # counts of a profile: 2 GB
 MOST_DRAWS = 10**11  # tokens x layers x experts: a quarter of an hour
 MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keeps in memory
@@ -54,11 +56,12 @@ def draw_profile(
     return shape.profile(
         counts_TLSE,
         {
-            "tool": "aurora synthetic",
+            "tool": SYNTHETIC_TOOL,
             "traffic": f"{skew}, pairs of correlation {options.correlation:g}, seed {options.seed}, not measured",
         },
         TokenRouting(kept_ULK, source_U, window_U) if options.token_level else None,
         kinds=kinds,
+        kv_bytes=known_kv_bytes(config),
     )
 
 
