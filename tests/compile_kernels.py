@@ -19,6 +19,7 @@ from aurora.planner.network.switch import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
+from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS, place
 from aurora.planner.workload.server_tokens import ServerTokens
@@ -77,6 +78,9 @@ TASKS: tuple[Callable[[], object], ...] = (
     estimate_server_tokens,
     partial(rebalance, [3.0, 2.0, 1.0], [[[0], [1], [2]]]),
     partial(move_sequence, np.array([[[0], [1]]]), np.array([[[1], [0]]])),
+    partial(split_least_largest, np.ones((1, 2)), np.array([[0], [1]])),
+    partial(fewest_active, np.ones((1, 2)), np.array([[0], [1]])),
+    partial(spill, np.ones((1, 2)), np.arange(2), 2, 1.0, 1.0, 1.0, -1),
     *(partial(warm_up, method) for method in SURVIVE),
     partial(profile, 0.5),
     layouts,
