@@ -360,11 +360,12 @@ def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArra
     share = ratio_interval(linear_B - served_B, linear_B - perfect_B) if saves else Interval(1.0, 1.0, 1.0)
     windows = [np.bincount(traffic.window_D, each_D, len(traffic.block_T)) for each_D in (served.seconds_D, perfect_D)]
     judged_T = (traffic.block_T > 0) & (windows[1] > 0)
+    worst = float((windows[0][judged_T] / windows[1][judged_T]).max())
     more = max(served.slots - case.fewest, 0.0)
     per_window = case.expert_bytes * len(traffic.load_TLE) / max(traffic.recorded, len(traffic.load_TLE))
     return MethodReach(
         name, ratio.value, ratio.low, ratio.high, share.value, share.low, share.high, served.slots,
-        more * case.layers * case.expert_bytes, served.fetched * per_window, float((windows[0] / windows[1])[judged_T].max()),
+        more * case.layers * case.expert_bytes, served.fetched * per_window, worst,
     )  # fmt: skip
 
 

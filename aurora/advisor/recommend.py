@@ -1,4 +1,4 @@
-"""Recommends a plan for a model on given GPUs, with its gain over the engine's default on traffic that it was not made for."""
+"""Recommends how to serve a model on given GPUs: what balancing can bring, what reaches it, and the command; or nothing."""
 
 import re
 from collections import Counter
@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from aurora.advisor.balancers import RecordedRange, recorded_range
+from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
-from aurora.advisor.sharing import WaysCompared, compare_sharing
+from aurora.advisor.served_ways import ComparedWay, RequestLoad, ServedModel, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.sharing import ADVISED, HALVES, WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
@@ -21,15 +25,17 @@ from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.slot_counts import USABLE, redundant_experts
-from aurora.planner.plan import make_plan
+from aurora.planner.plan import make_plan, price
+from aurora.planner.simulated_choice import TIE
 from aurora.planner.workload.model_config import Shape
-from aurora.planner.workload.synthetic import draw_profile
+from aurora.planner.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, GpuKind, Plan, PlanOptions, Profile, SyntheticOptions
+from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, SyntheticOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
 from aurora.types.options import GATHERED
+from aurora.types.placement import EMPTY
 
 SYNTHETIC_SKEW = "zipf:0.8"  # of the traffic that is drawn if there is no profile
 AT_ONCE = "all-at-once"  # the order of engines' own all-to-alls
@@ -41,7 +47,7 @@ TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
 def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
-    """Writes cluster, profile, plan and the engine's files of the best candidate to a folder, which is made.
+    """Writes cluster, profile and, where it serves by a plan, plan and the engine's files to a folder, which is made.
 
     Args:
         found: a recommendation.
@@ -49,19 +55,22 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
         model: the model, as the engine loads it.
 
     Returns:
-        The command that starts the engine with them; None, and nothing is written, if no candidate is worth it.
+        The command that starts the engine as recommended; None, and nothing is written, if nothing is recommended.
     """
-    if found.best is None:
+    if found.way is None:
         return None
-    engine, plan, planned = SERVING_ENGINES[found.engine], found.best.plan, found.best.plan.models[0]
-    command, texts = engine.command(found.best.way, model, folder), engine.files(found.best.way, folder)
-    if engine.form is not None:
-        made = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, plan.cluster.equal)
-        texts[engine.file] = made.text
+    engine = SERVING_ENGINES[found.engine]
+    command, texts = engine.command(found.way, model, folder), engine.files(found.way, folder)
     make_folder(folder)
     save(found.cluster, folder / "cluster.toml")
     save(found.profile, folder / "profile.npz")
-    save(replace(plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
+    if found.plan is not None:
+        planned = found.plan.models[0]
+        if engine.form is not None:
+            equal = found.plan.cluster.equal
+            made = export_placement(planned.placement, engine.form, planned.dense_layers, planned.load_LE, equal)
+            texts[engine.file] = made.text
+        save(replace(found.plan, models=(replace(planned, profile_path="profile.npz"),)), folder / "plan.json")
     for name, text in texts.items():
         write_text(folder / name, text)
     return command
@@ -69,7 +78,7 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan to serve by, beside the engine's default.
+    """A plan to serve by, beside the engine's default, by simulated steps of MoE layers alone.
 
     Attributes:
         name: what the plan does.
@@ -96,6 +105,28 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class SimulatedPlans:
+    """Plans beside the engine's default where GPUs are of several kinds or the model's config is unknown: MoE layers alone.
+
+    Attributes:
+        default: the engine's settings where nothing is set but expert parallelism over data-parallel ranks.
+        default_s: simulated seconds of a step's MoE layers under it, mean over the profile's windows.
+        tokens: tokens of a step, mean over the profile's windows.
+        candidates: what was compared with the default, best first.
+    """
+
+    default: ServingWay
+    default_s: float
+    tokens: float
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate to take; None if none is worth it."""
+        return next((candidate for candidate in self.candidates if candidate.worth), None)
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """Advice for a model on given GPUs.
 
@@ -103,26 +134,62 @@ class Recommendation:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
-        default: the engine's settings where nothing is set but expert parallelism over data-parallel ranks.
-        default_s: simulated seconds of a step's MoE layers under it, mean over the profile's windows.
-        tokens: tokens of a step, mean over the profile's windows.
-        candidates: what was compared with the default, best first.
-        sharing: what it would bring to share the GPUs with other models, or to cut steps into micro-batches.
+        drawn: whether the traffic was drawn, so that nothing is recommended.
+        served: ways of serving on equal GPUs, compared; None where `simulated` stands.
+        simulated: plans on GPUs of several kinds, or for a model without a config; None where `served` stands.
+        recorded: what balancing reaches over recorded models, in place of drawn traffic; None for recorded traffic.
+        plan: the plan by which the recommended way serves; None if it serves by none, or nothing is recommended.
+        sharing: what it would bring to share the GPUs with other models, or to cut steps into micro-batches; None for drawn
+            traffic.
     """
 
     engine: str
     cluster: Cluster
     profile: Profile
-    default: ServingWay
-    default_s: float
-    tokens: float
-    candidates: tuple[Candidate, ...]
-    sharing: WaysCompared
+    drawn: bool
+    served: WaysOfServing | None
+    simulated: SimulatedPlans | None
+    recorded: RecordedRange | None
+    plan: Plan | None
+    sharing: WaysCompared | None
 
     @property
-    def best(self) -> Candidate | None:
-        """The candidate to take; None if none is worth it."""
-        return next((candidate for candidate in self.candidates if candidate.worth), None)
+    def default(self) -> ServingWay:
+        """The engine's settings where nothing is set but expert parallelism over data-parallel ranks."""
+        if self.simulated is not None:
+            return self.simulated.default
+        assert self.served is not None
+        assert self.served.default.way is not None
+        return self.served.default.way
+
+    @property
+    def best(self) -> ComparedWay | Candidate | None:
+        """What to do; None if nothing is surely worth it, or the traffic was drawn."""
+        if self.drawn:
+            return None
+        if self.served is not None:
+            return best_way(self.served)
+        return None if self.simulated is None else self.simulated.best
+
+    @property
+    def way(self) -> ServingWay | None:
+        """The engine's settings that are recommended; None for its default."""
+        return None if self.best is None else self.best.way
+
+
+def best_way(served: WaysOfServing) -> ComparedWay | None:
+    """Returns the way to take: of all that the engine has and that are surely worth it, the most tokens per second.
+
+    Of those within TIE of the most, it is the one with the fewest changes. None if none is worth it.
+    """
+    sure = [other for other in served.others if other.way is not None and other.low > WORTH]
+    if not sure:
+        return None
+    most = max(other.service.tokens_per_s for other in sure)
+    return min(
+        (other for other in sure if other.service.tokens_per_s * TIE >= most),
+        key=lambda other: (len(other.changes), other.memory_bytes, -other.service.tokens_per_s),
+    )
 
 
 def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
@@ -201,29 +268,34 @@ def recommend(
     *,
     model: str | Path | Mapping[str, Any] | None = None,
     profile: Profile | None = None,
+    load: RequestLoad = RequestLoad(),
     nic_Bps: float = 50e9,
     per_server: int = 8,
     progress: Progress = untold,
 ) -> Recommendation:
-    """Recommends a plan to serve a model by on given GPUs, with its gain over the engine's default; or nothing.
+    """Recommends how to serve a model on given GPUs, with its gain over the engine's default; or nothing.
 
-    The traffic's windows are cut into BLOCKS parts in sequence. Each part is simulated under the engine's default (experts in
-    sequence) and under plans made from the other parts. The interval is the one in which the gain on one
-    further part lies, if parts vary as these do. Tokens travel as the engine's own exchange lets them.
+    The engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and methods that it lacks are
+    compared on traffic that nothing was planned for: `compare_ways_of_serving`. What is recommended is surely faster by
+    WORTH. Drawn traffic never recommends: it answers with what balancing reaches over recorded models.
+
+    On GPUs of several kinds, or without a config, steps of MoE layers alone are simulated under the engine's default and under
+    plans. The windows are cut into BLOCKS parts in sequence, each served by plans made from the others.
 
     Args:
         gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
         engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
         model: config.json, folder or shipped name of the model; without `profile` its traffic is synthetic (Zipf, 0.8). With
-            `profile` it supplies datasheet compute times of the GPU kinds that the profile has none of.
+            `profile` it supplies what steps are computed from besides the traffic.
         profile: the model's traffic; one of another number of source ranks is dealt to the GPUs.
+        load: the requests.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
         progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Returns:
-        The Recommendation: simulated seconds of the engine's default, and of plans, each with its gain. The gain is measured on
-        traffic that the plan was not made for, with an interval, if the profile has four windows or more.
+        The Recommendation: ways of serving with tokens per second, time to first token and time per output token, each with its
+        gain and an interval; or simulated plans.
 
     Raises:
         BadInput: if an argument is unknown, or neither `model` nor `profile` is given.
@@ -231,9 +303,9 @@ def recommend(
 
     Example:
         >>> import aurora
-        >>> found = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
-        >>> found.cluster.gpus[0].kind, found.candidates[0].gain >= 1
-        ('NVIDIA H20', True)
+        >>> drawn = aurora.recommend("h20:4", "sglang", model="mixtral-topics")
+        >>> drawn.cluster.gpus[0].kind, drawn.best
+        ('NVIDIA H20', None)
     """
     check_one_of("engine", engine, SERVING_ENGINES)
     known = load_gpus()
@@ -242,14 +314,69 @@ def recommend(
     kinds = [known[kind] for kind in {gpu.kind: None for gpu in cluster.gpus} if kind in known]
     if profile is not None:
         profile = profile.at_sources(len(cluster))
-    if profile is None:
-        if config is None:
-            raise BadInput("`model`: expected a config.json or folder, or `profile`, found neither")
+        profile = profile if config is None else with_datasheet_curves(profile, config, kinds)
+    elif config is None:
+        raise BadInput("`model`: expected a config.json or folder, or `profile`, found neither")
+    else:
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
-    elif config is not None:
-        profile = with_datasheet_curves(profile, config, kinds)
-    use, default = SERVING_ENGINES[engine], engine_default(cluster, profile)
+    drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
     nvlink = all(kind.link_Bps is not None for kind in kinds)  # kinds without a datasheet are taken to have it
+    served = simulated = plan = None
+    if config is not None and cluster.equal and kinds:
+        nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
+        served_model = ServedModel(config, kinds[0], load, nic, per_server_of(cluster))
+        served = compare_ways_of_serving(profile, served_model, engine, len(cluster), nvlink, progress=progress)
+        best = None if drawn else best_way(served)
+        if best is not None and best.way is not None and best.way.placement == "plan":
+            plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)
+    else:
+        simulated = simulate_plans(cluster, profile, engine, nvlink, progress)
+        best_plan = None if drawn else simulated.best
+        plan = None if best_plan is None else best_plan.plan
+    recorded = recorded_range(len(cluster), served.step_tokens[1] if served else None) if drawn else None
+    ways = [way for way in ADVISED if served is None or way != HALVES]  # copies are among the ways of serving
+    sharing = None if drawn else compare_sharing(cluster, profile, progress, ways)
+    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, sharing)
+
+
+def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: str) -> Plan:
+    """Returns the plan of the placement that was compared, made from all of the traffic.
+
+    Args:
+        cluster: equal GPUs.
+        profile: the traffic.
+        best: a way with a planned placement.
+        replicate: one of REPLICAS, by which replicas are placed.
+    """
+    assert best.way is not None
+    slots, redundant = -(-(profile.experts + best.way.redundant) // len(cluster)), best.way.redundant > 0
+    table = planned_map(profile.load_LE.astype(np.float64), len(cluster), slots, replicate if redundant else "equal-split")
+
+    def rows(column_LGP: NDArray[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+        """Returns the values of used slots, by layer and GPU."""
+        layers = zip(column_LGP, table.held_LGP != EMPTY, strict=True)
+        return tuple(tuple(tuple(row[used].tolist()) for row, used in zip(*layer, strict=True)) for layer in layers)
+
+    placement = Placement(rows(table.held_LGP), rows(table.part_LGP) if redundant else None)
+    return price(cluster, profile, placement, PlanOptions(order=AT_ONCE))
+
+
+def simulate_plans(
+    cluster: Cluster, profile: Profile, engine: str, nvlink: bool = True, progress: Progress = untold
+) -> SimulatedPlans:
+    """Simulates MoE layers under the engine's default and under plans, each on traffic that it was not made for.
+
+    Args:
+        cluster: the GPUs.
+        profile: the traffic, with one source rank per GPU and curves of all kinds.
+        engine: one of SERVING_ENGINES.
+        nvlink: whether NVLink connects the GPUs of a server.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+
+    Raises:
+        InfeasiblePlan: if the model does not fit in the GPUs' memory.
+    """
+    use, default = SERVING_ENGINES[engine], engine_default(cluster, profile)
     way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
     orders = orders_of(way)
     default_T = step_seconds(default, profile, orders)
@@ -265,13 +392,12 @@ def recommend(
             continue
         seconds = float(step_seconds(plan, profile, orders).mean())
         gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
-        planned = replace(way, placement="plan", redundant=_redundant(plan, use))
-        candidates.append(Candidate(name, planned, plan, seconds, gain, low, high))
+        by_plan = replace(way, placement="plan", redundant=_redundant(plan, use))
+        candidates.append(Candidate(name, by_plan, plan, seconds, gain, low, high))
     progress("comparing plans", len(options_C), len(options_C))
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
-    sharing = compare_sharing(cluster, profile, progress)
-    return Recommendation(engine, cluster, profile, way, float(default_T.mean()), float(tokens), tuple(candidates), sharing)
+    return SimulatedPlans(way, float(default_T.mean()), float(tokens), tuple(candidates))
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:

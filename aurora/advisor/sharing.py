@@ -388,12 +388,15 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
 }
 
 
-def compare_sharing(cluster: Cluster, profile: Profile, progress: Progress = untold) -> WaysCompared:
-    """Returns what one model's GPUs bring in each way of ADVISED, at the tokens that a rank has in the profile's windows.
+def compare_sharing(
+    cluster: Cluster, profile: Profile, progress: Progress = untold, ways: Sequence[str] = ADVISED
+) -> WaysCompared:
+    """Returns what one model's GPUs bring in each way, at the tokens that a rank has in the profile's windows.
 
     Args:
         cluster: the GPUs.
         profile: the model's traffic; other models are taken to be like it.
+        ways: which of WAYS.
         progress: called with (what is being done, ways done, ways in all).
 
     Raises:
@@ -401,7 +404,7 @@ def compare_sharing(cluster: Cluster, profile: Profile, progress: Progress = unt
         InfeasiblePlan: if the GPUs' memory does not hold the model.
     """
     tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
-    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ADVISED, progress=progress)
+    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ways, progress=progress)
 
 
 class ApartSeconds(NamedTuple):

@@ -278,6 +278,7 @@ def step_seconds(
     constants: StepConstants = DEFAULT,
     nic_Bps: float | None = None,
     per_server: int = 8,
+    chance: bool = True,
 ) -> StepSeconds:
     """Returns seconds of one scheduler step of a served model, by what takes them.
 
@@ -291,6 +292,7 @@ def step_seconds(
         constants: of the engine on its host.
         nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
         per_server: GPUs of a server.
+        chance: whether the busiest rank has more active experts by chance; not where `imbalance` includes it.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
@@ -312,7 +314,7 @@ def step_seconds(
         raise BadInput(f"nic_Bps: expected a rate for {layout.copy_gpus} GPUs on servers of {per_server}, found none")
     gpu, tokens = _Gpu(kind, constants), _padded(step)
     attention_s = sum(_attention_s(sizes, each, gpu, layout, step, tokens) for each in sizes.attention)
-    dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance)
+    dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance, chance)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
@@ -383,7 +385,7 @@ def _dense_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int) -> floa
     return total
 
 
-def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float) -> float:
+def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbalance: float, chance: bool) -> float:
     """Seconds of routers and routed experts on the busiest rank."""
     if not sizes.moe_layers:
         return 0.0
@@ -394,7 +396,7 @@ def _experts_s(sizes: ServedSizes, gpu: _Gpu, layout: Layout, tokens: int, imbal
     rows = everywhere * sizes.top_k / spread * imbalance
     evenness = gpu.constants.evenness
     active = min(active_experts(held, sizes.top_k, sizes.experts, everywhere * imbalance, evenness), held)
-    if spread > 1:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
+    if spread > 1 and chance:  # the busiest of ranks on which chance does not do the same (Blom, 1958)
         spared = active / held
         active = min(held, active + float(ndtri((spread - 0.375) / (spread + 0.25)) * np.sqrt(held * spared * (1 - spared))))
     passed = rows * (2 * sizes.expert_weights * width / sizes.dispatched + 3 * sizes.dispatched)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
+from aurora.advisor.served_ways import RequestLoad
 from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
@@ -18,22 +19,24 @@ def recommend(
     gpus: list[str] | None = None,
     cluster: Path | None = None,
     profile: Path | None = None,
+    load: RequestLoad,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int = 8,
     output: Path = Path("recommended"),
     as_json: bool = False,
 ) -> None:
-    """Recommend a plan for a model on given GPUs, with its gain over the engine's default and the launch command; or none.
+    """Recommend how to serve a model on given GPUs, with the gain over the engine's default and the launch command; or nothing.
+    Without a profile, traffic is drawn, and nothing is recommended: it shows what balancing brings over recorded models.
 
     Args:
         engine: the serving engine.
         model: the model's config.json or folder, or a shipped model's name; needed without --profile.
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
-        profile: the model's traffic, one source rank per GPU; default: synthetic traffic.
+        profile: the model's recorded traffic; default: synthetic traffic.
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server.
-        output: folder for the plan and the engine's file.
+        output: folder for the plan and the engine's files.
     """
     from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
@@ -53,20 +56,19 @@ def recommend(
     traffic = load_profile(profile) if profile else None
     with progress_bars() as progress:
         found = aurora.recommend(
-            machines, engine, model=model, profile=traffic, nic_Bps=nic_Bps, per_server=per_server, progress=progress
+            machines, engine, model=model, profile=traffic, load=load, nic_Bps=nic_Bps, per_server=per_server, progress=progress
         )
     command = save_recommendation(found, output, served_model(model) if model else "MODEL")
     show(
         as_json,
         {
             **recommendation_json(found),
-            "measured": profile is not None,
-            "output": output if found.best else None,
+            "output": output if command else None,
             "launch": command,
         },
         recommendation_table(found),
         *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
-        *recommendation_lines(found, measured=profile is not None),
-        sharing_advice(found.sharing),
+        *recommendation_lines(found),
+        *([] if found.sharing is None else [sharing_advice(found.sharing)]),
         *([f"wrote {output}", f"start the engine with: {command}"] if command else []),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
 from aurora.advisor.recommend import Recommendation
+from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
 from aurora.errors import AuroraError
 from aurora.planner.alltoall.schedule import auto_orders
@@ -321,32 +322,86 @@ def sharing_advice(compared: WaysCompared) -> str:
     return f"Share these GPUs {share}: {most:.2f}x the throughput of one after the other {at}; {rest}."
 
 
-def recommendation_lines(found: Recommendation, measured: bool) -> list[str]:
-    """Returns a recommendation in sentences.
+RECORDING = {  # how an engine's traffic becomes a profile
+    "vllm": """serve with --additional-config '{"aurora": {"record": "seen"}}', then aurora record URL --folder seen""",
+    "sglang": "dump SGLang's expert distribution recorder, then aurora import *.pt --format sglang-recorder --shape MODEL",
+}
 
-    Args:
-        found: the recommendation.
-        measured: whether its traffic was recorded.
-    """
-    said = []
-    if found.best is None:
-        said.append(f"Keep {found.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
+
+def recommendation_lines(found: Recommendation) -> list[str]:
+    """Returns a recommendation in sentences: what to do or nothing, what balancing can bring, and what both rest on."""
+    exchange = engine.EXCHANGES[found.default.exchange]
+    moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
+    default = f"{found.engine}'s own exchange{moved}: {exchange.about}."
+    lines = []
+    if found.drawn:
+        lines.append(_drawn_line(found))
+    elif found.served is not None:
+        lines += _served_lines(found, found.served)
+    elif found.best is None:
+        lines.append(f"Keep {found.engine}'s default placement: no plan is surely faster by {SURE - 1:.0%}.")
     elif found.best.low is None:
-        said.append(
+        lines.append(
             f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x (best case: measured on its own training traffic)."
         )
     else:
-        said.append(
+        lines.append(
             f"Serve by the plan: {found.best.name}, {found.best.gain:.2f}x on traffic that it was not made for "
             f"({found.best.low:.2f}x to {found.best.high:.2f}x)."
         )
-        said.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
-    if not measured:
-        said.append("The traffic is synthetic: it tells what skew costs, not which of your experts are hot. Pass --profile.")
+    if found.plan is not None:
+        lines.append("It holds while traffic stays as in the profile: aurora evaluate --before compares later traffic with it.")
     if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) != found.default.hosts:
-        said.append("Servers have different numbers of GPUs, so the command is for one: add the engine's options for several.")
-    exchange = engine.EXCHANGES[found.default.exchange]
-    moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
-    said.append(f"Steps are MoE layers with the attention between them, simulated with {found.engine}'s own exchange{moved}:")
-    said[-1] += f" {exchange.about}."
-    return said
+        lines.append("Servers have different numbers of GPUs, so the command is for one: add the engine's options for several.")
+    if found.served is None:
+        return [*lines, f"Steps are MoE layers with the attention between them, simulated with {default}"]
+    load = found.served.load
+    return [
+        *lines,
+        f"Requests have {load.isl} tokens and answers of {load.osl}, {load.concurrency} in flight on each GPU. Steps are "
+        f"computed from datasheets, not measured: two layouts or exchanges may be {COMPUTED_ERROR - 1:.0%} off against each "
+        f"other, which intervals include. The default has {default}",
+    ]
+
+
+def _drawn_line(found: Recommendation) -> str:
+    """A sentence in place of a recommendation: what balancing brings over recorded models, and how to record."""
+    recorded, how = found.recorded, RECORDING.get(found.engine, "aurora import reads its recordings")
+    assert recorded is not None
+    least, most = (f"{ratio - 1:.0%}" for ratio in recorded.ratios["linear"])
+    return (
+        f"No recommendation: this traffic is drawn, and says nothing about your experts. Over {len(recorded.models)} recorded "
+        f"models on about as many GPUs ({', '.join(recorded.models)}) the slowest GPU's experts take {least} to {most} longer "
+        f"than in perfect balance. Record yours: {how}."
+    )
+
+
+def _imbalance(served: WaysOfServing) -> str:
+    """The parts of the imbalance, of prompts and of answers."""
+    said = []
+    for name, split in zip(("prompts", "answers"), served.splits, strict=True):
+        whole, *parts = (f"{each.value:.1%}" for each in (split.whole, split.stable, split.drifting, split.per_step))
+        said.append(f"{whole} ({' + '.join(parts)}) in steps of {name}, {round(split.step_tokens)} tokens")
+    return "; ".join(said)
+
+
+def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
+    """What to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
+    base, best, ceiling = served.default.service, found.best, served.ceiling
+    parts = (
+        "Experts take longer than in perfect balance, because of what is stable (a planned placement removes it), drifts (EPLB "
+        f"or a follower), or is of single steps (replicas, or methods that see each batch): {_imbalance(served)}."
+    )
+    at_most = f"Perfect balance of every batch would bring {ceiling.gain:.2f}x."
+    if not isinstance(best, ComparedWay):
+        return [
+            f"Keep {found.engine}'s default: nothing that it can be told to do is surely faster by {SURE - 1:.0%}. {at_most}",
+            parts,
+        ]
+    service = best.service
+    return [
+        f"Serve with {best.name}: {best.gain:.2f}x the tokens per second ({best.low:.2f}x to {best.high:.2f}x), "
+        f"{service.tokens_per_s:,.0f} after {base.tokens_per_s:,.0f}; TTFT {seconds(service.ttft_s)} after "
+        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}. {at_most}",
+        parts,
+    ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
-from aurora.advisor.recommend import CONFIDENCE, Recommendation
+from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell, MeasuredCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
@@ -154,19 +154,41 @@ def followed_table(followed: FollowedTraffic) -> Table:
     return table
 
 
+SHOWN_WAYS = 12  # of a recommendation, at most
+
+
 def recommendation_table(found: Recommendation) -> Table:
-    """Returns a table of the candidates of a recommendation beside the engine's default."""
+    """Returns a table of what was compared, beside the engine's default: the fastest ways, then methods without a setting."""
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    if found.simulated is not None:
+        return _plans_table(found.engine, found.simulated, title)
+    assert found.served is not None
+    served, heads = found.served, right("tokens/s", "TTFT", "TPOT", "gain", "from", "to", "of the\nceiling", "replicas")
+    table = Table("way", *heads, title=title)
+    with_setting = [other for other in served.others if other.way is not None][:SHOWN_WAYS]
+    without = [other for other in served.others if other.way is None]
+    for part in ([served.default, served.ceiling], with_setting, without):
+        for way in part:
+            table.add_row(
+                f"{found.engine}'s default" if way is served.default else way.name,
+                f"{way.service.tokens_per_s:,.0f}",
+                seconds(way.service.ttft_s),
+                seconds(way.service.tpot_s),
+                *(f"{value:.2f}x" for value in (way.gain, way.low, way.high)),
+                DASH if way.share is None else percent(way.share),
+                size(way.memory_bytes) if way.memory_bytes else DASH,
+            )
+        table.add_section()
+    return table
+
+
+def _plans_table(engine: str, plans: SimulatedPlans, title: str) -> Table:
+    """A table of simulated plans beside the engine's default."""
     table = Table("plan", "step", "processed\ntokens/s", "gain", f"{CONFIDENCE:.0%} interval", title=title)
-    table.add_row(f"{found.engine}'s default", seconds(found.default_s), f"{found.tokens / found.default_s:,.0f}", "1.00x", "")
-    for candidate in found.candidates:
+    table.add_row(f"{engine}'s default", seconds(plans.default_s), f"{plans.tokens / plans.default_s:,.0f}", "1.00x", "")
+    for candidate in plans.candidates:
         between = "" if candidate.low is None else f"{candidate.low:.2f}x to {candidate.high:.2f}x"
-        table.add_row(
-            candidate.name,
-            seconds(candidate.seconds),
-            f"{found.tokens / candidate.seconds:,.0f}",
-            f"{candidate.gain:.2f}x",
-            between,
-        )
+        rate = f"{plans.tokens / candidate.seconds:,.0f}"
+        table.add_row(candidate.name, seconds(candidate.seconds), rate, f"{candidate.gain:.2f}x", between)
     return table

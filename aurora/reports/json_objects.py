@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from aurora.advisor.ceiling import ImbalanceSplit
 from aurora.advisor.recommend import Recommendation
+from aurora.advisor.served_ways import ComparedWay, WaysOfServing
 from aurora.advisor.sweep import GridCell
 from aurora.io.clusters import fabric_json, link_curves_json
 from aurora.io.plans import by_failures, layers_json
@@ -221,12 +223,41 @@ def cell_json(cell: GridCell) -> Found:
 
 
 def recommendation_json(found: Recommendation) -> Found:
-    """Returns a recommendation's candidates beside the engine's default, and what sharing the GPUs would bring."""
+    """Returns what was compared with the engine's default, what is recommended, and what sharing the GPUs would bring."""
     return {
-        **fields_json(found, "engine default_s tokens"),
+        **fields_json(found, "engine drawn"),
         "exchange": found.default.exchange,
         "gpus": [gpu.kind for gpu in found.cluster.gpus],
-        "candidates": [fields_json(each, "name seconds gain low high") for each in found.candidates],
-        "best": found.best and found.best.name,
-        "sharing": {**fields_json(found.sharing, "batch gains"), "advice": sharing_advice(found.sharing)},
+        "recommendation": found.best and found.way and {"name": found.best.name, "way": asdict(found.way)},
+        "served": found.served and ways_json(found.served),
+        "simulated": found.simulated
+        and {
+            **fields_json(found.simulated, "default_s tokens"),
+            "candidates": [fields_json(each, "name seconds gain low high") for each in found.simulated.candidates],
+        },
+        "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),
+        "sharing": found.sharing and {"advice": sharing_advice(found.sharing), **fields_json(found.sharing, "batch gains")},
+    }
+
+
+def ways_json(served: WaysOfServing) -> Found:
+    """Returns ways of serving beside the engine's default and the ceiling, and the parts of the imbalance."""
+
+    def way(each: ComparedWay) -> Found:
+        numbers = fields_json(each, "name method gain low high share memory_bytes moved_bytes")
+        return {**numbers, **asdict(each.service), "way": each.way and asdict(each.way)}
+
+    def parts(split: ImbalanceSplit) -> Found:
+        shares = {name: asdict(getattr(split, name)) for name in ("whole", "stable", "drifting", "per_step")}
+        return {**shares, **fields_json(split, "by_slots step_tokens windows")}
+
+    prompts, answers = map(parts, served.splits)
+    return {
+        "load": asdict(served.load),
+        "step_tokens": served.step_tokens,
+        "imbalance": {"prompts": prompts, "answers": answers},
+        "default": way(served.default),
+        "ceiling": way(served.ceiling),
+        "others": [way(each) for each in served.others],
+        **fields_json(served, "left_out layers"),
     }

@@ -57,7 +57,7 @@ def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_late
     assert found.best.low < found.best.gain < found.best.high
     later = profile.at_windows(range(5, 10))
     default = aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once")
-    before, after = aurora.plan(found.cluster, later, default), found.best.plan
+    before, after = aurora.plan(found.cluster, later, default), found.plan
     gathered = [aurora.simulate(plan, later, orders="allgather").seconds for plan in (before, after)]
     gain = gathered[0] / gathered[1]
     assert found.best.low <= gain <= found.best.high
@@ -67,12 +67,12 @@ def test_hot_experts_that_share_a_gpu_are_moved_apart_and_the_gain_holds_on_late
 def test_balanced_traffic_is_left_alone():
     found = recommend(cluster_of("h20:4", KINDS), "trtllm", profile=skewed(windows=5, hot=8))
     assert found.best is None
-    assert all(0.9 < candidate.gain < 1.1 for candidate in found.candidates)
+    assert all(0.9 < candidate.gain < 1.1 for candidate in found.simulated.candidates)
 
 
 def test_few_windows_have_no_interval():
     found = recommend(cluster_of("h20:4", KINDS), "sglang", profile=skewed(windows=3, hot=2))
-    assert {(candidate.low, candidate.high) for candidate in found.candidates} == {(None, None)}
+    assert {(candidate.low, candidate.high) for candidate in found.simulated.candidates} == {(None, None)}
     assert found.best is not None
 
 
@@ -83,14 +83,14 @@ def test_every_engine_gets_a_command_and_files_that_it_reads(name, tmp_path):
     found = recommend(cluster_of("h20:4", KINDS), name, profile=skewed(windows=1, hot=2))
     words = shlex.split(save_recommendation(found, tmp_path / "out", "my model"))
     assert "my model" in words
-    assert found.best.way.exchange == found.default.exchange == engine.default(4, 4).exchange
+    assert found.way.exchange == found.default.exchange == engine.default(4, 4).exchange
     if engine.form is None:
         settings = json.loads(words[words.index("--additional-config") + 1])
         assert settings == {"aurora": {"plan": str(tmp_path / "out" / "plan.json"), "order": "stock"}}
         return
     texts = [(tmp_path / "out" / file).read_text() for file in engine.files(found.best.way, tmp_path)]
     assert str(tmp_path / "out" / engine.file) in " ".join([*words, *texts])
-    held_LG = found.best.plan.models[0].placement.slots_LG
+    held_LG = found.plan.models[0].placement.slots_LG
     redundant = 4 * max(len(held) for layer in held_LG for held in layer) - 8
     assert found.best.way.redundant == redundant
     text = (tmp_path / "out" / engine.file).read_text()
@@ -106,8 +106,8 @@ def test_an_allgather_is_simulated_where_the_engine_does_one():
     routed = recommend(cluster, "trtllm", profile=profile)
     default = aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once")
     plan = aurora.plan(cluster, profile, default)
-    assert gathered.default_s == aurora.simulate(plan, profile, orders="allgather").seconds
-    assert routed.default_s == aurora.simulate(plan, profile).seconds
+    assert gathered.simulated.default_s == aurora.simulate(plan, profile, orders="allgather").seconds
+    assert routed.simulated.default_s == aurora.simulate(plan, profile).seconds
 
 
 def test_datasheet_times_are_added_for_kinds_that_a_profile_lacks():

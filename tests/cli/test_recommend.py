@@ -2,26 +2,59 @@
 
 import json
 
-from aurora.io import load_plan, load_profile
+import numpy as np
+
+from aurora.io import load_gpus, load_plan, load_profile, save
+from aurora.planner.workload.model_config import Shape
 from tests.cli.refusal import refused
+
+CONFIG = {
+    "model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "vocab_size": 512, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 4096,
+}  # fmt: skip
+GIVEN = ("--isl", 512, "--osl", 16, "--concurrency", 8)
 
 
 def test_a_plan_its_profile_and_the_engines_file_are_written(aurora, tmp_path):
-    out = tmp_path / "out"
-    code, printed, _ = aurora(
-        "recommend", "--gpus", "l40s:4", "--model", "mixtral-topics", "--engine", "sglang", "-o", out, "--json"
-    )
-    assert code == 0
+    """Two of eight experts are hot, and the default puts both on the first of four GPUs."""
+    share_E = np.array([10, 10, 1, 1, 1, 1, 1, 1]) / 26
+    tokens_TLSE = np.random.default_rng(0).multinomial(4096, share_E, size=(10, 2, 4))
+    shape, config, seen, out = Shape.of(CONFIG), tmp_path / "config.json", tmp_path / "seen.npz", tmp_path / "out"
+    save(shape.profile(tokens_TLSE, {"tool": "recorder"}, kinds=[load_gpus()["NVIDIA L40S"]]), seen)
+    config.write_text(json.dumps(CONFIG))
+    line = ("recommend", "--gpus", "l40s:4", "--model", config, "--engine", "sglang", *GIVEN, "--profile", seen, "-o", out)
+    code, printed, err = aurora(*line, "--json")
+    assert code == 0, err
     found = json.loads(printed)
-    assert sorted(file.name for file in out.iterdir()) == ["cluster.toml", "placement.json", "plan.json", "profile.npz"]
-    plan = load_plan(out / "plan.json")
-    assert plan.models[0].profile_digest == load_profile(out / "profile.npz").digest
-    assert f"--init-expert-location {out / 'placement.json'}" in found["launch"]
     assert found["gpus"] == ["NVIDIA L40S"] * 4
-    assert not found["measured"]
-    best = next(candidate for candidate in found["candidates"] if candidate["name"] == found["best"])
-    assert best["gain"] == found["default_s"] / best["seconds"]
-    assert aurora("simulate", out / "plan.json")[0] == 0
+    assert not found["drawn"]
+    served, advised = found["served"], found["recommendation"]
+    others = {other["name"]: other for other in served["others"]}
+    assert others[advised["name"]]["way"] == advised["way"]
+    assert others["planned placement"]["gain"] > 1.02
+    assert (out / "profile.npz").exists()
+    assert (out / "cluster.toml").exists()
+    if advised["way"]["placement"] == "plan":
+        plan = load_plan(out / "plan.json")
+        assert plan.models[0].profile_digest == load_profile(out / "profile.npz").digest
+        assert f"--init-expert-location {out / 'placement.json'}" in found["launch"]
+        assert aurora("simulate", out / "plan.json")[0] == 0
+    code, printed, err = aurora(*line)
+    assert code == 0, err
+    assert "Serve with " + advised["name"] in " ".join(printed.split())
+
+
+def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
+    line = ("recommend", "--gpus", "l40s:4", "--model", "mixtral-topics", "--engine", "vllm", *GIVEN, "-o", tmp_path / "out")
+    code, printed, err = aurora(*line)
+    assert code == 0, err
+    told = " ".join(printed.split())
+    assert "No recommendation: this traffic is drawn" in told
+    assert "aurora record" in told
+    assert not [word for word in ("Serve with", "Serve by", "Share these", "Cut each", "start the engine") if word in told]
+    assert list(tmp_path.iterdir()) == []
+    found = json.loads(aurora(*line, "--json")[1])
+    assert (found["recommendation"], found["drawn"], found["launch"], found["sharing"]) == (None, True, None, None)
 
 
 def test_what_is_missing_or_in_the_way_is_said_before_any_work(aurora, tmp_path):

@@ -395,9 +395,10 @@ class ServingEngine:
         engine's balancer, each with one slot more on a GPU than experts need too; and other layouts.
         """
         way = self.default(gpus, per_server, experts, nvlink)
-        copies = gpus // per_server if gpus % per_server == 0 else 1
-        size, more = gpus // copies, -experts % gpus + gpus
-        layouts = [Layout(gpus), Layout(gpus, expert=gpus), Layout(size, copies=copies), Layout(1, size, size, copies)]
+        more, layouts = -experts % gpus + gpus, [Layout(gpus), Layout(gpus, expert=gpus)]
+        for copies in (count for count in range(2, gpus + 1) if gpus % count == 0):
+            size = gpus // copies
+            layouts += [Layout(size, copies=copies), *([Layout(1, size, size, copies)] if size > 1 else [])]
         layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
         changes: list[dict[str, Any]] = [{"overlap": True}, {"eplb": self.eplb}, {"placement": "plan"}]
         changes += [{"eplb": self.eplb, "redundant": more}, {"placement": "plan", "redundant": more}]

@@ -1,0 +1,445 @@
+"""Compares ways of serving one model on equal GPUs: tokens per second, time to first token and time per output token.
+
+Steps are computed from datasheets (`step_seconds`); the time of experts, and of exchanges that follow the placement, is as
+much longer as the slowest GPU is than perfect balance, on traffic that nothing was planned for (`reach`). With L requests in
+flight on a data-parallel rank, each of `isl` and `osl` tokens, the rank serves each once in osl decode steps and L prompts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, isfinite
+from typing import Any
+
+from aurora.advisor.balancers import MethodReach, reach
+from aurora.advisor.ceiling import BLOCKS, ImbalanceSplit, RankCurve, imbalance_split
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingWay
+from aurora.advisor.step_time import SchedulerStep, ServedSizes, StepSeconds, memory_bytes, step_seconds
+from aurora.errors import InfeasiblePlan
+from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.placement.slot_counts import USABLE
+from aurora.planner.workload.attention import text_config
+from aurora.types import Gpu, GpuKind, Profile
+from aurora.types.arrays import evenly_spaced
+from aurora.types.option_checks import check_options, option
+
+BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
+COMPUTED_ERROR = 1.10  # factor by which computed steps of two layouts or exchanges may be off against each other
+COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
+PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
+WITHOUT_REPLICAS = {  # methods that are compared whatever the engine has
+    "linear": "experts in sequence",
+    "static": "planned placement",
+    "llep": "LLEP",
+    "exact": "perfect balance",
+}
+WITH_REPLICAS = {
+    "replicas": "planned placement",
+    "eplb": "EPLB's placement",
+    "eplb-every": "EPLB",
+    "follower": "aurora's follower",
+    "lplb": "LPLB",
+    "waterfill": "waterfill",
+    "metro": "METRO",
+    "ultraep": "UltraEP",
+    "exact-slots": "best of each batch",
+}
+# How steps of an exchange are computed, by what it sends: one of EXCHANGES.
+_PRICED = {"reduce": "all-reduce", "gather": "allgather", "route": "deepep-ht", "balance": "moonep"}
+
+
+@dataclass(frozen=True)
+class RequestLoad:
+    """Requests of one size, as many at a time on every GPU.
+
+    Args:
+        isl: tokens of a prompt.
+        osl: tokens of an answer.
+        concurrency: requests in flight for each GPU.
+    """
+
+    isl: int = option(1024, least=1, most=1 << 20)
+    osl: int = option(256, least=1, most=1 << 20)
+    concurrency: int = option(32, least=1, most=1 << 16)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class Service:
+    """How fast requests are served in the steady state.
+
+    Attributes:
+        tokens_per_s: generated tokens per second, of all GPUs.
+        ttft_s: time to first token, of a request that is scheduled at once.
+        tpot_s: time per output token, prompts of other requests between included.
+    """
+
+    tokens_per_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True)
+class ComparedWay:
+    """A way of serving beside the engine's default.
+
+    Attributes:
+        changes: what is done other than by the engine's default, in words.
+        method: the method of BALANCERS that it is by; "" where experts are not whole on GPUs.
+        way: the engine's settings; None: the engine has none for it.
+        service: what it brings.
+        gain: tokens per second over the default's.
+        low, high: ends of the gain's interval: of balance at 95 % over blocks of traffic that it was not planned for, and of
+            computed steps by COMPUTED_ERROR where layout or exchange are not the default's.
+        share: of the ceiling, which is what perfect balance of the default's layout saves; None for other layouts.
+        memory_bytes: of a GPU for replicas.
+        moved_bytes: of weights that all GPUs fetch in a recorded window, whose time is not counted.
+    """
+
+    changes: tuple[str, ...]
+    method: str
+    way: ServingWay | None
+    service: Service
+    gain: float
+    low: float
+    high: float
+    share: float | None
+    memory_bytes: int
+    moved_bytes: float
+
+    @property
+    def name(self) -> str:
+        """The changes in one phrase."""
+        return ", ".join(self.changes) or "the engine's default"
+
+
+@dataclass(frozen=True)
+class WaysOfServing:
+    """Ways of serving a model, compared.
+
+    Attributes:
+        load: the requests.
+        step_tokens: tokens of all GPUs in a step of prompts and in one of answers.
+        splits: parts of the default's imbalance in a step of prompts and in one of answers.
+        default: the engine's default.
+        ceiling: the default's layout and exchange with perfect balance in every step and layer.
+        others: what else was compared, most tokens per second first.
+        left_out: why other ways are not compared.
+        layers: on how many of the layers methods were compared.
+    """
+
+    load: RequestLoad
+    step_tokens: tuple[int, int]
+    splits: tuple[ImbalanceSplit, ImbalanceSplit]
+    default: ComparedWay
+    ceiling: ComparedWay
+    others: tuple[ComparedWay, ...]
+    left_out: Mapping[str, str]
+    layers: int
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model on GPUs, and the requests that it serves.
+
+    Args:
+        config: the content of its config.json.
+        kind: the GPUs.
+        load: the requests.
+        nic_Bps: bytes per second of a GPU's NIC to other servers; None: there is one server.
+        per_server: GPUs of a server.
+    """
+
+    config: Mapping[str, Any]
+    kind: GpuKind
+    load: RequestLoad
+    nic_Bps: float | None
+    per_server: int
+
+    def requests(self, layout: Layout) -> int:
+        """Returns the requests in flight on a data-parallel rank."""
+        return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
+
+    def prompts(self, layout: Layout) -> int:
+        """Returns how many prompts a rank computes in one step."""
+        return max(1, min(self.requests(layout), BATCHED_TOKENS // self.load.isl))
+
+    def step_tokens(self, layout: Layout) -> tuple[int, int]:
+        """Returns the tokens of all ranks of a copy in a step of prompts and in one of answers."""
+        chunk = min(self.load.isl, BATCHED_TOKENS)
+        return self.prompts(layout) * chunk * layout.data, self.requests(layout) * layout.data
+
+    def memory(self, layout: Layout, more_slots: int, expert_bytes: int, layers: int) -> float:
+        """Returns the bytes of a GPU: weights, replicas, and the cache of the requests in flight."""
+        requests = self.requests(layout)
+        held = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
+        return held.total + more_slots * expert_bytes * layers
+
+    def service(self, way: ServingWay, ratios: tuple[float, float] = PERFECT) -> Service:
+        """Returns what a way of serving brings.
+
+        Args:
+            way: the way.
+            ratios: seconds of the slowest GPU's experts over those of perfect balance, of prompts and of answers.
+        """
+        layout, load, sizes = way.layout, self.load, ServedSizes.of(self.config)
+        requests, together = self.requests(layout), self.prompts(layout)
+        follows = EXCHANGES[way.exchange].follows_placement
+        exchange = "alltoall" if EXCHANGES[way.exchange].sends in ("route", "balance") else "allgather"
+
+        def seconds(step: SchedulerStep, ratio: float) -> StepSeconds:
+            """Returns a step whose slowest GPU takes so many times as long for experts, and for exchanges with them."""
+            at = partial(
+                step_seconds, sizes, self.kind, layout, step, exchange=exchange, nic_Bps=self.nic_Bps,
+                per_server=self.per_server, chance=False,
+            )  # fmt: skip
+            perfect = at()
+            exchanged_s = at(imbalance=ratio).collectives_s if follows else perfect.collectives_s
+            return replace(perfect, experts_s=perfect.experts_s * ratio, collectives_s=exchanged_s)
+
+        chunks = ceil(load.isl / BATCHED_TOKENS)
+        sizes_C = [min(BATCHED_TOKENS, load.isl - chunk * BATCHED_TOKENS) for chunk in range(chunks)]
+        prompt_s = 0.0
+        for chunk, tokens in enumerate(sizes_C):
+            before = chunk * BATCHED_TOKENS * together
+            step = SchedulerStep(tokens * together, 0, before, before, together)
+            prompt_s += seconds(step, ratios[0]).total
+        kv_tokens = requests * (load.isl + load.osl // 2)
+        decode_s = seconds(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), ratios[1]).total
+        cycle_s = load.osl * decode_s + requests / together * prompt_s
+        tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
+        return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
+
+
+def method_of(way: ServingWay, replicate: str) -> str:
+    """Returns the method of BALANCERS that a way balances by; "" where each expert is cut over all GPUs.
+
+    Args:
+        way: the way.
+        replicate: the method of REPLICAS whose placements the engine serves.
+    """
+    if way.layout.expert == 1:
+        return ""
+    if EXCHANGES[way.exchange].sends == "balance":
+        return "exact"
+    if way.balance:
+        return way.balance
+    if way.eplb is not None:
+        return "eplb-every"
+    if way.placement == "plan":
+        return "static" if not way.redundant else "eplb" if replicate == "eplb" else "replicas"
+    return "round-robin" if way.placement == "round_robin" else "linear"
+
+
+def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
+    """Returns what a way does other than the default, in words.
+
+    Example:
+        >>> from aurora.advisor.engines import SERVING_ENGINES
+        >>> default = SERVING_ENGINES["sglang"].default(8, 8, 64)
+        >>> changes(replace(default, placement="plan", redundant=8), default)
+        ('planned placement', '+1 slot')
+    """
+    layout, words = way.layout, []
+    if layout != default.layout:
+        copies = f"{layout.copies} copies, each " if layout.copies > 1 else ""
+        parts = [
+            f"{kind} {size}" for kind, size in (("TP", layout.tensor), ("DP", layout.data), ("EP", layout.expert)) if size > 1
+        ]
+        words.append(f"{copies}{' '.join(parts) or 'on one GPU'}")
+    elif way.exchange != default.exchange:
+        words.append(f"exchange {way.exchange}")
+    if way.placement != default.placement:
+        words.append({"plan": "planned placement", "round_robin": "round robin"}.get(way.placement, way.placement))
+    if way.eplb is not None and way.eplb != default.eplb:
+        words.append(f"EPLB every {way.eplb.interval} steps")
+    if way.redundant != default.redundant:
+        more = way.redundant // layout.expert if way.redundant >= layout.expert else way.redundant
+        words.append(f"+{more} slot{'s' * (more > 1)}")
+    return (*words, *([f"{way.balance} in every step"] if way.balance else []))
+
+
+def compare_ways_of_serving(
+    profile: Profile,
+    model: ServedModel,
+    engine: str,
+    gpus: int,
+    nvlink: bool = True,
+    seed: int = 0,
+    progress: Progress = untold,
+) -> WaysOfServing:
+    """Compares an engine's ways of serving a model on equal GPUs, and methods that it lacks, by computed steps.
+
+    Args:
+        profile: recorded or drawn traffic, of any number of source ranks, with compute curves of the kind.
+        model: the model, its GPUs and its requests.
+        engine: one of SERVING_ENGINES.
+        gpus: how many GPUs.
+        nvlink: whether NVLink connects the GPUs of a server.
+        seed: for what is drawn.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+
+    Raises:
+        BadInput: if the model or the traffic cannot be read.
+        InfeasiblePlan: if the engine's default does not fit the GPUs' memory.
+    """
+    return _Comparison(profile, model, engine, gpus, nvlink, seed).compared(progress)
+
+
+class _Comparison:
+    """Ratios of methods, measured once for each layout, number of slots and size of step; and the ways that use them."""
+
+    def __init__(self, profile: Profile, model: ServedModel, engine: str, gpus: int, nvlink: bool, seed: int) -> None:
+        self.whole, self.model, self.use, self.seed = profile, model, SERVING_ENGINES[engine], seed
+        self.few = profile.at_layers(evenly_spaced(profile.layers, COMPARED_LAYERS))
+        self.default = self.use.default(gpus, model.per_server, profile.experts, nvlink)
+        self.left_out: dict[str, str] = {}
+        if why := self._short(self.default):
+            raise InfeasiblePlan(f"{engine}'s default on {gpus} GPUs: {why}")
+        self.ways = list(self._distinct(self.use.ways(gpus, model.per_server, profile.experts, nvlink)))
+        self.reached: dict[tuple[int, int, int, str], tuple[MethodReach, MethodReach]] = {}
+
+    def _slots(self, way: ServingWay) -> int:
+        """Slots of a GPU in a way."""
+        return -(-(self.whole.experts + way.redundant) // way.layout.expert)
+
+    def _short(self, way: ServingWay) -> str:
+        """Why a way does not fit; empty if it does."""
+        more = self._slots(way) - -(-self.whole.experts // way.layout.expert) if way.layout.expert > 1 else 0
+        need = self.model.memory(way.layout, more, self.whole.expert_bytes, self.whole.layers)
+        have = USABLE * self.model.kind.memory_bytes
+        if need > have:
+            return f"a GPU needs {need / 1e9:.0f} GB for weights and requests, and has {have / 1e9:.0f} GB"
+        heads = text_config(self.model.config).get("num_attention_heads")
+        if isinstance(heads, int) and heads % way.layout.tensor:
+            return f"{heads} attention heads cannot be cut over {way.layout.tensor} GPUs"
+        return ""
+
+    def _distinct(self, ways: Iterable[ServingWay]) -> Iterator[ServingWay]:
+        """Yields ways that fit and are priced apart: of exchanges that are priced alike, the first."""
+        seen: dict[ServingWay, ServingWay] = {}
+        for way in ways:
+            kind = replace(
+                way, exchange=_PRICED[EXCHANGES[way.exchange].sends] if way.layout == self.default.layout else way.exchange
+            )
+            name = ", ".join(changes(way, self.default))
+            if way.overlap:
+                self.left_out.setdefault("overlap of two halves of a batch", "computed steps do not overlap")
+            elif why := self._short(way):
+                self.left_out[name] = why
+            elif kind in seen:
+                self.left_out.setdefault(f"exchange {way.exchange}", f"priced like {seen[kind].exchange}")
+            else:
+                seen[kind] = way
+                if way != self.default:
+                    yield way
+
+    def _measure(self, layout: Layout, slots: int, methods: Iterable[str]) -> None:
+        """Measures methods at the steps of prompts and of answers, on the GPUs of one copy."""
+        key = layout.data, layout.expert, slots
+        wanted = [method for method in dict.fromkeys(methods) if (*key, method) not in self.reached]
+        both = []
+        for tokens in self.model.step_tokens(layout) if wanted else ():
+            curve = self._curve(tokens)
+            window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
+            every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
+            options = {"every": every, "lag": 1, "shared": self._shared}
+            both.append(reach(self.few, layout.expert, slots, wanted, tokens, curve, self.seed, **options))
+        for prompts, answers in zip(*both, strict=True):
+            self.reached[(*key, prompts.name)] = prompts, answers
+
+    def _curve(self, tokens: int) -> RankCurve:
+        """Seconds of a rank's experts about steps of so many tokens."""
+        kind = self.model.kind
+        gpu = Gpu("gpu", kind.kind, 0, kind.port_Bps, kind.port_Bps, kind.memory_bytes)
+        return RankCurve.of(self.few, gpu, tokens, self.few.experts)
+
+    @property
+    def _shared(self) -> float:
+        """Work of a token's shared experts, in tokens of a routed one."""
+        sizes = ServedSizes.of(self.model.config)
+        return sizes.shared_weights / sizes.expert_weights if sizes.expert_weights else 0.0
+
+    def compared(self, progress: Progress) -> WaysOfServing:
+        """Returns all ways beside the default."""
+        fewest = self._slots(self.default)
+        wanted: dict[tuple[Layout, int], list[str]] = {(self.default.layout, fewest): [*WITHOUT_REPLICAS]}
+        for way in (self.default, *self.ways):
+            if method := method_of(way, self.use.replicate):
+                wanted.setdefault((replace(way.layout, copies=1), self._slots(way)), []).append(method)
+        wanted.setdefault((self.default.layout, fewest + 1), []).extend(WITH_REPLICAS)
+        for number, ((layout, slots), methods) in enumerate(wanted.items()):
+            progress("comparing ways of serving", number, len(wanted))
+            self._measure(layout, slots, methods)
+        progress("comparing ways of serving", len(wanted), len(wanted))
+        linear = self._ratios(self.default.layout, fewest, "linear")[0]
+        base, perfect = (self.model.service(self.default, ratios).tokens_per_s for ratios in (linear, PERFECT))
+
+        def priced(way: ServingWay | None, slots: int, method: str) -> ComparedWay:
+            return self._priced(way, slots, method, base, perfect)
+
+        others = [priced(way, self._slots(way), method_of(way, self.use.replicate)) for way in self.ways]
+        by_setting = {(other.method, self._slots(other.way)) for other in others if other.way and other.share is not None}
+        lacked = [(name, fewest) for name in WITHOUT_REPLICAS if name not in ("linear", "exact")]
+        lacked += [(name, fewest + 1) for name in WITH_REPLICAS]
+        others += [priced(None, slots, name) for name, slots in lacked if (name, slots) not in by_setting]
+        tokens = self.model.step_tokens(self.default.layout)
+        prompts, answers = (
+            imbalance_split(self.few, self.default.layout.expert, each, curve=self._curve(each), seed=self.seed)
+            for each in tokens
+        )
+        return WaysOfServing(
+            self.model.load,
+            tokens,
+            (prompts, answers),
+            priced(self.default, fewest, "linear"),
+            priced(None, fewest, "exact"),
+            tuple(sorted(others, key=lambda other: -other.service.tokens_per_s)),
+            self.left_out,
+            self.few.layers,
+        )
+
+    def _ratios(self, layout: Layout, slots: int, method: str) -> tuple[tuple[float, float], ...]:
+        """Ratios of prompts and of answers: the mean, and the better and the worse end of their intervals."""
+        if not method:
+            return PERFECT, PERFECT, PERFECT
+        prompts, answers = self.reached[layout.data, layout.expert, slots, method]
+
+        def at(end: str) -> tuple[float, float]:
+            """Returns that end of both, or the means where there is no interval."""
+            ends = [getattr(of, end) for of in (prompts, answers)]
+            of_prompts, of_answers = (
+                max(1.0, e if isfinite(e) else m.ratio) for e, m in zip(ends, (prompts, answers), strict=True)
+            )
+            return of_prompts, of_answers
+
+        return at("ratio"), at("low"), at("high")
+
+    def _priced(self, way: ServingWay | None, slots: int, method: str, base: float, perfect: float) -> ComparedWay:
+        """A way beside the default's and perfect tokens per second; without one, a method in the default's layout."""
+        used = way or self.default
+        layout, apart = used.layout, used.layout != self.default.layout
+        mean, better, worse = self._ratios(layout, slots, method)
+        service = self.model.service(used, mean)
+        sends = {EXCHANGES[exchange].sends for exchange in (used.exchange, self.default.exchange)}
+        error = COMPUTED_ERROR if apart or len(sends) > 1 else 1.0
+        low, high = (self.model.service(used, ratios).tokens_per_s / base for ratios in (worse, better))
+        saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
+        more = max(0, slots - -(-self.whole.experts // layout.expert)) if layout.expert > 1 else 0
+        moved = self.reached[layout.data, layout.expert, slots, method][1].moved_bytes if method else 0.0
+        slot = (f"+{more} slot{'s' * (more > 1)}",) if more else ()
+        return ComparedWay(
+            ({**WITHOUT_REPLICAS, **WITH_REPLICAS}[method], *slot) if way is None else changes(way, self.default),
+            method,
+            way,
+            service,
+            service.tokens_per_s / base,
+            low / error,
+            high * error,
+            None if apart or len(sends) > 1 else 1.0 if possible <= 0 else saves / possible,
+            more * self.whole.layers * self.whole.expert_bytes,
+            moved * self.whole.layers / self.few.layers,
+        )

@@ -1,0 +1,186 @@
+"""Ways of serving against step times by hand, and against traffic whose best placement is known."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aurora
+from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines.engine import Layout
+from aurora.advisor.recommend import best_way, planned, recommend
+from aurora.advisor.served_ways import (
+    BATCHED_TOKENS,
+    COMPUTED_ERROR,
+    RequestLoad,
+    ServedModel,
+    compare_ways_of_serving,
+    method_of,
+)
+from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.errors import BadInput, InfeasiblePlan
+from aurora.io import load_gpus
+from aurora.planner.workload.model_config import Shape
+from aurora.reports.advice import recommendation_lines
+from aurora.reports.json_objects import recommendation_json
+
+H100 = load_gpus()["NVIDIA H100 80GB HBM3"]
+CONFIG = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 4, "hidden_size": 1024, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "num_experts": 16, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 4096, "intermediate_size": 4096,
+}  # fmt: skip
+LOAD = RequestLoad(isl=512, osl=64, concurrency=16)
+ONE_SERVER = ServedModel(CONFIG, H100, LOAD, None, 8)
+SGLANG = SERVING_ENGINES["sglang"]
+
+
+def traffic(hot=2.0, windows=20, seed=0):
+    """Experts 0 to 3, which the default puts on the first GPUs, get `hot` times the tokens of the others, in every window."""
+    share_E = np.where(np.arange(16) < 4, hot, 1.0)
+    tokens_TLSE = np.random.default_rng(seed).multinomial(1 << 14, share_E / share_E.sum(), size=(windows, 4, 8))
+    return Shape.of(CONFIG).profile(tokens_TLSE, {"tool": "recorder"}, kinds=[H100])
+
+
+@pytest.fixture(scope="module")
+def compared():
+    return compare_ways_of_serving(traffic(), ONE_SERVER, "sglang", 8)
+
+
+@pytest.mark.parametrize("isl", [512, 2 * BATCHED_TOKENS + 100])
+def test_a_rank_serves_its_requests_once_in_their_decode_steps_and_prompts(isl):
+    model = replace(ONE_SERVER, load=replace(LOAD, isl=isl))
+    way = SGLANG.default(8, 8, 16)
+    service = model.service(way)
+    requests, together = 16, max(1, min(16, BATCHED_TOKENS // isl))
+
+    def seconds(step):
+        return step_seconds(CONFIG, H100, way.layout, step, chance=False).total
+
+    prompts_s = 0.0
+    for begin in range(0, isl, BATCHED_TOKENS):
+        tokens, before = min(BATCHED_TOKENS, isl - begin) * together, begin * together
+        prompts_s += seconds(SchedulerStep(tokens, 0, before, before, together))
+    decode_s = seconds(SchedulerStep(decode_requests=requests, kv_tokens=requests * (isl + 32)))
+    cycle_s = 64 * decode_s + requests / together * prompts_s
+    assert service.tokens_per_s == pytest.approx(8 * requests * 64 / cycle_s)
+    assert service.tpot_s == pytest.approx(cycle_s / 64)
+    assert service.ttft_s == pytest.approx(prompts_s + decode_s / 2)
+
+
+def test_imbalance_takes_time_of_experts_and_of_exchanges_that_follow_the_placement():
+    way = SGLANG.default(8, 8, 16)
+    routed = next(other for other in SGLANG.ways(8, 8, 16) if other.exchange == "deepep")
+    even, uneven = ((ONE_SERVER.service(each), ONE_SERVER.service(each, (1.5, 1.5))) for each in (way, routed))
+    assert even[1].tpot_s > even[0].tpot_s
+    experts_s = step_seconds(CONFIG, H100, way.layout, SchedulerStep(16 * 512, 0, 0, 0, 16), chance=False).experts_s
+    prompts = even[1].ttft_s - even[0].ttft_s
+    decoded = step_seconds(CONFIG, H100, way.layout, SchedulerStep(decode_requests=16, kv_tokens=16 * 544), chance=False)
+    assert prompts == pytest.approx(0.5 * (experts_s + decoded.experts_s / 2))
+    assert uneven[1].ttft_s - uneven[0].ttft_s > prompts
+
+
+def test_a_planned_placement_removes_what_is_stable_and_nothing_beats_the_ceiling(compared):
+    prompts, answers = compared.splits
+    assert prompts.stable.value > 0.3 > 0.01 > prompts.per_step.value - prompts.by_slots
+    assert answers.whole.value < 0.05  # every expert is active, and reading its weights takes the time
+    of = {other.name: other for other in compared.others}
+    static = of["planned placement"]
+    assert static.way.placement == "plan"
+    assert static.share == pytest.approx(1 - prompts.by_slots / prompts.whole.value, abs=0.05)
+    assert static.low <= static.gain <= static.high
+    assert compared.default.gain == 1.0
+    for other in compared.others:
+        if other.share is not None:
+            assert other.gain <= compared.ceiling.gain * (1 + 1e-9), other.name
+    replicas = of["planned placement, +1 slot"]
+    assert replicas.memory_bytes == 4 * Shape.of(CONFIG).expert_bytes
+    assert of["LPLB, +1 slot"].way is None or SGLANG.balances
+
+
+def test_what_layouts_or_exchanges_change_is_sure_only_beyond_the_error_of_computed_steps(compared):
+    apart = [other for other in compared.others if other.way is not None and other.way.layout != compared.default.way.layout]
+    assert apart
+    for other in apart:
+        assert other.share is None
+        assert other.low * COMPUTED_ERROR <= other.gain * (1 + 1e-9)
+        assert other.high >= other.gain * COMPUTED_ERROR * (1 - 1e-9)
+
+
+def test_even_traffic_has_nothing_to_balance():
+    even = compare_ways_of_serving(traffic(hot=1.0), ONE_SERVER, "vllm", 8)
+    assert even.ceiling.gain < 1.02
+    best = best_way(even)
+    assert best is None or best.way.placement == "linear"
+
+
+def test_two_servers_of_a_small_model_have_copies():
+    """Between servers bytes are slow: a copy on each server has none of them, and answers nearly twice as fast."""
+    model = replace(ONE_SERVER, nic_Bps=50e9)
+    best = best_way(compare_ways_of_serving(traffic(), model, "vllm", 16))
+    assert best.way.layout.copies >= 2
+    assert best.gain > 1.2
+
+
+def test_memory_decides_what_can_be_had():
+    one, two = Layout(data=16, expert=16), Layout(data=8, expert=8, copies=2)
+    model = replace(ONE_SERVER, nic_Bps=50e9)
+    between = sum(model.memory(layout, 0, 0, 0) for layout in (one, two)) / 2
+    small = replace(model, kind=replace(H100, memory_bytes=int(between / 0.9)))
+    compared = compare_ways_of_serving(traffic(), small, "vllm", 16)
+    assert "a GPU needs" in compared.left_out["2 copies, each DP 8 EP 8"]
+    assert all(other.way is None or other.way.layout.copies == 1 for other in compared.others)
+    with pytest.raises(InfeasiblePlan, match="vllm's default on 8 GPUs: a GPU needs"):
+        compare_ways_of_serving(traffic(), replace(ONE_SERVER, kind=replace(H100, memory_bytes=10**8)), "vllm", 8)
+
+
+@pytest.mark.parametrize("field", ["isl", "osl", "concurrency"])
+def test_requests_out_of_range(field):
+    with pytest.raises(BadInput, match=f"`{field}`: expected"):
+        RequestLoad(**{field: 0})
+
+
+def test_methods_of_ways():
+    ways = {method_of(way, "eplb"): way for engine in SERVING_ENGINES.values() for way in engine.ways(8, 8, 16)}
+    assert {"", "linear", "static", "eplb", "eplb-every"} <= set(ways)
+    assert ways[""].layout.expert == 1
+    assert method_of(replace(ways["static"], redundant=8), "equal-split") == "replicas"
+    assert method_of(SERVING_ENGINES["vllm"].default(8, 8), "eplb") == "linear"
+    assert Layout(data=8, expert=8) == SERVING_ENGINES["vllm"].default(8, 8).layout
+
+
+def test_the_plan_is_the_placement_that_was_compared(compared):
+    cluster = aurora.advisor.recommend.cluster_of("h100:8", load_gpus())
+    for name, most in (("planned placement", 1.21), ("planned placement, +1 slot", 1.1)):
+        best = next(other for other in compared.others if other.name == name)
+        plan = planned(cluster, traffic(), best, SGLANG.replicate)
+        (model,) = plan.models
+        load_G = traffic().load_LE[0] @ model.placement.split_EG(0)
+        assert load_G.max() / load_G.mean() < most
+        assert sum(map(len, model.placement.slots_LG[0])) == 16 + best.way.redundant
+
+
+@pytest.mark.parametrize("engine", SERVING_ENGINES)
+def test_drawn_traffic_recommends_nothing(engine):
+    drawn = recommend("h100:8", engine, model=CONFIG)
+    assert drawn.drawn
+    assert (drawn.best, drawn.way, drawn.plan, drawn.sharing) == (None, None, None, None)
+    assert recommendation_json(drawn)["recommendation"] is None
+    said = recommendation_lines(drawn)
+    assert said[0].startswith("No recommendation: this traffic is drawn")
+    assert not [line for line in said if line.startswith(("Serve", "Keep", "Share", "Cut"))]
+    assert len(drawn.recorded.models) >= 2
+
+
+def test_recorded_traffic_is_answered_in_one_sentence():
+    found = recommend("h100:8", "sglang", model=CONFIG, profile=traffic())
+    assert not found.drawn
+    said = recommendation_lines(found)
+    assert said[0].startswith("Serve with ")
+    assert found.way is found.best.way
+    assert (found.plan is not None) == (found.way.placement == "plan")
+    assert "python -m sglang.launch_server --model-path M" in SGLANG.command(found.way, "M", Path("out"))
+    assert recommendation_json(found)["recommendation"]["name"] == found.best.name
+    even = recommend("h100:1", "sglang", model=CONFIG, profile=traffic(hot=1.0).at_sources(1))
+    assert recommendation_lines(even)[0].startswith("Keep sglang's default")
