@@ -6,8 +6,10 @@ environment, open files and network namespace, and so is the server that its ran
 before, of the same arguments and texts, is not made again.
 """
 
+import atexit
 import ctypes
 import fcntl
+import gc
 import hashlib
 import importlib
 import json
@@ -21,10 +23,12 @@ import signal
 import socket
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import aurora
 from aurora.__main__ import main
@@ -52,6 +56,7 @@ def serve(folder: Path) -> None:
     for name in (*PRELOAD, *(module.name for module in pkgutil.walk_packages(aurora.__path__, "aurora."))):
         with suppress(ModuleNotFoundError):  # of what a GPU alone needs
             importlib.import_module(name)
+    gc.freeze()  # what was imported is no garbage: to look for some would copy all of its memory in each process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     (folder / PROFILES).mkdir()
     os.mkfifo(folder / USERS)
@@ -91,13 +96,28 @@ def answer(connection: socket.socket, profiles: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
     fork_the_fork_server()
-    if Path(arguments[0]).name == "aurora" and arguments[1:2] == ["profile"] and "-o" in arguments:
-        with once(profiles, arguments[1:]) as made:
-            if not made:
-                perform(*arguments)
-    else:
-        perform(*arguments)
-    sys.exit()
+    try:
+        if Path(arguments[0]).name == "aurora" and arguments[1:2] == ["profile"] and "-o" in arguments:
+            with once(profiles, arguments[1:]) as made:
+                if not made:
+                    perform(*arguments)
+        else:
+            perform(*arguments)
+    except SystemExit as ended:
+        leave(ended.code)
+    leave(None)
+
+
+def leave(code: str | int | None) -> NoReturn:
+    """Ends this process as `sys.exit` would, except that it clears no memory away: most of it is shared, and would be copied first."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def enter_network(namespaces: Sequence[int]) -> None:
@@ -189,3 +209,4 @@ def perform(command: str, *arguments: str) -> None:
 
 if __name__ == "__main__":
     serve(Path(sys.argv[1]))
+    os._exit(0)

@@ -32,6 +32,7 @@ from aurora.elastic.messages import WireFormat
 from aurora.elastic.processes import RankProcesses
 from aurora.errors import AuroraError, BadInput, RankFailed
 from tests.elastic.certificates import certificate
+from tests.elastic.processes import free_leaders_port
 from tests.elastic.test_coordinated_ranks import GOAL, Counting, meets, ranks_left
 
 pytestmark = pytest.mark.full
@@ -152,7 +153,7 @@ def ranks_for(coordinator, node=0, conduct="good", refusal=lambda host: None, re
     def job():
         return conduct, lighthouse_of(found.address), "long" * 2**20
 
-    lead = Lead(("127.0.0.1", 0), certificate(), local, WIRE, refusal, job, awaited)
+    lead = Lead(("127.0.0.1", free_leaders_port()), certificate(), local, WIRE, refusal, job, awaited)
     found = CoordinatedRanks(
         meets, len(nodes), coordinator, (conduct,), timeout_s=timeout_s, hang_s=120.0, respawn=respawn,
         watch=coordinator.watch, lead=lead,

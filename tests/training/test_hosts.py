@@ -2,14 +2,12 @@
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,6 +29,7 @@ from aurora.training.training_run import LOG, CommittedStep, log_step
 from aurora.types import TrainOptions
 from aurora.types.addresses import parse_address
 from tests.elastic.certificates import certificate, certificate_file
+from tests.elastic.processes import free_leaders_port
 from tests.models.architectures import build
 
 pytestmark = pytest.mark.full
@@ -55,10 +54,7 @@ def made(tmp_path_factory):
 def address(monkeypatch):
     """An address of this host with a free port after it, and the certificate in the environment."""
     monkeypatch.setenv("AURORA_CERTIFICATE", str(certificate_file()))
-    while True:  # not of the ports that a connection of another process may take meanwhile
-        port = random.randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
-            return f"127.0.0.1:{port}"
+    return f"127.0.0.1:{free_leaders_port()}"
 
 
 class Host(threading.Thread):

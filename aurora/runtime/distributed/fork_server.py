@@ -1,5 +1,9 @@
-"""End of the fork server with the process that it was started by, whatever ranks still run: imported first, as it starts."""
+"""End of the fork server with the process that it was started by, whatever ranks still run: imported first, as it starts.
 
+What it has imported is no garbage: a rank that looked for some there would first copy all of that memory.
+"""
+
+import gc
 import os
 import select
 import shutil
@@ -28,3 +32,4 @@ def _end_with(leader: int) -> None:
 
 if sys.platform == "linux" and sys.orig_argv[-1].startswith("from multiprocessing.forkserver import main"):
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    os.register_at_fork(before=gc.freeze)
