@@ -15,7 +15,7 @@ import aurora
 from aurora.errors import BadInput
 from aurora.io import load_model_config, load_profile, read_text, save, shipped
 from aurora.io.engine_placements import PLACEMENT_FORMATS, import_placement
-from aurora.io.files import kind_of
+from aurora.io.files import kind_of, served_model
 from aurora.io.prompts import check_corpus, load_prompts, load_token_ids
 from aurora.io.routing_dumps import ROUTING_FORMATS, read_dump
 from aurora.models.hub import model_folder
@@ -142,3 +142,17 @@ def test_models_are_read_by_their_names_in_the_hub_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: None)
     with pytest.raises(BadInput, match="org/model: no such file, and no model of this name in the local hub cache"):
         load_model_config("org/model")
+
+
+def test_an_engine_loads_a_model_by_the_name_that_the_config_states_or_by_the_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MIXTRAL))
+    assert served_model(tmp_path) == served_model(config) == str(tmp_path)
+    assert served_model("mixtral-topics") == str(shipped("models/mixtral-topics"))
+    config.write_text(json.dumps({**MIXTRAL, "_name_or_path": "org/model"}))
+    assert served_model(config) == served_model(tmp_path) == "org/model"
+    (tmp_path / "org" / "model").mkdir(parents=True)  # a path of whoever wrote the config, not a name of the hub
+    assert served_model(config) == str(tmp_path)
+    with pytest.raises(BadInput, match="no such"):
+        served_model("missing")
