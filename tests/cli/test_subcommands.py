@@ -96,7 +96,8 @@ def test_options_are_parameters_by_the_same_names_and_documented(subcommand, kin
     for field in fields(kind):
         if (
             field.name in params
-            and field.name not in ("workers", "seed", "adapt", "priorities", "micro_batches", "tokens_per_step")
+            and field.name
+            not in ("workers", "seed", "adapt", "priorities", "micro_batches", "tokens_per_step", "slots_per_gpu")
             and not params[field.name].required
         ):
             assert params[field.name].default == field.default, field.name
@@ -266,7 +267,11 @@ def test_a_flag_has_one_kind_of_value_and_output_is_what_is_written():
         for param in command.params:
             annotation = str(param.type_descriptor.annotation)
             kind = next((kind for kind in ("Path", "bool", "float", "int") if kind in annotation), "str")
-            if param.opts[0].startswith("--") and param.opts[0] not in ("--gpus", "--model"):  # which: a number, or names
+            if param.opts[0].startswith("--") and param.opts[0] not in (
+                "--gpus",
+                "--model",
+                "--slots-per-gpu",
+            ):  # a number, or names
                 kinds.setdefault(param.opts[0], set()).add(kind)
             assert param.name != "output" or set(param.opts) == {"--output", "-o"}, name
     assert {flag: found for flag, found in kinds.items() if len(found) > 1} == {}
