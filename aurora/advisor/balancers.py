@@ -78,7 +78,7 @@ class BalancingCase:
     lag: int = 0
     shared: float = 0.0
     seed: int = 0
-    maps: dict[tuple[str, int], list[SlotMap]] = field(default_factory=dict)
+    maps: dict[tuple[str, int | None], list[SlotMap]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
@@ -95,20 +95,20 @@ class BalancingCase:
         """Slots per GPU that the experts need."""
         return -(-self.experts // self.gpus)
 
-    def held_out(self, method: str, slots: int) -> list[SlotMap]:
+    def held_out(self, method: str, slots: int | None) -> list[SlotMap]:
         """Returns the map of each block by a method of REPLICAS, planned from the other blocks."""
         if (method, slots) not in self.maps:
             self.maps[method, slots] = self.traffic.held_out(lambda load: self.plan(load, method, slots))
         return self.maps[method, slots]
 
-    def plan(self, load_LE: FloatArray, method: str, slots: int) -> SlotMap:
+    def plan(self, load_LE: FloatArray, method: str, slots: int | None) -> SlotMap:
         """Returns the map for loads (L, E)."""
         return planned_map(load_LE, self.gpus, slots, method, self.seed)
 
-    def once(self, method: str, slots: int) -> Served:
-        """Returns what maps that were planned once bring; they move nothing."""
+    def once(self, method: str, slots: int | None) -> Served:
+        """Returns what maps that were planned once bring; they move nothing. Without `slots` none is replicated."""
         maps = self.held_out(method, slots)
-        return Served(self.traffic.seconds_D(maps, self.traffic.block_T, self.curve), 0.0, slots)
+        return Served(self.traffic.seconds_D(maps, self.traffic.block_T, self.curve), 0.0, slots or self.fewest)
 
     def by_batch(self, priced: Callable[[FloatArray, IntArray], FloatArray]) -> Served:
         """Returns what dividing each batch over EPLB's replicas brings, by its counts (D, E) and the slots (G, P)."""
@@ -140,6 +140,8 @@ def _fixed(case: BalancingCase, experts: SlotMap) -> Served:
 
 def _by_layer(case: BalancingCase) -> Served:
     """aurora's replicas, with a part FEWER of those of the other methods, where they help most."""
+    if case.gpus > case.experts:  # where each expert needs replicas
+        return case.once("equal-split", case.slots)
     traffic, blocks = case.traffic, range(int(case.traffic.block_T[-1]) + 1)
     replicas = int(FEWER * (case.slots * case.gpus - case.experts) * case.layers)
     maps = []
@@ -244,7 +246,7 @@ Balancer = Callable[[BalancingCase], Served]
 BALANCERS: dict[str, Balancer] = {
     "linear": _linear,
     "round-robin": _round_robin,
-    "static": lambda case: case.once("equal-split", case.fewest),
+    "static": lambda case: case.once("equal-split", None),
     "replicas": lambda case: case.once("equal-split", case.slots),
     "replicas-by-layer": _by_layer,
     "eplb": lambda case: case.once("eplb", case.slots),

@@ -105,20 +105,20 @@ def linear_map(layers: int, experts: int, gpus: int) -> SlotMap:
     return SlotMap.of_gpus(np.repeat(np.arange(gpus), experts // gpus + (np.arange(gpus) < experts % gpus)), gpus, layers)
 
 
-def planned_map(load_LE: FloatArray, gpus: int, slots: int, method: str = "equal-split", seed: int = 0) -> SlotMap:
-    """Returns the map of a method of REPLICAS; with no more slots per GPU than experts need, none is replicated.
+def planned_map(load_LE: FloatArray, gpus: int, slots: int | None, method: str = "equal-split", seed: int = 0) -> SlotMap:
+    """Returns the map of a method of REPLICAS.
 
     Args:
         load_LE: (L, E) the loads to plan for.
-        gpus, slots: equal GPUs, and slots of each.
+        gpus: equal GPUs.
+        slots: of each; None: as few as the experts need, none replicated.
         method, seed: as in `aurora.place`.
 
     Raises:
         InfeasiblePlan: if the slots are too few.
     """
-    experts = load_LE.shape[1]
-    once_E = np.ones(experts, dtype=np.int64) if slots == -(-experts // gpus) and method == "equal-split" else None
-    tables = slot_tables(load_LE, GpuSlots.equal(gpus, slots), method, once_E, seed)
+    once_E = np.ones(load_LE.shape[1], dtype=np.int64) if slots is None else None
+    tables = slot_tables(load_LE, GpuSlots.equal(gpus, slots or -(-load_LE.shape[1] // gpus)), method, once_E, seed)
     held, part = zip(*tables, strict=True)
     return SlotMap(np.stack(held), np.stack(part))
 
@@ -371,7 +371,8 @@ def imbalance_split(
         >>> bool(abs(parts - split.whole.value) < 1e-9)
         True
     """
-    slots = checked_slots(profile, gpus, slots_per_gpu)
+    checked = checked_slots(profile, gpus, slots_per_gpu)
+    slots = None if slots_per_gpu is None else checked
     traffic = ServedTraffic.of(profile, step_tokens, np.random.default_rng(seed))
     perfect_B = traffic.by_block(perfect_seconds(traffic.step_DLE, gpus, curve).sum(axis=1))
     every_T = np.arange(len(traffic.load_TLE))

@@ -104,7 +104,7 @@ def test_a_map_takes_the_time_of_its_slowest_gpu(gpus, load_E):
 
 def test_experts_that_do_not_divide_lie_in_sequence_one_more_on_the_first_gpus():
     assert linear_map(1, 8, 3).held_LGP[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, -1]]
-    planned = planned_map(np.tile(SKEWED, (2, 1)), 3, 3)
+    planned = planned_map(np.tile(SKEWED, (2, 1)), 3, None)
     assert all(np.bincount(held[held >= 0], minlength=8).tolist() == [1] * 8 for held in planned.held_LGP)
 
 

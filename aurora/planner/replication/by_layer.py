@@ -39,11 +39,13 @@ def replicas_by_layer(load_TLE: FloatArray, gpus: int, replicas: int, seed: int 
         slot more than others in a layer take turns.
 
     Raises:
-        InfeasiblePlan: if `replicas` is below zero.
+        InfeasiblePlan: if `replicas` is below zero, or there are more GPUs than experts.
     """
     if replicas < 0:
         raise InfeasiblePlan(f"replicas by layer: expected zero or more, found {replicas}")
     _, layers, experts = load_TLE.shape
+    if gpus > experts:
+        raise InfeasiblePlan(f"replicas by layer: expected at most {experts} GPUs, one for each expert, found {gpus}")
     most = min(2 * -(-replicas // layers), experts * (gpus - 1))
     tries = max(FEWEST_COUNTS, min(COUNTS, MOST_PLANS // (layers * SEEDS * len(CAUTION))))
     count_K = np.unique(np.linspace(0, most, tries).astype(np.int64))

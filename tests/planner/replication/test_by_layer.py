@@ -55,6 +55,7 @@ def test_steps_save_at_least_what_one_layer_alone_would(largest_LK, replicas):
     assert saved >= alone / 2
 
 
-def test_a_negative_number_is_refused():
-    with pytest.raises(InfeasiblePlan, match="replicas by layer: expected zero or more, found -1"):
-        replicas_by_layer(np.ones((1, 1, 2)), 2, -1)
+@pytest.mark.parametrize(("gpus", "replicas", "found"), [(2, -1, "found -1"), (3, 4, "at most 2 GPUs, .* found 3")])
+def test_numbers_that_cannot_be_are_refused(gpus, replicas, found):
+    with pytest.raises(InfeasiblePlan, match=f"replicas by layer: expected .*{found}"):
+        replicas_by_layer(np.ones((1, 1, 2)), gpus, replicas)
