@@ -349,7 +349,8 @@ def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: st
         replicate: one of REPLICAS, by which replicas are placed.
     """
     assert best.way is not None
-    slots, redundant = -(-(profile.experts + best.way.redundant) // len(cluster)), best.way.redundant > 0
+    redundant = best.way.redundant > 0
+    slots = -(-(profile.experts + best.way.redundant) // len(cluster)) if redundant else None
     table = planned_map(profile.load_LE.astype(np.float64), len(cluster), slots, replicate if redundant else "equal-split")
 
     def rows(column_LGP: NDArray[Any]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
