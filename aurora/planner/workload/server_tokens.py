@@ -52,11 +52,13 @@ class ServerTokens:
         """(S, N) int64 tokens of each source that need experts of each server, no fewer."""
         return np.stack([_least(self.tokens_SE[:, own_E], self.top_k) for own_E in self._at_NE], axis=1)
 
-    @cached_property
+    @property
     def most_SN(self) -> IntArray:
         """(S, N) int64, no more."""
         all_S, first_J = self._all_S, self._first_J
-        most_SN = np.minimum(all_S[:, None], self.tokens_SE @ self._at_NE.T.astype(np.int64))
+        chosen_NS = np.zeros((self.servers, len(all_S)), dtype=np.int64)
+        np.add.at(chosen_NS, self.server_E, self.tokens_SE.T)
+        most_SN = np.minimum(all_S[:, None], chosen_NS.T)
         if self.token_groups < len(first_J) - 1:
             of_groups = [slice(*ends) for ends in pairwise(first_J.tolist())]
             least_SJ = np.stack([_least(self.tokens_SE[:, group], self.top_k) for group in of_groups], axis=1)
@@ -65,7 +67,7 @@ class ServerTokens:
             most_SN = np.minimum(most_SN, np.maximum(all_S[:, None] * self.token_groups - elsewhere_SN, self.least_SN))
         return most_SN
 
-    @cached_property
+    @property  # cached, layers in threads would wait for each other
     def expected_SN(self) -> FloatArray:
         """(S, N) float64, as many if tokens choose experts independently of each other."""
         tokens_SE = np.ascontiguousarray(self.tokens_SE, dtype=np.int64)
