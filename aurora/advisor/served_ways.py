@@ -35,7 +35,7 @@ WITHOUT_REPLICAS = {  # methods that are compared whatever the engine has
     "exact": "perfect balance",
 }
 WITH_REPLICAS = {
-    "replicas": "planned placement",
+    "replicas": "aurora's replicas",
     "eplb": "EPLB's placement",
     "eplb-every": "EPLB",
     "follower": "aurora's follower",

@@ -164,8 +164,8 @@ def recommendation_table(found: Recommendation) -> Table:
     if found.simulated is not None:
         return _plans_table(found.engine, found.simulated, title)
     assert found.served is not None
-    served, heads = found.served, right("tokens/s", "TTFT", "TPOT", "gain", "from", "to", "of the\nceiling", "replicas")
-    table = Table("way", *heads, title=title)
+    served, heads = found.served, right("tokens/s", "TTFT", "TPOT", "gain", "interval", "share")
+    table = Table(Column("way", min_width=18), *heads, title=title, caption="share: of what perfect balance would save")
     with_setting = [other for other in served.others if other.way is not None][:SHOWN_WAYS]
     without = [other for other in served.others if other.way is None]
     for part in ([served.default, served.ceiling], with_setting, without):
@@ -175,9 +175,9 @@ def recommendation_table(found: Recommendation) -> Table:
                 f"{way.service.tokens_per_s:,.0f}",
                 seconds(way.service.ttft_s),
                 seconds(way.service.tpot_s),
-                *(f"{value:.2f}x" for value in (way.gain, way.low, way.high)),
-                DASH if way.share is None else percent(way.share),
-                size(way.memory_bytes) if way.memory_bytes else DASH,
+                f"{way.gain:.2f}x",
+                f"{way.low:.2f}-{way.high:.2f}",
+                DASH if way.share is None else f"{way.share:.0%}",
             )
         table.add_section()
     return table
