@@ -1,6 +1,7 @@
 """Counts the way of a profile through `aurora.plan`: stays in files, and returns to files.
 
-A stay is a run of consecutive calls of functions of one file. Run `python -m tests.way_of_a_plan`; with -v it lists the files.
+A stay is a run of consecutive calls of functions of one file. The plan holds every expert once; choosing slots besides
+(`slots_per_gpu` auto, the default) makes and simulates several such plans. Run `python -m tests.way_of_a_plan`; with -v it lists the files.
 """
 
 import sys
@@ -22,7 +23,8 @@ def way() -> list[str]:
         "zipf:0.9", "mixtral-topics", aurora.SyntheticOptions(sources=4, windows=2, window_tokens=64)
     )
     layer, cluster = traffic.at_layers([0]), aurora.load("demo-4", aurora.Cluster)
-    aurora.plan(cluster, layer)  # imports and compiles
+    options = aurora.PlanOptions(slots_per_gpu=None)
+    aurora.plan(cluster, layer, options)  # imports and compiles
     files: list[str] = []
 
     def called(frame: FrameType, event: str, _arg: Any) -> None:
@@ -32,7 +34,7 @@ def way() -> list[str]:
 
     threading.setprofile(called)
     sys.setprofile(called)
-    aurora.plan(cluster, layer)
+    aurora.plan(cluster, layer, options)
     sys.setprofile(None)
     threading.setprofile(None)  # type: ignore[arg-type]
     return [file for file, _ in groupby(files)]

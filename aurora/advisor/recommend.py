@@ -15,7 +15,7 @@ from aurora.advisor.balancers import RecordedRange, recorded_range
 from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
-from aurora.advisor.served_ways import ComparedWay, RequestLoad, ServedModel, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.served_ways import ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
 from aurora.advisor.sharing import ADVISED, HALVES, WaysCompared, compare_sharing
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
@@ -30,7 +30,7 @@ from aurora.planner.simulated_choice import TIE
 from aurora.planner.workload.model_config import Shape
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL, draw_profile
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, SyntheticOptions
+from aurora.types import Cluster, Gpu, GpuKind, Placement, Plan, PlanOptions, Profile, RequestLoad, SyntheticOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.cluster import LARGEST, SMALLEST
 from aurora.types.network import servers
@@ -164,7 +164,7 @@ class Recommendation:
 
     @property
     def best(self) -> ComparedWay | Candidate | None:
-        """What to do; None if nothing is surely worth it, or the traffic was drawn."""
+        """The way or the plan to take; None if nothing is surely worth it, or the traffic was drawn."""
         if self.drawn:
             return None
         if self.served is not None:
@@ -324,8 +324,8 @@ def recommend(
     served = simulated = plan = None
     if config is not None and cluster.equal and kinds:
         nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
-        served_model = ServedModel(config, kinds[0], load, nic, per_server_of(cluster))
-        served = compare_ways_of_serving(profile, served_model, engine, len(cluster), nvlink, progress=progress)
+        case = ServingCase(config, kinds[0], load, nic, per_server_of(cluster))
+        served = compare_ways_of_serving(profile, case, engine, len(cluster), nvlink, progress=progress)
         best = None if drawn else best_way(served)
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)

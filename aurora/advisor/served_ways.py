@@ -20,9 +20,8 @@ from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.slot_counts import USABLE
 from aurora.planner.workload.attention import text_config
-from aurora.types import Gpu, GpuKind, Profile
+from aurora.types import Gpu, GpuKind, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
-from aurora.types.option_checks import check_options, option
 
 BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
 COMPUTED_ERROR = 1.10  # factor by which computed steps of two layouts or exchanges may be off against each other
@@ -50,26 +49,8 @@ _PRICED = {"reduce": "all-reduce", "gather": "allgather", "route": "deepep-ht", 
 
 
 @dataclass(frozen=True)
-class RequestLoad:
-    """Requests of one size, as many at a time on every GPU.
-
-    Args:
-        isl: tokens of a prompt.
-        osl: tokens of an answer.
-        concurrency: requests in flight for each GPU.
-    """
-
-    isl: int = option(1024, least=1, most=1 << 20)
-    osl: int = option(256, least=1, most=1 << 20)
-    concurrency: int = option(32, least=1, most=1 << 16)
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True)
 class Service:
-    """How fast requests are served in the steady state.
+    """Rates and latencies of requests in the steady state.
 
     Attributes:
         tokens_per_s: generated tokens per second, of all GPUs.
@@ -142,7 +123,7 @@ class WaysOfServing:
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServingCase:
     """A model on GPUs, and the requests that it serves.
 
     Args:
@@ -264,7 +245,7 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
 
 def compare_ways_of_serving(
     profile: Profile,
-    model: ServedModel,
+    model: ServingCase,
     engine: str,
     gpus: int,
     nvlink: bool = True,
@@ -292,7 +273,7 @@ def compare_ways_of_serving(
 class _Comparison:
     """Ratios of methods, measured once for each layout, number of slots and size of step; and the ways that use them."""
 
-    def __init__(self, profile: Profile, model: ServedModel, engine: str, gpus: int, nvlink: bool, seed: int) -> None:
+    def __init__(self, profile: Profile, model: ServingCase, engine: str, gpus: int, nvlink: bool, seed: int) -> None:
         self.whole, self.model, self.use, self.seed = profile, model, SERVING_ENGINES[engine], seed
         self.few = profile.at_layers(evenly_spaced(profile.layers, COMPARED_LAYERS))
         self.default = self.use.default(gpus, model.per_server, profile.experts, nvlink)

@@ -22,9 +22,10 @@ from aurora.planner.workload.attention import (
     entry_bytes,
     kv_bytes_per_sequence,
     kv_bytes_per_token,
+    shared_width,
     text_config,
 )
-from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits, shared_width
+from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations
@@ -32,7 +33,7 @@ HALF_BYTES = 2  # of a number of activations
 
 @dataclass(frozen=True)
 class SchedulerStep:
-    """What one rank of data parallelism runs in a step of its scheduler.
+    """Work of one rank of data parallelism in a step of its scheduler.
 
     Attributes:
         prefill_tokens: tokens of prompts.
@@ -94,7 +95,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class StepConstants:
-    """What datasheets do not say, of an engine on a host.
+    """Constants of an engine on a host that datasheets do not give.
 
     The defaults are of vLLM 0.20.1 on a server of B300. Kernels, launches, the step, experts and linear attention are fitted to
     one configuration, Qwen3.6-35B-A3B on one GPU, and rounded; others are from AISimulate's tables of B300, or as

@@ -11,7 +11,7 @@ import numpy as np
 from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.model_config import one_moe_layer
+from aurora.planner.workload.model_config import LAYER_KINDS, LAYER_RULES, flat_config
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions
@@ -163,6 +163,12 @@ def _machines(cluster: Cluster, setting: Setting) -> Cluster:
     """The cluster with the setting's bandwidth and speed."""
     fastest_Bps = max(max(gpu.out_Bps, gpu.in_Bps) for gpu in cluster.gpus)
     return cluster.scaled(1.0 if setting.bandwidth is None else setting.bandwidth / fastest_Bps, setting.speed)
+
+
+def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
+    rules = (*LAYER_RULES, *LAYER_KINDS, "model_type", "layer_types")
+    return {key: value for key, value in flat_config(config).items() if key not in rules} | {"num_hidden_layers": 1}
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import aurora
-from aurora.advisor.served_ways import RequestLoad
 from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
+from aurora.types import RequestLoad
 from aurora.types.option_checks import OptionField
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from aurora.errors import BadInput, check_one_of
 from aurora.io.silicon_database import EXCHANGES, check_engine, newest, package, system_specs, tables
+from aurora.planner.workload.attention import shared_width
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
-from aurora.planner.workload.model_config import Shape, flat_config, number, shared_width, weight_format
+from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray
 

@@ -204,31 +204,31 @@ def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Seque
 
 
 def worthwhile_slots(
-    room: SlotRoom, cluster: Cluster, profile: Profile, aside_s: Callable[[int | None], float], aside: str
+    fitting: SlotRoom, cluster: Cluster, profile: Profile, aside_s: Callable[[int | None], float], aside: str
 ) -> WorthwhileSlots:
     """Chooses slots per GPU: one more as long as there is room and it saves more than SLOT_PAYS of the simulated step.
 
     Args:
-        room: how many there are beside the KV cache.
+        fitting: how many there are beside the KV cache.
         cluster: the GPUs.
         profile: the model.
         aside_s: returns the simulated seconds, on traffic kept aside, of a plan with so many; None: every expert held once.
         aside: what that traffic is.
     """
     first = profile.experts // len(cluster) + 1
-    if room.slots < first:
-        return WorthwhileSlots(None, None, (f"`slots_per_gpu`: every expert is held once, {room}",))
+    if fitting.slots < first:
+        return WorthwhileSlots(None, None, (f"`slots_per_gpu`: every expert is held once, {fitting}",))
     per_gpu, now_s, fewer, more_gain = None, aside_s(None), "", None
     for slots in range(first, min(int(memory_slots_G(cluster, [profile]).min()), profile.experts) + 1):
         then_s = aside_s(slots)
         more_gain = 1 - then_s / now_s if now_s else 0.0
-        if slots > room.slots or more_gain <= SLOT_PAYS:
+        if slots > fitting.slots or more_gain <= SLOT_PAYS:
             break
         per_gpu, now_s, fewer, more_gain = slots, then_s, f"; one fewer would take {now_s / then_s - 1:.1%} longer", None
     drawn = ", of drawn traffic" if profile.provenance.get("tool") == SYNTHETIC_TOOL else ""
     taken = "every expert is held once" if per_gpu is None else f"{per_gpu} are taken"
     why = f"{taken}, by steps simulated on {aside}{drawn}{fewer}"
-    return WorthwhileSlots(per_gpu, more_gain, (f"`slots_per_gpu`: {room}", f"`slots_per_gpu`: {why}"))
+    return WorthwhileSlots(per_gpu, more_gain, (f"`slots_per_gpu`: {fitting}", f"`slots_per_gpu`: {why}"))
 
 
 def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, Sequence[Profile]]:

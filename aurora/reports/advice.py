@@ -386,7 +386,7 @@ def _imbalance(served: WaysOfServing) -> str:
 
 
 def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
-    """What to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
+    """Says what to do, or nothing; and what balancing can bring at most, by parts of the imbalance."""
     base, best, ceiling = served.default.service, found.best, served.ceiling
     parts = (
         "Experts take longer than in perfect balance, because of what is stable (a planned placement removes it), drifts (EPLB "

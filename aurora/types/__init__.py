@@ -14,7 +14,7 @@ NAMES = {  # those that each module defines
     "profile": "OVERHEAD PHASES STAGES TOKEN_SPREADS ComputeCurves Curve Profile",
     "program": "BARRIERS PREEMPTION_INTERVAL_S PRIORITIES TIME_SLICES Barrier Compute Exchange Op Program "
     "SlicePolicy has_next_slice",
-    "requests": "RequestOptions Requests",
+    "requests": "RequestLoad RequestOptions Requests",
     "run_options": "RunOptions",
     "schedule": "Hierarchy Order Schedule SubChannels",
     "token_routing": "CoActivation TokenRouting",
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from aurora.types.program import Program as Program
     from aurora.types.program import SlicePolicy as SlicePolicy
     from aurora.types.program import has_next_slice as has_next_slice
+    from aurora.types.requests import RequestLoad as RequestLoad
     from aurora.types.requests import RequestOptions as RequestOptions
     from aurora.types.requests import Requests as Requests
     from aurora.types.run_options import RunOptions as RunOptions

@@ -91,6 +91,24 @@ class RequestOptions:
             )
 
 
+@dataclass(frozen=True)
+class RequestLoad:
+    """Requests of one size, as many at a time on every GPU.
+
+    Args:
+        isl: tokens of a prompt.
+        osl: tokens of an answer.
+        concurrency: requests in flight for each GPU.
+    """
+
+    isl: int = option(1024, least=1, most=1 << 20)
+    osl: int = option(256, least=1, most=1 << 20)
+    concurrency: int = option(32, least=1, most=1 << 16)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
 @dataclass(frozen=True, eq=False)
 class ServedRequests:
     """Requests with their times of service.

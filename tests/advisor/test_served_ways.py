@@ -13,8 +13,7 @@ from aurora.advisor.recommend import best_way, planned, recommend
 from aurora.advisor.served_ways import (
     BATCHED_TOKENS,
     COMPUTED_ERROR,
-    RequestLoad,
-    ServedModel,
+    ServingCase,
     compare_ways_of_serving,
     method_of,
 )
@@ -24,6 +23,7 @@ from aurora.io import load_gpus
 from aurora.planner.workload.model_config import Shape
 from aurora.reports.advice import recommendation_lines
 from aurora.reports.json_objects import recommendation_json
+from aurora.types import RequestLoad
 
 H100 = load_gpus()["NVIDIA H100 80GB HBM3"]
 CONFIG = {
@@ -32,7 +32,7 @@ CONFIG = {
     "moe_intermediate_size": 4096, "intermediate_size": 4096,
 }  # fmt: skip
 LOAD = RequestLoad(isl=512, osl=64, concurrency=16)
-ONE_SERVER = ServedModel(CONFIG, H100, LOAD, None, 8)
+ONE_SERVER = ServingCase(CONFIG, H100, LOAD, None, 8)
 SGLANG = SERVING_ENGINES["sglang"]
 
 

@@ -133,7 +133,7 @@ def test_all_to_alls_over_servers_from_synthetic_to_report(aurora, tmp_path):
     known, plan, trace, page = (tmp_path / name for name in ("known.npz", "plan.json", "trace.npz", "page.html"))
     made = ["synthetic", "zipf:0.5", tmp_path / "config.json", "--sources", 4, "--window-tokens", 64, "--tokens", "-o", known]
     assert aurora(*made)[0] == 0
-    planning = ["plan", "--cluster", cluster, "--profile", known, "-o", plan]
+    planning = ["plan", "--cluster", cluster, "--profile", known, "--slots-per-gpu", "memory", "-o", plan]
     code, printed, err = aurora(*planning)
     assert (code, err) == (0, "")
     assert "all-to-alls are hierarchical: " in " ".join(printed.split())

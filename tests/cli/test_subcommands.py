@@ -131,7 +131,7 @@ LINES = {
     "profile": "MIXTRAL TEXT --sources 2 --prompt-tokens 8 --batch 1 --limit 2 -o q.npz",
     "record": "http://127.0.0.1:1 -o v.npz",
     "import": "loads.npy --format eplb-load --shape config.json -o i.npz",
-    "recommend": "--gpus l40s:4 --model config.json --engine sglang -o r",
+    "recommend": "--gpus l40s:4 --model mixtral-topics --engine sglang -o r",
     "plan": "--cluster demo-4 --profile b.npz --from p.json --explain -o n.json",
     "evaluate": "p.json --profile b.npz",
     "evaluate --before": "a.npz --profile b.npz",

@@ -587,16 +587,14 @@ def _window_seconds(
     """Seconds of a layer in each window: (T, V, E) of each expert on each of V kinds, (T, G) of gates and of aggregations.
 
     Overheads of grouped kernels, which no placement changes, are counted with the aggregations. With `expected`, or where a
-    window counts as many steps, counts are means: an expert is active with the probability that one of a step's tokens chooses
-    it.
+    window counts as many steps, counts are means: an expert is active as probably as a token of a step chooses it.
     """
     tokens_TE, own_TG = tokens_TSE.sum(axis=1), tokens_TSE.sum(axis=2) // profile.top_k
     all_T1 = tokens_TE.sum(axis=1, keepdims=True) / profile.top_k
-    of_T1 = None if profile.step_tokens is None else all_T1
-    fixed_XTG = np.empty((2, *own_TG.shape))
+    of_T1, fixed_XTG = None if profile.step_tokens is None else all_T1, np.empty((2, *own_TG.shape))
     for kind, gpu in enumerate(gpus):
         here = kind_G == kind
         fixed_XTG[:, :, here] = [profile.seconds(phase, gpu, own_TG[:, here], of_T1) for phase in ("gate", "aggregate")]
         fixed_XTG[1][:, here] += profile.seconds(OVERHEAD, gpu, tokens_TE.sum(axis=1, keepdims=True), of_T1)
-    of_T1 = all_T1 if expected else of_T1
-    return np.stack([profile.seconds("expert", gpu, tokens_TE, of_T1) for gpu in gpus], axis=1), *fixed_XTG
+    expert_TE = [profile.seconds("expert", gpu, tokens_TE, all_T1 if expected else of_T1) for gpu in gpus]
+    return np.stack(expert_TE, axis=1), *fixed_XTG

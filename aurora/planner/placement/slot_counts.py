@@ -86,17 +86,17 @@ class SlotRoom:
         if options.tokens_per_step is not None:
             pairs = -(-options.tokens_per_step[1] // len(cluster)) * profile.top_k
         activation_bytes = 2 * pairs * (profile.dispatch_bytes + profile.combine_bytes)
-        room = int(USABLE * memory_bytes) - profile.other_bytes - activation_bytes
+        free_bytes = int(USABLE * memory_bytes) - profile.other_bytes - activation_bytes
         if options.kv_tokens is None:
             least = -(-profile.experts // len(cluster)) * slot_bytes
-            cache_bytes = int(CACHE_KEPT * max(0, room - least))
+            cache_bytes = int(CACHE_KEPT * max(0, free_bytes - least))
         elif profile.kv_bytes is None:
             raise BadInput(
                 f"`kv_tokens`: expected a profile that tells a token's KV-cache bytes, found that of {profile.model!r} without"
             )
         else:
             cache_bytes = round(options.kv_tokens * profile.kv_bytes)
-        slots = max(0, room - cache_bytes) // slot_bytes if slot_bytes else profile.experts
+        slots = max(0, free_bytes - cache_bytes) // slot_bytes if slot_bytes else profile.experts
         tokens = int(cache_bytes / profile.kv_bytes) if profile.kv_bytes else None
         return cls(slots, memory_bytes, profile.other_bytes, activation_bytes, cache_bytes, tokens, slot_bytes)
 

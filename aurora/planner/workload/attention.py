@@ -1,4 +1,5 @@
-"""Attention layers of a model, by kind, from its config.json: what they cache, weigh and compute.
+"""Parts of a model outside routed experts, from its config.json: attention layers by kind, what they cache, weigh and compute;
+and the width of shared experts.
 
 A config without such an entry is taken to have full attention in all decoder layers.
 """
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import decoder_layers, flat_config, number
+from aurora.planner.workload.model_config import Shape, decoder_layers, flat_config, number
 from aurora.planner.workload.model_structure import model_structure
 
 
@@ -52,7 +53,7 @@ class AttentionLayers:
 
     @property
     def grows(self) -> bool:
-        """Whether the cache grows with the sequence beyond a window."""
+        """True if the cache grows with the sequence beyond a window."""
         return self.kind not in ("linear", "sliding") and self.ratio > 0
 
     def held(self, length: float) -> float:
@@ -282,3 +283,20 @@ def _linear(flat: Mapping[str, Any], hidden: int, layers: int) -> AttentionLayer
 _HEADS = ("num_attention_heads", "n_heads")
 _MAMBA = ("mamba_num_heads", "mamba_n_heads")
 _CONVOLUTIONS = ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv", "conv_kernel_size")
+
+
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+
+
+def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
+    """Returns the width of a layer's shared experts together, which every token passes; zero without any.
+
+    Args:
+        config: the content of a transformers config.json.
+        shape: the model's sizes.
+    """
+    flat = flat_config(config)
+    width = next((flat[name] for name in _SHARED_WIDTH if flat.get(name) is not None), None)
+    many = flat.get("n_shared_experts", flat.get("num_shared_experts"))
+    width = width if width is not None else shape.inner * many if isinstance(many, int) else 0
+    return width if isinstance(width, int) and width > 0 else 0

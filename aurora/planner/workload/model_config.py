@@ -88,7 +88,7 @@ class Shape:
             hidden, inner = number(flat, *_HIDDEN), _expert_width(flat)
             dispatched = number(flat, *_DISPATCHED) if any(flat.get(name) for name in _DISPATCHED) else hidden
             weights = (2 if flat.get("mlp_hidden_act") in _UNGATED else 3) * dispatched * inner
-            if not any(flat.get(name) is not None for name in (*_LAYER_RULES, *_LAYER_KINDS)):
+            if not any(flat.get(name) is not None for name in (*LAYER_RULES, *LAYER_KINDS)):
                 remarks.append(f"all {layers} layers are taken to have experts: the config has none of {_looked_for()}")
         chosen, bits = top_k(flat), weight_bits(config)
         if not 1 <= chosen <= experts or layers < 1:
@@ -202,7 +202,7 @@ def _rooflines(work: Mapping[str, tuple[int, int, int]], peak_flops: float, memo
 def decoder_layers(config: Mapping[str, Any]) -> int:
     """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
     flat = flat_config(config)
-    for name in _LAYER_KINDS:
+    for name in LAYER_KINDS:
         if (kinds := flat.get(name)) and isinstance(kinds, list | str):
             return len(kinds)
     return number(flat, "num_hidden_layers", "n_layers", "num_layers")
@@ -271,7 +271,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     for name, value in config.items():
         if value is None:
             continue
-        rule = _LAYER_RULES.get(name, _LAYER_KINDS.get(name))
+        rule = LAYER_RULES.get(name, LAYER_KINDS.get(name))
         if rule is None and _SAYS_OF_LAYERS.search(name) and name not in _SAYS_NOTHING and type(value) in (int, str, list):
             raise BadInput(f"config: {name} is not known, so that layers with experts cannot be told; known: {_looked_for()}")
         try:
@@ -283,7 +283,7 @@ def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _looked_for() -> str:
     """Returns the names by which configs say which layers have experts."""
-    return ", ".join((*_LAYER_RULES, *_LAYER_KINDS))
+    return ", ".join((*LAYER_RULES, *LAYER_KINDS))
 
 
 def _every(number_L: IntArray, step: Any) -> BoolArray:
@@ -329,7 +329,7 @@ def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
     return moe_L if moe_L.any() else number_L >= 0
 
 
-_LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
+LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "mlp_layer_types": _types,
     "moe_layer_freq": _types,
     "moe_layers": _listed,
@@ -347,7 +347,7 @@ _LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
     "moe_every_n_layers": _every,
     "route_every_n": _every,
 }
-_LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
+LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
 _SAYS_OF_LAYERS = re.compile(
     r"(moe|sparse|dense|expert).*(layer|every|step|interval|freq|skip)|layer.*(moe|sparse|dense|expert)"
 )
@@ -359,7 +359,6 @@ _EXPERT_COUNTS = (  # names of the number of experts of a layer
 )
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
-_SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
 _DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
 _MTP = re.compile(r"(nextn|mtp).*(layers|modules|depth)")  # number of layers of multi-token prediction
 _UNGATED = ("relu2",)  # activations of experts with two matrices
@@ -427,20 +426,6 @@ def other_weight_bits(config: Mapping[str, Any]) -> float:
     if quantised is None or quantised.get("quant_method") == "mxfp4" or any("attn" in str(each) for each in _left(quantised)):
         return 16.0
     return 8.0 if quantised.get("quant_method") == "fp8" else weight_bits(config) or 16.0
-
-
-def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
-    """Returns the width of a layer's shared experts together, which every token passes; zero without any.
-
-    Args:
-        config: the content of a transformers config.json.
-        shape: the model's sizes.
-    """
-    flat = flat_config(config)
-    width = next((flat[name] for name in _SHARED_WIDTH if flat.get(name) is not None), None)
-    many = flat.get("n_shared_experts", flat.get("num_shared_experts"))
-    width = width if width is not None else shape.inner * many if isinstance(many, int) else 0
-    return width if isinstance(width, int) and width > 0 else 0
 
 
 def _leaves_experts(quantised: Mapping[str, Any]) -> bool:
@@ -565,12 +550,6 @@ _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
         quantised.get("quant_config", {}).get("weight_quant_params", {"bits": quantised.get("nbits", 4)})
     ),
 }
-
-
-def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a config.json's content for a model with one decoder layer, which has experts."""
-    rules = (*_LAYER_RULES, *_LAYER_KINDS, "model_type", "layer_types")
-    return {key: value for key, value in flat_config(config).items() if key not in rules} | {"num_hidden_layers": 1}
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from aurora.advisor.sweep import one_moe_layer
 from aurora.errors import BadInput
 from aurora.planner.workload.model_config import (
     Shape,
     dense_layers,
     expert_groups,
     moe_layers,
-    one_moe_layer,
     other_weight_bits,
     top_k,
     weight_bits,
