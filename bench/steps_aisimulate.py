@@ -8,11 +8,11 @@ import json
 import sys
 from typing import Any
 
-from aisimulate_core.sdk.rust_engine_step import ForwardPassPerfModelConfig, RustForwardPassPerfModel
-
 
 def model_of(row: dict[str, Any]) -> Any:
     """Returns the estimator of a row's configuration, or None if there is none."""
+    from aisimulate_core.sdk.rust_engine_step import ForwardPassPerfModelConfig, RustForwardPassPerfModel
+
     experts = {"moe_tp_size": 1, "moe_ep_size": row["ep"]} if row["ep"] > 1 else {"moe_tp_size": row["tp"], "moe_ep_size": 1}
     sizes = {"tp": row["tp"], "attention_dp": row["dp"], "estimation_mode": "op_level", **(experts if row["experts"] else {})}
     config = ForwardPassPerfModelConfig(row["model"], "b300_sxm", "vllm", "aggregated", None, **sizes)

@@ -6,6 +6,7 @@ port, so it listens on one address only, loopback unless told otherwise.
 
 import os
 import threading
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
@@ -18,6 +19,7 @@ from aurora.types.addresses import address_text
 
 HEARTBEAT_TIMEOUT_S = 2.0  # a member that gives no sign of life for so long is left out of rounds
 START_S = 60.0
+RELEASED_S = 3.0  # in which a killed leader's lighthouse ends and gives its port back
 _TICK_S = 0.05  # between two looks at whether a round is complete
 
 
@@ -38,10 +40,15 @@ class Lighthouse:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
         check_torchft()
-        try:
-            listen(host, port).close()  # a sentence if it cannot be used
-        except BadInput as error:
-            raise BadInput(f"the lighthouse: {error}") from None
+        until_s = time.monotonic() + RELEASED_S
+        while True:
+            try:
+                listen(host, port).close()  # a sentence if it cannot be used
+                break
+            except BadInput as error:
+                if time.monotonic() > until_s:
+                    raise BadInput(f"the lighthouse: {error}") from None
+            time.sleep(0.1)
         self._heartbeat_timeout_s, self._closed = heartbeat_timeout_s, threading.Event()
         self.address = host, port
         self._child = self._start()

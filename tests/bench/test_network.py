@@ -127,9 +127,10 @@ def test_measured_links_tell_servers_and_whether_they_share_a_nic(shared_nic, tm
     for attempt in range(6):  # so few exchanges tell little while other processes have the cores
         with net.servers([0, 1, 0, 1], 10 * BITS_S, BITS_S, shared_nic, 16 << 20) as hosts:
             links = launch(find_links, 4, hosts, str(tmp_path / f"store{attempt}"))[0]
-        if (links.server_G.tolist(), links.shared_nic, links.nic_Bps) == expected:
+        nic_Bps = links.nic_Bps if len(set(links.server_G.tolist())) > 1 else None
+        if (links.server_G.tolist(), links.shared_nic, nic_Bps) == expected:
             break
-    assert (links.server_G.tolist(), links.shared_nic, links.nic_Bps) == expected
+    assert (links.server_G.tolist(), links.shared_nic, nic_Bps) == expected
 
 
 @pytest.mark.parametrize(

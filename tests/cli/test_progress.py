@@ -1,5 +1,7 @@
 """That functions are compiled is told."""
 
+from dataclasses import replace
+
 import numba
 import pytest
 
@@ -23,8 +25,8 @@ def test_that_functions_are_compiled_is_told_once(monkeypatch, capsys):
 def test_recommending_and_reporting_tell_how_far_they_are(tmp_path):
     pytest.importorskip("jinja2")
     told = []
-    traffic = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(windows=4))
-    cluster = aurora.load("demo-4")
+    drawn = aurora.synthetic_profile("zipf:1", "mixtral-topics", aurora.SyntheticOptions(windows=4))
+    traffic, cluster = replace(drawn, provenance={"tool": "recorder"}), aurora.load("demo-4")
     aurora.recommend(cluster, "sglang", profile=traffic, progress=lambda *each: told.append(each))
     plan = aurora.plan(cluster, traffic)
     traces = {"p": aurora.simulate(plan, traffic)}

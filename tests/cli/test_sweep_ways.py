@@ -68,7 +68,6 @@ def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
         (("--measure", "--profile", "PROFILE"), "--measure: runs the shipped models, expected no --profile"),
         (("--measure", "--skew", 0), "--skew: expected 1 among them with --measure"),
         (("--measure", "--cluster", "h100-servers-32"), "h100-servers-32: --measure holds ports"),
-        (("--profile", "PROFILE", "--cluster", "h100-nvlink-8"), "source ranks"),
         (("--profile", "PROFILE", "--step-tokens", 4, "--step-tokens", 4), "--step-tokens: expected different values"),
         (("--profile", "PROFILE", "--skew", -1), "--skew: expected different values from 0 to 99, found -1"),
         (("--profile", "PROFILE", "--seed", -1), "--seed: expected"),
