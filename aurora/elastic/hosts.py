@@ -145,6 +145,7 @@ class LedRanks:
         self._lock = threading.RLock()
         self._hosts: dict[str, _Host] = {}  # by name
         self._awaited: set[int] = set()  # ranks of hosts that have not joined yet
+        self._asked: set[int] = set()  # ranks whose start was asked for
         self._started: SimpleQueue[tuple[int, _JoinedRank | OSError]] = SimpleQueue()
         self._closed = threading.Event()
         self._unproved = threading.Semaphore(MOST_UNPROVED)
@@ -177,8 +178,9 @@ class LedRanks:
             host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
             if host is not None:
                 self._start(host, rank)
-            elif rank in self._lead.awaited and time.monotonic() < self._late_s:
+            elif rank in self._lead.awaited and (rank not in self._asked or time.monotonic() < self._late_s):
                 self._awaited.add(rank)
+            self._asked.add(rank)
 
     def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
         """Yields (rank, its process, or the error of its start) of ranks started, or given up, since the last call."""
