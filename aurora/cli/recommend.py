@@ -70,5 +70,5 @@ def recommend(
         *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
         *recommendation_lines(found),
         *([] if found.sharing is None else [sharing_advice(found.sharing)]),
-        *([f"wrote {output}", f"start the engine with: {command}"] if command else []),
+        *([f"wrote {output}", f"start the engine with:\n{command}"] if command else []),
     )
