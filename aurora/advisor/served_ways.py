@@ -24,7 +24,7 @@ from aurora.types import Gpu, GpuKind, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
 
 BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
-COMPUTED_ERROR = 1.10  # factor by which computed steps of two layouts or exchanges may be off against each other
+COMPUTED_ERROR = 1.10  # factor that intervals allow two layouts or exchanges: the median error of computed steps
 COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
 PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
 WITHOUT_REPLICAS = {  # methods that are compared whatever the engine has
@@ -42,10 +42,8 @@ WITH_REPLICAS = {
     "waterfill": "waterfill",
     "metro": "METRO",
     "ultraep": "UltraEP",
-    "exact-slots": "best of each batch",
+    "exact-slots": "bound of each batch",
 }
-# How steps of an exchange are computed, by what it sends: one of EXCHANGES.
-_PRICED = {"reduce": "all-reduce", "gather": "allgather", "route": "deepep-ht", "balance": "moonep"}
 
 
 @dataclass(frozen=True)
@@ -301,11 +299,9 @@ class _Comparison:
 
     def _distinct(self, ways: Iterable[ServingWay]) -> Iterator[ServingWay]:
         """Yields ways that fit and are priced apart: of exchanges that are priced alike, the first."""
-        seen: dict[ServingWay, ServingWay] = {}
+        seen: dict[tuple[str, ServingWay], ServingWay] = {}
         for way in ways:
-            kind = replace(
-                way, exchange=_PRICED[EXCHANGES[way.exchange].sends] if way.layout == self.default.layout else way.exchange
-            )
+            kind = EXCHANGES[way.exchange].sends, replace(way, exchange=self.default.exchange)
             name = ", ".join(changes(way, self.default))
             if way.overlap:
                 self.left_out.setdefault("overlap of two halves of a batch", "computed steps do not overlap")
