@@ -86,7 +86,7 @@ def expectation_lines(plan: Plan) -> list[str]:
         )
     if plan.slot_gain is not None:
         model = plan.models[0]
-        what = f"one replica slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
+        what = f"one more slot per GPU ({size(model.expert_bytes * len(model.dispatch_L))}, fits)"
         gain = percent(plan.slot_gain) if plan.slot_gain >= LEAST_GAIN else "nothing"
         lines.append(f"{what} would save {gain}")
     return lines
