@@ -44,7 +44,7 @@ def all_to_all(
         A handle if async_op, else None. If `input` requires grad, gradients travel back in the reversed order.
 
     Raises:
-        BadInput: if sizes or dtypes do not fit.
+        BadInput: if sizes, dtypes or devices do not fit, or the group has no back end of ours for the device.
         RankFailed: if a peer is lost.
 
     Source:
@@ -61,7 +61,9 @@ def all_to_all(
     """
     if dist.get_rank(group) < 0:
         return None  # as torch does for ranks that are not in the group
-    state = _group_state(group)
+    if output.device != input.device:
+        raise BadInput(f"all_to_all: expected an output on the input's device, {input.device}, found {output.device}")
+    state = _group_state(group, input.device)
     in_sizes = _sizes("input", input, input_split_sizes, state.ranks)
     out_sizes = _sizes("output", output, output_split_sizes, state.ranks)
     if output.dtype != input.dtype or output.shape[1:] != input.shape[1:]:
@@ -93,12 +95,17 @@ def _sizes(name: str, tensor: torch.Tensor, sizes: Sequence[int] | None, ranks: 
 
 
 class _GroupState:
-    """Shared state of the calls on one process group: transport, planning buffers and background exchanges, one at a time."""
+    """Shared state of one process group's calls on one kind of device: transport, and background exchanges, one at a time."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
-        on_gpu = dist.get_backend(group) == "nccl"
-        self._device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.group, self._device = group, str(device)
+        backends = dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).get_device_backend_map()
+        backend, on_gpu = backends.get(device.type), device.type == "cuda"
+        if backend != ("nccl" if on_gpu else "gloo"):
+            raise BadInput(
+                f"all_to_all: expected a group with gloo for tensors on cpu and NCCL for those on cuda, found tensors on "
+                f"{device} and a group with {backend or 'nothing'} for them"
+            )
         self.transport: Transport = NcclTransport(NcclCalls(group, self._device), None) if on_gpu else GlooTransport(group)
         self.ranks = self.transport.ranks
         self._network = Network.equal(self.ranks)
@@ -205,14 +212,14 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(len(tensor), math.prod(tensor.shape[1:])).view(torch.uint8)
 
 
-_GROUP_STATES: dict[Any, _GroupState] = {}
+_GROUP_STATES: dict[Any, _GroupState] = {}  # by group and kind of device
 
 
-def _group_state(group: Any) -> _GroupState:
-    """The state of a group, made on its first use."""
-    key = group if group is not None else dist.group.WORLD
+def _group_state(group: Any, device: torch.device) -> _GroupState:
+    """The state of a group's calls on a kind of device, made on its first use."""
+    key = group if group is not None else dist.group.WORLD, device.type
     if key not in _GROUP_STATES:
-        for destroyed in [old for old in _GROUP_STATES if old not in dist.distributed_c10d._world.pg_map]:
+        for destroyed in [old for old in _GROUP_STATES if old[0] not in dist.distributed_c10d._world.pg_map]:
             del _GROUP_STATES[destroyed]
-        _GROUP_STATES[key] = _GroupState(group)
+        _GROUP_STATES[key] = _GroupState(group, device)
     return _GROUP_STATES[key]

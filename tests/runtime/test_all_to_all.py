@@ -1,5 +1,7 @@
 """aurora.all_to_all between real processes, against torch's own collective."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,10 @@ def refuse(rank_info):
         aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
     with pytest.raises(BadInput, match="expected a contiguous input"):
         aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
+    with pytest.raises(BadInput, match=r"expected a group with gloo .* found tensors on meta and a group with nothing for them"):
+        aurora.all_to_all(torch.empty(2, device="meta"), torch.empty(2, device="meta"))
+    with pytest.raises(BadInput, match="expected an output on the input's device, cpu, found meta"):
+        aurora.all_to_all(torch.empty(2, device="meta"), torch.empty(2))
     outside = dist.new_group([0])
     if rank_info.rank == 1:
         assert aurora.all_to_all(torch.empty(1), torch.empty(1), group=outside) is None
@@ -226,15 +232,15 @@ class Queueing:
 
 def test_a_handle_of_nccl_is_done_when_the_rows_have_arrived(monkeypatch):
     """The call's stream goes on; the stream that is current in `wait` goes on when the rows have arrived."""
-    monkeypatch.setattr(dist, "get_backend", lambda _group: "nccl")
-    for name, value in (("current_device", lambda: 0), ("current_stream", lambda _device: Stream.current),
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: "cpu:gloo,cuda:nccl")
+    for name, value in (("current_stream", lambda _device: Stream.current),
                         ("Stream", Stream), ("stream", lambda stream: stream)):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(runtime, "NcclCalls", lambda *_: None)
     monkeypatch.setattr(runtime, "NcclTransport", Queueing)
     calling, waiting, seen = Stream(), Stream(), []
     with calling:
-        state = runtime._GroupState(None)
+        state = runtime._GroupState(None, torch.device("cuda", 0))
         calling.queue.append(lambda: seen.append("made") or True)
         handle = state.ordered(None, [torch.ones(1)], [torch.ones(1)], True)
         calling.queue.append(lambda: seen.append("beside") or True)
@@ -253,6 +259,23 @@ def test_a_handle_of_nccl_is_done_when_the_rows_have_arrived(monkeypatch):
     with calling:
         assert state.ordered(None, [torch.ones(1)], [torch.ones(1)], False) is None
     assert len(calling.queue) == 1  # it waits for the rows itself
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "found"),
+    [("cpu:gloo,cuda:nccl", "cuda", None), ("cpu:gloo,cuda:gloo", "cuda", "gloo"), ("cuda:nccl", "cpu", "nothing")],
+)
+def test_the_tensors_choose_the_back_end(monkeypatch, config, device, found):
+    """torch makes a group of both back ends by default, and calls it neither."""
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group: config)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(runtime, "NcclCalls", lambda _group, device: device)
+    monkeypatch.setattr(runtime, "NcclTransport", lambda device, _control: types.SimpleNamespace(ranks=1, device=device))
+    if found is None:
+        assert runtime._GroupState(None, torch.device("cuda", 3)).transport.device == "cuda:3"
+    else:
+        with pytest.raises(BadInput, match=f"found tensors on {device} and a group with {found} for them"):
+            runtime._GroupState(None, torch.device(device))
 
 
 def test_sizes_that_do_not_fit_are_refused_by_every_rank(pair):
