@@ -3,7 +3,6 @@ that is measured to be fastest, or one made per batch."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,12 +17,13 @@ from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
 from aurora_vllm.time_slices import TimeSlices
+from aurora_vllm.traffic_recorder import PhaseClock, Span, span
 
 if TYPE_CHECKING:
     from aurora.runtime.order_choice import WatchedExchanges
 
 SMALL_BYTES = 8192  # the latency of a message, 0.2 ms, at a port of 40 MB/s
-ReportPhase = Callable[[str, int, float, IntArray], None]  # phase, layer, seconds, bytes_GG
+ReportPhase = Callable[[str, int, Span | None, IntArray], None]  # phase, layer, the time it takes, bytes_GG
 
 
 class LayerAllToAll:
@@ -42,7 +42,8 @@ class LayerAllToAll:
         hierarchy: the servers and chunks of the all-to-all, which then has two hops, unless `watched` has it flat; None: it is
             flat.
         network: the ranks' network, for orders made per batch; None: equal ports.
-        report: called with (phase, layer, seconds, bytes_GG (G, G)) of each all-to-all.
+        report: called with (phase, layer, Span, bytes_GG (G, G)) of each all-to-all once it has been started.
+        clock: marks when all-to-alls begin and end.
         device: device of the tokens.
         watched: chooses in place of the planned orders, and whether an all-to-all has two hops; one for all layers. None: as
             planned.
@@ -63,10 +64,11 @@ class LayerAllToAll:
         hierarchy: Hierarchy | None,
         network: Network | None,
         report: ReportPhase,
+        clock: PhaseClock,
         device: torch.device,
         watched: WatchedExchanges | None = None,
     ) -> None:
-        self.layer, self.transport, self.time_slices, self.report = layer, transport, time_slices, report
+        self.layer, self.transport, self.time_slices, self.report, self.clock = layer, transport, time_slices, report, clock
         self.hierarchy, self.watched, self._device = hierarchy, watched, device
         self.place(ExpertMap(slots_G, transport.rank, hierarchy=hierarchy).to(device), slots_G[transport.rank])
         self.network = Network.equal(transport.ranks) if network is None else network
@@ -138,7 +140,7 @@ class DispatchedBatch(ExpertParallelLayer):
     Attributes:
         received: number of rows that came to this rank.
         tokens_G: (G,) how many choices of all ranks' own tokens each rank computes.
-        aggregate_s: seconds of the weighted sum at the end.
+        aggregate: the time of the weighted sum at the end; None before it has been started.
     """
 
     tokens_G: IntArray
@@ -150,11 +152,12 @@ class DispatchedBatch(ExpertParallelLayer):
             alltoall.transport,
             alltoall.hierarchy is not None,
         )
-        self.received, self.aggregate_s = 0, 0.0
+        self.received = 0
+        self.aggregate: Span | None = None
         self._alltoall, self._own_rows = alltoall, own_rows
         self._small: bool | None = None  # None: not known yet
         self._orders: tuple[Order, Order] | None = None  # of dispatch and combine
-        self._began_s = time.perf_counter()
+        self._began = alltoall.clock.mark()
 
     def start(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> tuple[RowPerRank, torch.Tensor]:
         """Sends the tokens; see `ExpertParallelLayer.dispatch`."""
@@ -165,13 +168,14 @@ class DispatchedBatch(ExpertParallelLayer):
 
     def finish(self, answers: torch.Tensor) -> torch.Tensor:
         """Sends the answers back, and returns their sums; see `ExpertParallelLayer.combine`."""
-        self._began_s = time.perf_counter()
+        self._began = self._alltoall.clock.mark()
         return self.combine(self._layout, answers)
 
     def report(self, phase: str) -> None:
-        """Reports an all-to-all that has ended."""
+        """Reports an all-to-all all of whose work has been started."""
         alltoall = self._alltoall
-        alltoall.report(phase, alltoall.layer, time.perf_counter() - self._began_s, self._bytes_SGG.sum(axis=0))
+        took = span(self._began, alltoall.clock.mark())
+        alltoall.report(phase, alltoall.layer, took, self._bytes_SGG.sum(axis=0))
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the layout of a row per server or per rank, whatever top_k."""
@@ -215,9 +219,9 @@ class DispatchedBatch(ExpertParallelLayer):
     def computing(self, phase: str) -> Iterator[None]:
         """Context manager of the weighted sum, after the combine."""
         self.report("combine")
-        began_s = time.perf_counter()
+        began = self._alltoall.clock.mark()
         yield
-        self.aggregate_s = time.perf_counter() - began_s
+        self.aggregate = span(began, self._alltoall.clock.mark())
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:

@@ -60,10 +60,14 @@ class TimeSlices:
 
     @contextmanager
     def exchanging(self, transport: Transport) -> Iterator[None]:
-        """Context manager for one all-to-all: waits for the port, and releases it once the transfers inside are done."""
+        """Context manager for one all-to-all: waits for the port, and releases it once the transfers inside are done.
+
+        A server that shares its port with no other does not wait for them.
+        """
         with self.arbiter.exchange():
             yield
-            transport.wait()  # another server's process gets the port
+            if not self.arbiter.exclusive:
+                transport.wait()  # another server's process gets the port
 
     @property
     def cuts(self) -> bool:

@@ -99,6 +99,11 @@ class Span:
     end: Mark
 
     @property
+    def reached(self) -> bool:
+        """True if the work has reached the second mark."""
+        return isinstance(self.end, float) or bool(self.end.query())
+
+    @property
     def seconds(self) -> float:
         """Seconds that it took. On a GPU this waits for the second mark."""
         if isinstance(self.end, float):

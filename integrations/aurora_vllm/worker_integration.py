@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
-from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, Mark, PhaseClock, span
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, Mark, PhaseClock, Span, span
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class WorkerIntegration:
         self._watched: WatchedExchanges | None = None  # of all layers, if their orders are measured
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
+        self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
         self._thread = _Thread()
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
@@ -158,6 +160,7 @@ class WorkerIntegration:
             finally:
                 self._real_tokens = outer
         if outer == 0 and self.metrics is not None:
+            self._show_exchanges()
             self.metrics.refresh()
 
     @property
@@ -267,7 +270,7 @@ class WorkerIntegration:
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
         self.hold_gpu()
         if self._recorded:
-            self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate_s, len(summed))
+            self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate, len(summed))
         return summed
 
     def alltoall(self, layer: int) -> LayerAllToAll | None:
@@ -279,7 +282,8 @@ class WorkerIntegration:
         orders, hierarchy = served.planned_orders(layer), served.hierarchy
         network = None if served.cluster is None else served.cluster.network
         return LayerAllToAll(
-            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, device, self._watched
+            layer, transport, self.time_slices, slots_G, orders, hierarchy, network, self._report_phase, self._clock, device,
+            self._watched,
         )  # fmt: skip
 
     def _measured(self, served_name: str) -> WatchedExchanges | None:
@@ -323,9 +327,16 @@ class WorkerIntegration:
         if self.metrics is not None:
             self.metrics.add_lost_record()
 
-    def _report_phase(self, phase: str, layer: int, seconds: float, bytes_GG: IntArray) -> None:
-        """Records an all-to-all that has ended."""
+    def _report_phase(self, phase: str, layer: int, took: Span | None, bytes_GG: IntArray) -> None:
+        """Records an all-to-all that has been started."""
         if self._recorded:
-            self.records.add_timing(layer, phase, seconds)
-        if self._real_tokens and self.metrics is not None:
-            self.metrics.add_exchange(phase, seconds, bytes_GG)
+            self.records.add_timing(layer, phase, took)
+        if self._real_tokens and self.metrics is not None and took is not None:
+            self._exchanges.append((phase, took, bytes_GG))
+
+    def _show_exchanges(self) -> None:
+        """Adds to the metrics the all-to-alls that have ended."""
+        assert self.metrics is not None
+        while self._exchanges and self._exchanges[0][1].reached:
+            phase, took, bytes_GG = self._exchanges.popleft()
+            self.metrics.add_exchange(phase, took.seconds, bytes_GG)

@@ -13,6 +13,7 @@ from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.served_plan import check_fit, experts_in, read_checkpoint, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
+from aurora_vllm.traffic_recorder import PhaseClock
 from aurora_vllm.worker_integration import WorkerIntegration
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
         time_slices = TimeSlices(thread_port_arbiters(1)[0], False, slice_s)
         layer = LayerAllToAll(
             4, MemoryTransport(memory, rank), time_slices, slots_G, orders, hierarchy, None,
-            lambda *phase: reported.append(phase), torch.device("cpu"),
+            lambda *phase: reported.append(phase), PhaseClock(False), torch.device("cpu"),
         )  # fmt: skip
         rows, weights, index, batch = layer.dispatch(*batches[rank], slice(0, max(0, tokens[rank] - 1)))
         here = torch.isin(index, torch.tensor(slots_G[rank], dtype=torch.int32))
@@ -89,6 +90,7 @@ def test_ranks_together_compute_what_one_would(small_bytes, where, tokens, plann
     for (hidden, weights, index), out in zip(batches, found, strict=True):
         torch.testing.assert_close(out, hidden * (weights * (index + 1)).sum(dim=1, keepdim=True), rtol=0, atol=0)
     assert sorted(phase for phase, *_ in reported) == ["combine"] * 3 + ["dispatch"] * 3
+    assert all(0 <= took.seconds < 60 and took.reached for _, _, took, _ in reported)
     between = {phase: bytes_GG for phase, _, _, bytes_GG in reported}
     assert (between["combine"].T > 0).tolist() == (between["dispatch"] > 0).tolist()
 
@@ -119,8 +121,9 @@ def test_a_token_crosses_to_a_server_once_in_as_many_exchanges_as_there_are_step
         granted = time_slices.arbiter.exchange
         time_slices.arbiter.exchange = lambda: slices.append(len(transport.sent)) or granted()
         layer = LayerAllToAll(
-            0, transport, time_slices, ((0,), (1,), (2,), (3,)), None, hierarchy, None, lambda *_: None, torch.device("cpu")
-        )
+            0, transport, time_slices, ((0,), (1,), (2,), (3,)), None, hierarchy, None,
+            lambda *_: None, PhaseClock(False), torch.device("cpu"),
+        )  # fmt: skip
         hidden, index = torch.ones(tokens, 64), torch.arange(4, dtype=torch.int32).repeat(tokens, 1)
         rows, _, _, batch = layer.dispatch(hidden, torch.ones(tokens, 4), index, slice(0, tokens))
         assert len(rows) == 4 * tokens
@@ -165,7 +168,7 @@ def test_what_a_watch_sends_over_servers_is_measured_though_levelling_makes_its_
         tokens, watched = 64 * (rank == 0), Watched()
         layer = LayerAllToAll(
             0, MemoryTransport(memory, rank), TimeSlices(thread_port_arbiters(1)[0], False), slots_G, None, hierarchy, None,
-            lambda *_: None, torch.device("cpu"), watched,
+            lambda *_: None, PhaseClock(False), torch.device("cpu"), watched,
         )  # fmt: skip
         given = torch.zeros(tokens, WIDTH), torch.ones(tokens, 2), torch.tensor([[2, 3]] * tokens).reshape(tokens, 2)
         *_, batch = layer.dispatch(*given, slice(0, tokens))

@@ -1,6 +1,7 @@
 """Colocated servers: one of them computes on a GPU at a time, and a rank that waits for others holds no GPU."""
 
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from aurora_vllm.worker_integration import WorkerIntegration
 
 from aurora.errors import BadInput
 from aurora.runtime import colocation_table as colocated
+from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 
 SLOTS_G = ((0, 1), (2, 3))
@@ -86,3 +88,13 @@ def test_without_a_free_slot_all_ranks_refuse(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"rank 0 published no slot within 0.1 s"):
         join_port_arbiter(dist.HashStore(), "k", 1, tmp_path, 0.1)
     first.leave()
+
+
+@pytest.mark.parametrize(("servers", "waits"), [(1, 0), (2, 1)])
+def test_a_server_waits_for_its_transfers_only_where_others_use_the_port(servers, waits):
+    """On a GPU transfers are queued: a wait after each exchange would keep the host from running ahead."""
+    waited = []
+    slices = TimeSlices(thread_port_arbiters(servers)[0], False)
+    with slices.exchanging(types.SimpleNamespace(wait=lambda: waited.append("waited"))):
+        assert not waited
+    assert len(waited) == waits

@@ -140,8 +140,8 @@ PIECE_API_CHECKS = (
     ApiCheck("moves in pieces", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace", REARRANGED),
     ApiCheck(
         "moves in pieces",
-        "vllm.distributed.eplb.eplb_state:_commit_eplb_maps",
-        ("model_state", "new_physical_to_logical_map"),
+        "vllm.distributed.eplb.eplb_state:_commit_eplb_maps_for_layer",
+        ("model_state", "new_physical_to_logical_map", "layer"),
     ),
 )
 CPU_EPLB_API_CHECKS = (

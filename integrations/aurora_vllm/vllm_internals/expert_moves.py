@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +88,11 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
         profile=worker.integration.served.profile,
     )
     _leave_out_rehearsals(worker)
-    _time_moves(worker)
     skips = find("vllm.platforms:current_platform").is_rocm()  # where vLLM leaves out rearrangements of little gain
     if not balancer.is_async and not skips and _known(PIECE_API_CHECKS):  # else at once, or by layer in the background
         _move_in_pieces(worker)
         worker.live.in_pieces = True
+    _time_moves(worker)
     if _known(MOVE_API_CHECKS):  # else they come in vLLM's sequence
         move_in_rounds()
         balancer.parallel_config.eplb_config.enable_migration_batching = balancer.is_async
@@ -137,10 +137,8 @@ def _time_moves(worker: PatchedWorker) -> None:
 
     @functools.wraps(rearrange)
     def rearrange_timed(*args: Any, **named: Any) -> None:
-        with nullcontext() if worker.live is None else worker.live.moving():
+        with nullcontext() if worker.live is None else _moving(worker.live):
             rearrange(*args, **named)
-            if torch.cuda.is_available():  # vLLM's rank 0 waits for the moves too
-                torch.cuda.current_stream().synchronize()
 
     @functools.wraps(transfer)
     def transfer_timed(*args: Any, **named: Any) -> Any:  # the back ends that vLLM has for the background wait by themselves
@@ -150,10 +148,19 @@ def _time_moves(worker: PatchedWorker) -> None:
     serving.rearrange_expert_weights_inplace, background.transfer_layer = rearrange_timed, transfer_timed
 
 
+@contextmanager
+def _moving(live: Any) -> Iterator[None]:
+    """Context manager of moves while serving waits; it ends when they have been made, for which vLLM's rank 0 waits too."""
+    with live.moving():
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+
+
 def _move_in_pieces(worker: PatchedWorker) -> None:
     """Makes EPLB go on with the moves of a decision in the forward passes after it, before it counts another window.
 
-    A piece repeats the last rearrangement with the next map, and puts that in force as vLLM does after a rearrangement.
+    A piece repeats the last rearrangement with the layers that change, and puts their maps in force as vLLM does for a layer.
     """
     serving, state = find("vllm.distributed.eplb.eplb_state:"), find(EPLB_STATE)
     rearrange, step = serving.rearrange_expert_weights_inplace, state.step
@@ -172,13 +179,17 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
         if worker.live is None or not goes_on or is_profile or not last or calls[0] is not last[0]:
             return  # nothing is left, or this pass had its moves
         call = last[0].arguments
-        held_LP = call["old_global_expert_indices"]
+        held_LP, weights_L = call["old_global_expert_indices"], call["expert_weights"]
         (model,) = (each for each in self.model_states.values() if each.physical_to_logical_map is held_LP)
-        call["new_global_expert_indices"] = next_LP = worker.live.next_piece(held_LP)
-        if torch.equal(next_LP, held_LP.to("cpu", torch.int64)):
+        next_LP = worker.live.next_piece(held_LP)
+        layers = (next_LP != held_LP.to("cpu", torch.int64)).any(dim=1).nonzero().flatten().tolist()
+        if not layers:
             return  # it is not decided yet
-        rearrange(*last[0].args, **last[0].kwargs)
-        serving._commit_eplb_maps(model, new_physical_to_logical_map=next_LP)
+        with _moving(worker.live):
+            piece = {"old_global_expert_indices": held_LP[layers], "new_global_expert_indices": next_LP[layers]}
+            rearrange(**{**call, **piece, "expert_weights": [weights_L[layer] for layer in layers]})
+            for layer in layers:
+                serving._commit_eplb_maps_for_layer(model, new_physical_to_logical_map=next_LP[layer], layer=layer)
         self.expert_rearrangement_step = 0  # loads that were counted before are other slots'
 
     serving.rearrange_expert_weights_inplace, state.step = rearrange_and_note, step_and_move
