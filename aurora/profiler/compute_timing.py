@@ -1,6 +1,5 @@
 """Compute timing: seconds of gate, expert and aggregation by tokens, under the conditions of a run."""
 
-import copy
 import datetime
 import os
 import platform
@@ -15,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from aurora.models.loading import MoeModel, hold_experts, load_model
+from aurora.models.loading import MoeModel, hold_experts
+from aurora.models.own_weights import load_without_experts
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
+from aurora.profiler.devices import clocks_and_power
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.transports.process_groups import default_process_group, device_of
 from aurora.types import OVERHEAD, PHASES, ComputeCurves
@@ -133,21 +135,50 @@ def _group_rows(sizes: list[int], held: int) -> list[int]:
 
 
 def _measure_rank(rank_info: RankInfo, path: str, sizes: list[int], sequence_tokens: int) -> tuple[Model, str, str, int, Times]:
-    """One process: the model, the kind of device, the shape in words, experts of a group, seconds by phase and size."""
+    """One process: the model, the kind of device, the shape in words, experts of a group, seconds by phase and size.
+
+    It holds the dense weights and one group of experts, by which all layers compute.
+    """
     device = device_of(rank_info)
-    model = load_model(path, device)
-    held = min(HELD, model.layers[0].experts.num_experts)
+    model = load_without_experts(path, device)
+    about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
+    held = min(HELD, model.experts)
+    group = _ExpertGroup(model.layers[0].experts, held)
+    for layer in model.layers:
+        setattr(layer.block, layer.name, group)
     watch = _Stopwatch(device)
     with default_process_group(rank_info), torch.inference_mode():
         times = {
             "gate": [_gate_s(model, watch, size, sequence_tokens) for size in sizes],
-            "expert": _group_s(model, watch, held, _group_rows(sizes, held)),
+            "expert": _group_s(model, watch, group, _group_rows(sizes, held)),
             "aggregate": _aggregate_s(model, watch, sizes),
         }
-    about = (model.name, model.fingerprint(), model.top_k, model.row_bytes, model.expert_bytes)
-    kind = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
-    dtype = str(next(model.layers[0].experts.parameters()).dtype).removeprefix("torch.")
-    return about, kind, f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes", held, times
+    dtype = str(next(group.parameters()).dtype).removeprefix("torch.")
+    kind, shape = "cpu", f"{dtype}, hidden size {model.hidden}, experts of {model.expert_bytes} bytes"
+    if device != "cpu":
+        gpu = torch.cuda.get_device_properties(device)
+        kind, shape = gpu.name, "; ".join(filter(None, (shape, clocks_and_power(str(gpu.uuid)))))
+    return about, kind, shape, held, times
+
+
+class _ExpertGroup(nn.Module):
+    """Experts module with the first `num_experts` experts of a layer, which compute for all of its experts.
+
+    Args:
+        experts: the layer's module, whose other experts are dropped, or read none from the model's files.
+        held: experts of the group.
+    """
+
+    def __init__(self, experts: Any, held: int) -> None:
+        super().__init__()
+        reader = getattr(experts, "reader", None)
+        hold_experts(experts, range(held) if reader is None else [*reader.read(range(held)).values()])
+        self.experts, self.num_experts = experts, held
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """Returns the outputs (N, H) of tokens (N, H) by the group's experts, choices (N, K) taken modulo their number."""
+        out: torch.Tensor = self.experts(hidden_states, top_k_index % self.num_experts, top_k_weights)
+        return out
 
 
 def _gate_s(model: MoeModel, watch: _Stopwatch, tokens: int, sequence_tokens: int) -> float:
@@ -177,10 +208,8 @@ def _marked_experts(model: MoeModel, watch: _Stopwatch, inside: list[tuple[Any, 
     def after(*_: Any) -> None:
         inside.append((began.pop(), watch.mark()))
 
-    handles = []
-    for layer in model.layers:
-        handles.append(layer.experts.register_forward_pre_hook(before))
-        handles.append(layer.experts.register_forward_hook(after))
+    experts = model.layers[0].experts  # of all layers
+    handles = [experts.register_forward_pre_hook(before), experts.register_forward_hook(after)]
     try:
         yield
     finally:
@@ -188,17 +217,15 @@ def _marked_experts(model: MoeModel, watch: _Stopwatch, inside: list[tuple[Any, 
             handle.remove()
 
 
-def _group_s(model: MoeModel, watch: _Stopwatch, held: int, sizes: list[int]) -> list[float]:
+def _group_s(model: MoeModel, watch: _Stopwatch, group: _ExpertGroup, sizes: list[int]) -> list[float]:
     """Seconds of a group of experts for each number of rows, which are dealt to them in turn."""
-    experts = copy.deepcopy(model.layers[0].experts)
-    hold_experts(experts, range(held))
-    weight = next(experts.parameters())
+    weight = next(group.parameters())
     times = []
     for size in sizes:
         rows = torch.randn(size, model.hidden, dtype=model.hidden_dtype, device=weight.device)
-        index = (torch.arange(size, device=weight.device) % held)[:, None]
+        index = (torch.arange(size, device=weight.device) % group.num_experts)[:, None]
         ones = torch.ones(size, 1, dtype=model.hidden_dtype, device=weight.device)
-        times.append(watch.median(partial(watch.took, partial(experts, rows, index, ones))))
+        times.append(watch.median(partial(watch.took, partial(group.experts, rows, index, ones))))
     return times
 
 

@@ -1,6 +1,7 @@
 """This machine's GPUs by NVML: what they are, how they are connected, and how busy they are during a run."""
 
 import datetime
+import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aurora.errors import BadInput, need
+from aurora.errors import BadInput, MissingDependency, need
 from aurora.io import load_gpus
 from aurora.types import Cluster, Gpu, GpuKind
 from aurora.types.arrays import FloatArray
@@ -28,7 +29,7 @@ CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge",
 class Device:
     """One GPU."""
 
-    index: int  # its number in NVML
+    index: int  # its number in NVML, or that of the GPU of which it is a MIG instance
     kind: str  # its name in NVML
     memory_bytes: int  # its memory
     pcie: int  # the highest generation of its PCIe link, 0 if NVML does not know
@@ -38,10 +39,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All GPUs of a machine."""
+    """The GPUs of a machine that this process may use."""
 
     driver: str  # the driver's version
-    devices: tuple[Device, ...]  # the GPUs, by index
+    devices: tuple[Device, ...]  # the GPUs, in CUDA's sequence
     connections_GG: tuple[tuple[str, ...], ...]  # "NVLink", one of CONNECTIONS, or "unknown"; empty on the diagonal
 
 
@@ -61,35 +62,64 @@ def open_nvml() -> Iterator[Nvml]:
         pynvml.nvmlShutdown()
 
 
+def visible_gpus(nvml: Nvml) -> list[Any]:
+    """Returns NVML's handles of the GPUs and MIG instances that CUDA programs of this process see, in their sequence.
+
+    Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's. CUDA's own differ where GPUs of several kinds are in a machine, unless
+    CUDA_DEVICE_ORDER is PCI_BUS_ID; UUIDs, which may be cut short, are the same in both.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return handles
+    by_name = {str(index): handle for index, handle in enumerate(handles)}
+    by_uuid = {str(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    visible: list[Any] = []
+    for name in map(str.strip, named.split(",")):
+        if name.startswith("MIG-"):
+            visible.append(nvml.nvmlDeviceGetHandleByUUID(name))
+            continue
+        of = [by_name[name]] if name in by_name else [each for uuid, each in by_uuid.items() if name and uuid.startswith(name)]
+        if len(of) != 1:
+            break  # as for CUDA: what follows a name of no GPU is not seen
+        visible += of
+    return visible
+
+
 def inventory(nvml: Nvml) -> Inventory:
-    """Returns all GPUs of this machine."""
+    """Returns the GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process."""
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        devices = tuple(_device(nvml, index, handle) for index, handle in enumerate(handles))
+        handles = visible_gpus(nvml)
+        devices = tuple(_device(nvml, handle) for handle in handles)
         connections_GG = tuple(tuple("" if a is b else _connection(nvml, a, b) for b in handles) for a in handles)
         driver = str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
         raise BadInput(f"NVML: expected every GPU to answer, found: {error}") from None
     if not devices:
-        raise BadInput("NVML: expected at least one GPU, found none")
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise BadInput(
+            f"NVML: expected at least one GPU, found none{'' if named is None else f' of CUDA_VISIBLE_DEVICES={named}'}"
+        )
     return Inventory(driver, devices, connections_GG)
 
 
-def _device(nvml: Nvml, index: int, handle: Any) -> Device:
-    """Reads one GPU from NVML."""
-    kind = str(nvml.nvmlDeviceGetName(handle))
-    mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle)
+def _device(nvml: Nvml, handle: Any) -> Device:
+    """Reads one GPU, or a MIG instance, from NVML."""
+    whole = _if_supported(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+    board = handle if whole is None else whole
+    kind, index = str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetIndex(board))
+    mig = _if_supported(nvml, nvml.nvmlDeviceGetMigMode, handle) if whole is None else None
     if mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE:
         raise BadInput(
-            f"GPU {index} ({kind}): expected a whole GPU, found it split by MIG; `nvidia-smi -i {index} -mig 0` ends that"
+            f"GPU {index} ({kind}): expected a whole GPU, or its MIG instances by UUID in CUDA_VISIBLE_DEVICES "
+            "(`nvidia-smi -L` shows them), found a GPU that is split by MIG"
         )
     links = (_if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     return Device(
         index,
         kind,
         int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
-        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, board) or 0,
+        _if_supported(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, board) or 0,
         sum(state == nvml.NVML_FEATURE_ENABLED for state in links),
     )
 
@@ -163,12 +193,34 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
     return DeviceCluster(cluster_of_devices(found, kinds, socket.gethostname()), found, tuple(remarks))
 
 
+def clocks_and_power(uuid: str) -> str:
+    """Returns a GPU's present SM clock and power limit in words; "" where NVML does not tell them.
+
+    Args:
+        uuid: the GPU's UUID, as in CUDA's properties of a device.
+    """
+    try:
+        with open_nvml() as nvml:
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            asked = (
+                (nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+                (nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+                (nvml.nvmlDeviceGetPowerManagementLimit, handle),
+                (nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+            )
+            clock, most, limit, usual = (_if_supported(nvml, *each) for each in asked)
+    except (BadInput, MissingDependency):
+        return ""
+    power = "" if None in (limit, usual) else f", power limit {limit / 1000:.0f} W, {usual / 1000:.0f} W by default"
+    return "" if None in (clock, most) else f"SM clock {clock} of {most} MHz{power}"
+
+
 class UtilizationSampler:
     """Context manager that samples all GPUs' utilization in a thread."""
 
     def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
         self._nvml, self._interval_s = nvml, interval_s
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._handles = visible_gpus(nvml)
         self._rows: list[tuple[list[float], list[int]]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
@@ -184,11 +236,16 @@ class UtilizationSampler:
     def _sample(self) -> None:
         """Sample until the context ends."""
         while True:
-            busy = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
+            busy = [self._busy(handle) for handle in self._handles]
             memory = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
             self._rows.append((busy, memory))
             if self._stop.wait(self._interval_s):
                 return
+
+    def _busy(self, handle: Any) -> float:
+        """Returns the busy share of a GPU; NaN of a MIG instance, of which NVML does not tell it."""
+        rates = _if_supported(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
+        return float("nan") if rates is None else float(rates.gpu / 100)
 
     @property
     def busy_XG(self) -> FloatArray:
@@ -214,7 +271,5 @@ def utilisation(wanted: bool) -> Iterator[list[str]]:
             yield said
         for index, kind in enumerate(kinds):
             busy_X, memory_X = sampler.busy_XG[:, index], sampler.memory_XG[:, index]
-            said.append(
-                f"GPU {index} ({kind}): busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
-                f"{memory_X.max() / 1e9:.1f} GB in use at most"
-            )
+            busy = "" if np.isnan(busy_X).any() else f"busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
+            said.append(f"GPU {index} ({kind}): {busy}{memory_X.max() / 1e9:.1f} GB in use at most")

@@ -1,5 +1,6 @@
 """Devices by NVML, from answers written down after its documentation: eight H100 on NVSwitch, four L40S, A100 beside T4, MIG."""
 
+import math
 import sys
 import time
 from types import SimpleNamespace
@@ -8,7 +9,14 @@ import pytest
 
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_gpus, save
-from aurora.profiler.devices import UtilizationSampler, cluster_of_devices, find_devices, inventory, open_nvml
+from aurora.profiler.devices import (
+    UtilizationSampler,
+    clocks_and_power,
+    cluster_of_devices,
+    find_devices,
+    inventory,
+    open_nvml,
+)
 from tests.profiler.nvml import NVMLError, Replay
 
 
@@ -45,7 +53,10 @@ def test_speeds_are_the_datasheets():
 
 
 def test_mig_is_refused_in_a_sentence():
-    with pytest.raises(BadInput, match=r"GPU 1 \(NVIDIA A100-SXM4-80GB\): expected a whole GPU, found it split by MIG"):
+    with pytest.raises(
+        BadInput,
+        match=r"GPU 1 \(NVIDIA A100-SXM4-80GB\): expected a whole GPU, or its MIG instances by UUID in .* found a GPU that is split by MIG",
+    ):
         inventory(Replay("a100-mig"))
 
 
@@ -108,3 +119,50 @@ def test_this_machines_devices_are_a_cluster_with_remarks(monkeypatch):
     assert kind.startswith("NVIDIA H100 80GB HBM3: figures from ")
     assert connections == "Between GPUs: NVLink."
     assert "not among the known kinds" in find_devices({}).remarks[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "indices"), [("2,0", [2, 0]), ("GPU-1a,3", [1, 3]), ("0,7,1", [0]), ("0,GPU-,1", [0]), (" 1 , 2", [1, 2])]
+)
+def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indices):
+    """A name of no GPU, or of several, hides what follows it, as in CUDA."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    found = inventory(Replay("l40s-4"))
+    assert [device.index for device in found.devices] == indices
+    if indices == [2, 0]:
+        assert found.connections_GG == (("", "between sockets"), ("between sockets", ""))
+    assert len(UtilizationSampler(Replay("l40s-4"))._handles) == len(indices)
+
+
+def test_without_a_visible_gpu_the_variable_is_named(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(BadInput, match="found none by CUDA_VISIBLE_DEVICES=-1"):
+        inventory(Replay("l40s-4"))
+
+
+def test_a_mig_instance_that_is_named_is_a_device(monkeypatch):
+    """Its link is that of its GPU; NVML does not tell how busy it is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7-uuid")
+    replay = Replay("a100-mig")
+    replay._answers["nvmlDeviceGetMemoryInfo"]["70"] = {"total": 20 << 30, "used": 1 << 30}
+    replay._answers["nvmlDeviceGetUtilizationRates"] = {}
+    (device,) = inventory(replay).devices
+    assert (device.index, device.memory_bytes, device.pcie, device.lanes) == (1, 20 << 30, 4, 16)
+    with UtilizationSampler(replay, 0.001) as sampler:
+        while not len(sampler.busy_XG):
+            time.sleep(0.001)
+    assert math.isnan(sampler.busy_XG[0, 0])
+    assert sampler.memory_XG[0, 0] == 1 << 30
+
+
+def test_clock_and_power_limit_are_said_where_nvml_tells_them(monkeypatch):
+    replay = Replay("h100-sxm-8")
+    replay.nvmlInit = replay.nvmlShutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "pynvml", replay)
+    uuid = replay.nvmlDeviceGetUUID(3)
+    assert clocks_and_power(uuid) == "SM clock 1755 of 1980 MHz, power limit 650 W, 700 W by default"
+    assert clocks_and_power(uuid.removeprefix("GPU-")) == clocks_and_power(uuid)
+    replay._answers["nvmlDeviceGetPowerManagementLimit"] = {"*": "NVML_ERROR_NOT_SUPPORTED"}
+    assert clocks_and_power(uuid) == "SM clock 1755 of 1980 MHz"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert clocks_and_power(uuid) == ""
