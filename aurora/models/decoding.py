@@ -48,27 +48,31 @@ class GreedyBatch:
         rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         self._model = model
         self._eos = eos
-        self._left_B = torch.tensor(new_tokens, device=device)
+        self._left = list(new_tokens)  # of each prompt, by which it is known without the device who is finished
         self._input_BT = torch.tensor(rows, device=device)
         self._attention_BT = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
         self._past: Any = None
-        self._running_B = self._left_B > 0
+        self._padded = len({len(prompt) for prompt in prompts}) > 1
         self.tokens: list[list[int]] = [[] for _ in prompts]
 
     @property
     def done(self) -> bool:
         """True if all prompts are finished."""
-        return not bool(self._running_B.any())
+        return not any(map(self.running, range(len(self._left))))
 
     def running(self, row: int) -> bool:
         """Returns whether the prompt with index `row` is unfinished."""
-        return bool(self._running_B[row])
+        return self._left[row] > 0
 
     @property
-    def mask_BT(self) -> torch.Tensor:
-        """(batch, tokens of the next pass) bool: False for padding and finished prompts, which need no experts."""
+    def mask_BT(self) -> torch.Tensor | None:
+        """(batch, tokens of the next pass) bool: False for padding and finished prompts, without experts; None: all True."""
+        running = [self.running(row) for row in range(len(self._left))]
+        padded = self._padded and self._input_BT.shape[1] > 1
+        if all(running) and not padded:
+            return None
         real_BT = self._attention_BT[:, -self._input_BT.shape[1] :].bool()
-        return real_BT & self._running_B[:, None]
+        return real_BT & torch.tensor(running, device=real_BT.device)[:, None]
 
     @torch.inference_mode()
     def step(self, check: Callable[[], None] = lambda: None) -> torch.Tensor:
@@ -92,15 +96,12 @@ class GreedyBatch:
         self._past = out.past_key_values
         logits_BV: torch.Tensor = out.logits[:, -1]
         chosen_B = logits_BV.argmax(dim=-1)
-        chosen = chosen_B.tolist()
+        chosen = chosen_B.tolist()  # the step's only wait for the device
         check()
-        for row, (token, running) in enumerate(zip(chosen, self._running_B.tolist(), strict=True)):
-            if running:
+        for row, token in enumerate(chosen):
+            if self.running(row):
                 self.tokens[row].append(token)
-        self._left_B -= 1
-        self._running_B &= self._left_B > 0
-        if self._eos is not None:
-            self._running_B &= chosen_B != self._eos
+                self._left[row] = 0 if token == self._eos else self._left[row] - 1
         self._input_BT = chosen_B[:, None]
         self._attention_BT = torch.cat([self._attention_BT, torch.ones_like(chosen_B)[:, None]], dim=1)
         return logits_BV

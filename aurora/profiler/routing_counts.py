@@ -102,7 +102,7 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
             # No end-of-text token, so that a profile's windows keep their size.
             batch = GreedyBatch(model.model, prompts, [new_tokens] * len(prompts), eos=None, pad=0)
             lengths = [len(prompt) for prompt in prompts]
-            real_N = batch.mask_BT.flatten() if len(set(lengths)) > 1 else None
+            real_N = None if (mask_BT := batch.mask_BT) is None else mask_BT.flatten()
             batch.step()
             chosen_PL = [list(chosen_L) if real_N is None else [chosen_NK[real_N] for chosen_NK in chosen_L]]
             for _ in range(1, new_tokens):

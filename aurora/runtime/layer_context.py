@@ -158,7 +158,13 @@ class LayerContext:
         return PREEMPTION_INTERVAL_S if self.program is None else self.program.preemption_s
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU, as urgently as `Program.compute_level` says."""
+        """Waits for the GPU, as urgently as `Program.compute_level` says.
+
+        Where models share it, first for this model's exchanges: on a GPU the work behind them would wait for them, and other
+        models for that work.
+        """
+        if not self._arbiter.exclusive:
+            self.finish_exchanges()
         self._arbiter.start_compute(0 if self.program is None else self.program.compute_level(self.model, phase))
         self._compute_start = self.recorder.mark()
 
@@ -245,7 +251,7 @@ class LayerContext:
 
     def finish_exchanges(self) -> None:
         """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""
-        with self._waiting("end of the step"):
+        with self._waiting("exchanges of the step"):
             self.transport.wait()
 
     def leave(self) -> None:

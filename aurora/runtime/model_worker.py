@@ -189,9 +189,8 @@ class ModelWorker:
         return GreedyBatch(self._model.model, prompts, new_tokens, eos, pad)
 
     def _step(self, batch: GreedyBatch) -> list[Token]:
-        mask = batch.mask_BT.flatten()
-        before = list(map(len, batch.tokens))
-        self.context.next_step(None if bool(mask.all()) else mask)
+        mask_BT, before = batch.mask_BT, list(map(len, batch.tokens))
+        self.context.next_step(None if mask_BT is None else mask_BT.flatten())
         self.context.start_compute()
         logits_BV = batch.step(self.context.finish_exchanges)
         self.context.stop_compute("head", len(self.layers) - 1)

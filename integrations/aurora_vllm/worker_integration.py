@@ -86,6 +86,7 @@ class WorkerIntegration:
         self.moving: ExpertMapPlacement | None = None  # of experts that follow the traffic without EPLB
         self._row_share = row_share
         self._make_transport: Callable[[], Transport] | None = None
+        self._transport: Transport | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
         self._first_layer, self._clock = 0, PhaseClock(False)
         self._choices: ChoiceCounter | None = None
@@ -97,12 +98,14 @@ class WorkerIntegration:
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
         """Sets the function that makes the transport to the other ranks, on first use."""
-        self._make_transport = make_transport
+        self._make_transport, self._transport = make_transport, None
 
     def transport(self) -> Transport:
-        """Returns a transport to the other ranks, which must be connected."""
+        """Returns the transport to the other ranks, which must be connected: one for all layers, in a collective call."""
         assert self._make_transport is not None
-        return self._make_transport()
+        if self._transport is None:
+            self._transport = self._make_transport()
+        return self._transport
 
     def begin_serving(
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None

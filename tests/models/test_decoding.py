@@ -62,3 +62,22 @@ def test_what_lies_behind_a_window_is_gone():
     batch.step()
     broken_off(model, batch, layer=1)
     assert not batch.rewind()
+
+
+def test_a_mask_says_what_needs_no_experts(mixtral):
+    """Padding in the first pass, and prompts that are finished, by their length or their last token."""
+    model = load_model(mixtral).model
+    batch = GreedyBatch(model, PROMPTS, [3, 1], None, 0)
+    assert batch.mask_BT.tolist() == [[True] * 12, [False] * 9 + [True] * 3]
+    with pytest.raises(Cut):
+        batch.step(lambda: (_ for _ in ()).throw(Cut()))
+    assert batch.rewind()
+    assert batch.mask_BT.tolist() == [[True] * 12, [False] * 9 + [True] * 3], "of the step that is repeated"
+    batch.step()
+    assert batch.mask_BT.tolist() == [[True], [False]]
+    batch.step()
+    ended = GreedyBatch(model, PROMPTS[:1] * 2, [3, 3], batch.tokens[0][0], 0)
+    assert ended.mask_BT is None
+    ended.step()
+    assert ended.done
+    assert ended.tokens == [batch.tokens[0][:1]] * 2

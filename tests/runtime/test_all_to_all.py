@@ -133,7 +133,9 @@ def refuse(rank_info):
         aurora.all_to_all(torch.empty(2), torch.empty(2), order="fastest")
     with pytest.raises(BadInput, match="expected a contiguous input"):
         aurora.all_to_all(torch.empty(2, 2), torch.empty(2, 2).T, order="openshop")
-    with pytest.raises(BadInput, match=r"expected a group with gloo .* found tensors on meta and a group with nothing for them"):
+    with pytest.raises(
+        BadInput, match=r"expected a group with gloo .* found tensors on meta and a group with nothing for them"
+    ):
         aurora.all_to_all(torch.empty(2, device="meta"), torch.empty(2, device="meta"))
     with pytest.raises(BadInput, match="expected an output on the input's device, cpu, found meta"):
         aurora.all_to_all(torch.empty(2, device="meta"), torch.empty(2))

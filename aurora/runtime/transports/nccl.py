@@ -180,13 +180,21 @@ class NcclTransport:
             self._wait_for_oldest()
 
     def check_peers(self, timeout_s: float) -> bool:
-        """Aborts the communicator if an exchange waits for a lost peer, or has waited timeout_s. Returns whether it did."""
+        """Aborts the communicator if an exchange waits for a lost peer, has waited timeout_s, or the GPU has failed.
+
+        Returns:
+            Whether it did.
+        """
         reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
-        waiting = next((each for each in queued if not reached(each.marks[-1])), None)
-        if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
-            return False
-        stages = zip(waiting.moves, waiting.marks[1:], strict=True)
-        waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
+        try:
+            waiting = next((each for each in queued if not reached(each.marks[-1])), None)
+            if waiting is None or (waited_s := time.monotonic() - waiting.since_s) < CHECK_S:
+                return False
+            stages = zip(waiting.moves, waiting.marks[1:], strict=True)
+            waits_for = next((moves for moves, mark in stages if not reached(mark)), [])
+        except RuntimeError as error:  # an error of CUDA stays: all later calls of this process fail too
+            self._calls.abort(peer_lost(self.rank, (), error))
+            return True
         if not waits_for:  # it has ended meanwhile
             return False
         failure = self._lost_while_waiting(sorted({peer for peer, _, _ in waits_for}), waited_s, timeout_s)

@@ -361,6 +361,22 @@ def test_an_exchange_behind_one_that_has_ended_is_watched(monkeypatch):
         transport.wait()
 
 
+def test_a_gpu_that_has_failed_ends_the_wait(monkeypatch):
+    """An error of CUDA stays with the process: the watching thread meets it when it asks an event."""
+    monkeypatch.setattr(nccl, "CHECK_S", 0.01)
+
+    def fail(_mark):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    calls = StuckCalls(0, 2, done=1)
+    transport = NcclTransport(calls, Control(), timeout_s=60.0)
+    calls.reached = fail
+    order = ORDER["all-at-once"](1 - np.eye(2, dtype=np.int64), Network.equal(2), rng=np.random.default_rng(0))
+    transport.exchange(order, [torch.zeros(1)] * 2, [torch.zeros(1)] * 2, ignore)
+    assert calls.aborted.wait(30)
+    assert "illegal memory access" in str(calls.failure)
+
+
 def test_every_transport_of_an_aborted_process_fails_for_the_same_reason(monkeypatch):
     monkeypatch.setattr(process_groups, "_nccl_groups", [])
     monkeypatch.setattr(process_groups, "_nccl_failures", [])
