@@ -1,6 +1,7 @@
 """Process groups of a run with fixed members: torch.distributed's default group, and one more for each model."""
 
 import datetime
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from aurora.runtime.distributed.connections import marked_urgent
 from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.types.read_numbers import whole_number
+
+LOG = logging.getLogger("aurora.run")
 
 _nccl_groups: list[Any] = []  # that this process has made
 _nccl_failures: list[RankFailed] = []  # for which they were aborted
@@ -76,9 +79,12 @@ def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu"."""
-    if torch.cuda.is_available() and torch.cuda.device_count() >= rank_info.local_ranks:
+    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu", with a warning if there are GPUs."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus >= rank_info.local_ranks:
         return f"cuda:{rank_info.local_rank}"
+    if gpus and not rank_info.local_rank:
+        LOG.warning("aurora: %d ranks on this machine and %d GPUs: they compute on the CPU", rank_info.local_ranks, gpus)
     return "cpu"
 
 

@@ -13,11 +13,11 @@ import aurora
 from aurora.errors import BadInput, RankFailed
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import launcher
-from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports.gloo import CHUNK_S, LATE_S, GlooTransport, Port, ShapedTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
-from aurora.runtime.transports.process_groups import default_process_group
+from aurora.runtime.transports.process_groups import default_process_group, device_of
 from aurora.types import Network
 from tests.conftest import cluster
 
@@ -231,3 +231,13 @@ def alone_on_nccl(rank_info):
 
 def test_one_rank_on_nccl_exchanges_nothing():
     assert launch(alone_on_nccl, 1) == [(0, 1)]
+
+
+@pytest.mark.parametrize(("gpus", "device", "warned"), [(0, "cpu", False), (2, "cpu", True), (4, "cuda:0", False)])
+def test_ranks_without_a_gpu_each_say_that_they_compute_on_the_cpu(monkeypatch, caplog, gpus, device, warned):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert device_of(RankInfo(0, 4, "", 0, 1.0, 0, 4, launched=True)) == device
+    assert [record.getMessage() for record in caplog.records] == (
+        ["aurora: 4 ranks on this machine and 2 GPUs: they compute on the CPU"] if warned else []
+    )
