@@ -34,6 +34,7 @@ from aurora.types.options import LINK_TRANSPORTS
 NOISE = 0.03  # a smaller loss of goodput counts as none
 SHARED = 0.75  # of the rate that a server's ranks have one at a time: less than this together is a shared NIC
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KB to 64 MB
+GPU_SIZES = (*SIZES, 1 << 28, 1 << 30)  # over NVLink 64 MB take 0.15 ms, a few times what a call takes to begin
 CURVE_SIZES = tuple(1 << power for power in range(10, 26))  # mean bytes of a message of an exchange, 1 KB to 32 MB
 PATIENCE_S = 0.25  # longest expected time of a message between one pair
 SPAN_S = 0.3  # about how long transfers of several pairs at once are timed
@@ -274,7 +275,7 @@ def host_id(on_gpus: bool) -> str:
 def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
-    Pairs: messages of SIZES that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
+    Pairs: messages of SIZES, between GPUs of GPU_SIZES, that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
     subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its server, and 1, 2, 4, ... and
     all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once. Without
     servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
@@ -302,8 +303,8 @@ class _LinkTimer:
         names = list(hosts_G)
         self._host_G = np.array([names.index(name) for name in names]) if names else None
         self._server_G = np.zeros(transport.ranks, dtype=np.int64)
-        self._device = device
-        self._buffer = torch.zeros(SIZES[-1], dtype=torch.uint8, device=device)
+        self._device, self._sizes = device, SIZES if device == "cpu" else GPU_SIZES
+        self._buffer = torch.zeros(self._sizes[-1], dtype=torch.uint8, device=device)
 
     def measure(self) -> LinkMeasurements:
         """Times all pairs, then all ports, then the NICs, or exchanges where there are none."""
@@ -401,15 +402,15 @@ class _LinkTimer:
     def _pair(self, src: int, dst: int) -> tuple[float, float, float]:
         """Start-up, rate and error of messages from src to dst."""
         seconds: list[float] = []
-        for size in SIZES:
-            expected_s = seconds[-1] * size / SIZES[len(seconds) - 1] if seconds else 0.0
+        for size in self._sizes:
+            expected_s = seconds[-1] * size / self._sizes[len(seconds) - 1] if seconds else 0.0
             if expected_s > PATIENCE_S:
                 break
             repeats = int(np.clip(PATIENCE_S / 4 / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
             took = min([self._ping(src, dst, size) for _ in range(repeats + 1)][1:])
             seconds.append(float(self._net.gather(torch.tensor([took], dtype=torch.float64))[src]))
         one_way_X = np.maximum(np.array(seconds) - seconds[0] / 2, 1e-9)
-        fit = fit_link(SIZES[: len(seconds)], one_way_X)
+        fit = fit_link(self._sizes[: len(seconds)], one_way_X)
         return fit.startup_s, fit.rate_Bps, fit.median_error
 
     def _ping(self, src: int, dst: int, size: int) -> float:
@@ -432,7 +433,7 @@ class _LinkTimer:
             return joint_Bps
         for _ in range(ROUNDS):
             guess_Bps = joint_Bps
-            more = np.clip(fair_shares(single_Bps_X, guess_Bps) * SPAN_S, SIZES[0], SIZES[-1]).astype(np.int64)
+            more = np.clip(fair_shares(single_Bps_X, guess_Bps) * SPAN_S, SIZES[0], self._sizes[-1]).astype(np.int64)
             less = more // 4
             took = [(self._flow(pairs, less), self._flow(pairs, more)) for _ in range(REPEATS)]
             short_s, long_s = (min(seconds) for seconds in zip(*took, strict=True))
