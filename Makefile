@@ -47,13 +47,13 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS=tests/integrations/test_vllm.py are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
+# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
 TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed
 	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-vllm/numba $(VENV)-vllm/bin/pytest $(TESTS) $(SELECT)
 
-# Which published versions of vLLM have what the plugin relies on. It reads a few MB of each wheel and installs none.
+# Which published versions of vLLM have what the plugin relies on: the table in docs/reference/vllm-limits.md, from a few MB of each wheel.
 vllm-versions: install
 	$(BIN)/python -m tests.integrations.vllm_versions
 

@@ -35,7 +35,7 @@ token to every GPU, wherever experts are: a placement then balances compute alon
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site; called by mkdocs."""
-    pages = {page: (ROOT / source).read_text().replace("](docs/", "](") for page, source in ELSEWHERE.items()}
+    pages = {page: (ROOT / source).read_text().replace("](docs/", "](").replace("](../docs/", "](../") for page, source in ELSEWHERE.items()}
     schema = json.dumps(options_schema(), indent=1) + "\n"
     made = {"reference/cli.md": command_line(), "reference/engines.md": engines(), "reference/options.schema.json": schema}
     for page, text in (pages | made).items():

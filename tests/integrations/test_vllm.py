@@ -46,6 +46,7 @@ ENVIRON = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "TRITON_INTERPRET": "1",  # for tests of model runner V2
 }
 LIMIT_S = 600  # for one run of vLLM, which takes 5 to 30 s on two free cores
 FORKS = multiprocessing.get_context("forkserver")
@@ -275,6 +276,7 @@ def eplb(redundant, **more):
     return {"enable_eplb": True, "eplb_config": config}
 
 
+@pytest.mark.cell("V1", "EPLB")
 @pytest.mark.parametrize(
     ("most", "replicas", "given", "order", "in_background"),
     [
@@ -344,6 +346,7 @@ open(os.environ["MAP"] + os.environ["RANK"] + ".prom", "wb").write(prometheus_cl
 """
 
 
+@pytest.mark.cell("V1", "adapt")
 @pytest.mark.parametrize("in_background", [False, True], ids=["serving-waits", "in-background"])
 def test_experts_follow_the_traffic_through_eplb(in_background, tmp_path, checkpoints, alone):
     """From a plan on: answers stay the same while experts move; after an error in planning they stay, then follow again."""
@@ -490,6 +493,7 @@ moves.follow_by_expert_maps = follow_and_keep
 """  # windows end with rounds of prompts, not by the clock
 
 
+@pytest.mark.cell("V1", "adapt")
 @pytest.mark.parametrize("planned", [True, False])
 def test_experts_follow_the_traffic_between_passes(planned, tmp_path, checkpoints, alone):
     """Without EPLB, by a plan in its order and in vLLM's placement and all-to-all: answers are as without, one rank idles."""
@@ -540,6 +544,7 @@ def test_off_it_is_not_there(tmp_path, checkpoints, alone):
     assert not ranks.warnings()
 
 
+@pytest.mark.cell("V1", "record", "order", "place by maps")
 @pytest.mark.parametrize("name", ["qwen3moe", "mixtral", *(pytest.param(n, marks=slow) for n in ("olmoe", "qwen2moe"))])
 def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, checkpoints, alone):
     """Plan off, then orders made for every batch with a record of it, then a random plan: with chunks and an idle rank."""

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from aurora_vllm.vllm_internals import api_checks
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, ApiCheck
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +56,15 @@ FILES = {
         def make(name): ...
         async def ask(question): ...
     """,
-    "vllm/parts/more.py": "def further(a, b): ...",
+    "vllm/parts/more.py": """
+        def further(a, b):
+            return a.run
+        def serve(part, executor):
+            make("part")
+            part.run(1, 2)
+            executor.collective_rpc("ask")
+            return part.register
+    """,
 }
 PLACES = [
     ("vllm.parts:Part.run", ("first", "second", "third")),
@@ -121,6 +130,53 @@ def test_sources_and_imports_lack_the_same(wheel, imported):
     assert sources.find("vllm.parts:current.run") is not None, "which is known to type checkers, and made when it is asked for"
 
 
+def test_a_function_must_be_called_where_a_check_says_so(wheel, imported):
+    """By name, as a method, or by a call that is given the name; what is only mentioned is not called."""
+    read = zipfile.ZipFile(io.BytesIO(wheel))
+    sources = Sources(lambda path: read.read(path).decode() if path in read.namelist() else None)
+    for where, caller, called in (
+        ("vllm.parts.base:make", "vllm.parts.more:serve", True),
+        ("vllm.parts:Part.run", "vllm.parts.more:serve", True),
+        ("vllm.parts.base:ask", "vllm.parts.more:serve", True),
+        ("vllm.parts:Part.register", "vllm.parts.more:serve", False),
+        ("vllm.parts:Part.run", "vllm.parts.more:further", False),
+        ("vllm.parts:Part.run", "vllm.parts.more:nothing", False),
+    ):
+        check = ApiCheck("a test", where, (), caller)
+        assert sources.missing(check) == check.missing()
+        said = f"a test: {caller} does not call {where.rpartition('.')[2].rpartition(':')[2]}"
+        assert check.missing() == (None if called else said)
+
+
+def test_the_page_shows_what_was_recorded():
+    """The matrix on the page is made of the record and of the tests' marks; `make vllm-versions` writes both."""
+    record, page = json.loads(vllm_versions.RECORD.read_text()), vllm_versions.PAGE.read_text()
+    assert vllm_versions.on_page(page, vllm_versions.table(record)) == page
+    run = vllm_versions.cells_run()
+    assert run == dict.fromkeys(((runner, feature) for runner in ("V1", "V2") for feature in vllm_versions.NEEDED), True)
+    assert vllm_versions.table(record).count("run in CI") == len(run)
+
+
+def test_a_version_that_lacks_something_says_so_in_the_cells_that_need_it(wheel):
+    """A wheel without vLLM's modules lacks all; a check that only EPLB makes is lacking in its cells alone."""
+    found = vllm_versions.check_version(Sources(lambda _path: None))
+    assert all(lack.startswith("loading: there is no ") for cells in found["cells"].values() for lack in cells.values())
+
+    class AllBut(Sources):
+        def missing(self, check):
+            return f"{check.what}: gone" if check in (*api_checks.V2_EPLB_API_CHECKS, *api_checks.MOVE_API_CHECKS) else None
+
+    found = vllm_versions.check_version(AllBut(lambda _path: None))
+    assert {cell for cell, lack in found["cells"]["V2"].items() if lack} == {"EPLB", "adapt"}
+    assert not any(found["cells"]["V1"].values())
+    assert found["also"] == ["moves in rounds: gone"]
+    version = {"version": "9.0", "published": "2030-01-01", "fetched_MB": 1.0, **found}
+    shown = vllm_versions.table({"checked": "today", "places": 1, "versions": [version]})
+    assert (
+        "| 9.0 | 2030-01-01 | V2 | checked | checked | placement by EPLB: gone | placement by EPLB: gone | checked |" in shown
+    )
+
+
 def test_every_check_of_the_plugin_is_made():
     checks = all_checks()
     assert set(API_CHECKS) <= set(checks)
@@ -157,7 +213,7 @@ def test_only_the_blocks_that_are_read_are_fetched_once(wheel, served, monkeypat
     monkeypatch.setattr(vllm_versions, "BLOCK", 256)
     file = RemoteFile(url, len(wheel))
     read = wheel_reader(file)
-    assert read("vllm/parts/more.py") == FILES["vllm/parts/more.py"]
+    assert read("vllm/parts/more.py") == textwrap.dedent(FILES["vllm/parts/more.py"])
     assert read("vllm/none.py") is None
     assert len(set(asked)) == len(asked)
     assert file.fetched == sum(last - first + 1 for first, last in asked) < len(wheel)

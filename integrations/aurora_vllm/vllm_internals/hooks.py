@@ -21,6 +21,8 @@ from aurora_vllm.vllm_internals.api_checks import (
     CPU_EPLB_API_CHECKS,
     CREATE_CONFIG,
     HOOK_API_CHECKS,
+    V1_API_CHECKS,
+    V2_API_CHECKS,
     WORKER,
     check_api,
     find,
@@ -166,6 +168,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         settings, refusal = Settings(required=isinstance(given, dict) and given.get("required") is True), str(error)
     try:
         check_api(API_CHECKS)
+        check_api(V2_API_CHECKS if config.use_v2_model_runner else V1_API_CHECKS)
         on_cpu = bool(find("vllm.platforms:current_platform").is_cpu())
         check_api(CPU_API_CHECKS if on_cpu else ())
         check_api(CPU_EPLB_API_CHECKS if on_cpu and config.parallel_config.enable_eplb else ())

@@ -35,12 +35,13 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     assert integration is not None
     runner = worker.model_runner
     execute, dummy, load = runner.execute_model, runner._dummy_run, worker.load_model
+    warm_up, warm = worker.compile_or_warm_up_model, False
 
     @functools.wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **named: Any) -> Any:
-        real_tokens = 0 if named.get("dummy_run") else scheduler_output.total_num_scheduled_tokens
+        real_tokens = scheduler_output.total_num_scheduled_tokens if warm and not named.get("dummy_run") else 0
         with naming_lost_ranks(processes), integration.forward_pass(real_tokens) if real_tokens else nullcontext():
-            return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, or runs no forward pass
+            return execute(scheduler_output, *args, **named)  # without tokens it calls `_dummy_run`, runs no pass, or warms up
 
     @functools.wraps(dummy)
     def dummy_run(*args: Any, **named: Any) -> Any:
@@ -63,17 +64,17 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
                 return sample(*args, **named)  # EPLB moves experts in it
 
         runner.sample_tokens = sample_tokens
-    if patched.moves_by_expert_maps:
-        warm_up = worker.compile_or_warm_up_model
 
-        @functools.wraps(warm_up)
-        def compile_or_warm_up_model(*args: Any, **named: Any) -> Any:
-            warmed_up = warm_up(*args, **named)
-            if integration.moving is not None:
-                integration.moving.begin()
-            return warmed_up
+    @functools.wraps(warm_up)
+    def compile_or_warm_up_model(*args: Any, **named: Any) -> Any:
+        nonlocal warm
+        warm = False  # the second model runner warms up by scheduled passes, whose tokens are nobody's
+        warmed_up = warm_up(*args, **named)
+        warm = True
+        if integration.moving is not None:
+            integration.moving.begin()
+        return warmed_up
 
-        worker.compile_or_warm_up_model = compile_or_warm_up_model
     if (capture := getattr(runner, "capture_model", None)) is not None:
 
         @functools.wraps(capture)
@@ -85,6 +86,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
     if DP_API_CHECK.missing() is None:
         _patch_unfinished_check(processes)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
+    worker.compile_or_warm_up_model = compile_or_warm_up_model
     worker.aurora = MethodType(lambda _self, *words: integration.records.command(*words), worker)
     worker.shutdown = MethodType(_ending(worker.shutdown, integration), worker)
 

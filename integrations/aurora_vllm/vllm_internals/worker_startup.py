@@ -16,6 +16,8 @@ from aurora_vllm.vllm_internals.api_checks import (
     EPLB_API_CHECKS,
     MAP_MOVES_API_CHECKS,
     RECORD_API_CHECKS,
+    V1_EPLB_API_CHECKS,
+    V2_EPLB_API_CHECKS,
     check_api,
     find,
 )
@@ -161,8 +163,9 @@ class WorkerStartup:
         if getattr(self._config.parallel_config, "enable_elastic_ep", False):
             what = "adapt" if self._settings.plan is None else "a plan"
             return f"{what} is for a fixed number of ranks, found --enable-elastic-ep"
+        steps = V2_EPLB_API_CHECKS if self._config.use_v2_model_runner else V1_EPLB_API_CHECKS
         try:
-            check_api(EPLB_API_CHECKS + (ADAPT_API_CHECKS if self._settings.adapt else ()))
+            check_api(EPLB_API_CHECKS + steps + (ADAPT_API_CHECKS if self._settings.adapt else ()))
         except BadInput as error:
             return str(error)
         return None
