@@ -7,15 +7,14 @@ flight on a data-parallel rank, each of `isl` and `osl` tokens, the rank serves 
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, isfinite
 from typing import Any
 
 from aurora.advisor.balancers import MethodReach, reach
 from aurora.advisor.ceiling import BLOCKS, ImbalanceSplit, RankCurve, imbalance_split
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingWay
-from aurora.advisor.step_time import SchedulerStep, ServedSizes, StepSeconds, memory_bytes, step_seconds
+from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout, ServingWay
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, memory_bytes, step_seconds
 from aurora.errors import InfeasiblePlan
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.placement.slot_counts import USABLE
@@ -44,6 +43,7 @@ WITH_REPLICAS = {
     "ultraep": "UltraEP",
     "exact-slots": "bound of each batch",
 }
+FETCHED_FIRST = ("llep", "ultraep")  # methods that fetch weights in the step that they are for
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class ComparedWay:
             computed steps by COMPUTED_ERROR where layout or exchange are not the default's.
         share: of the ceiling, which is what perfect balance of the default's layout saves; None for other layouts.
         memory_bytes: of a GPU for replicas.
-        moved_bytes: of weights that all GPUs fetch in a recorded window, whose time is not counted.
+        moved_bytes: of weights that all GPUs fetch in a step of answers, in the mean. Where the step waits for them (methods of
+            FETCHED_FIRST, and EPLB where the engine moves experts between steps), the mean GPU's time for them is counted.
     """
 
     changes: tuple[str, ...]
@@ -157,27 +158,28 @@ class ServingCase:
         held = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
         return held.total + more_slots * expert_bytes * layers
 
-    def service(self, way: ServingWay, ratios: tuple[float, float] = PERFECT) -> Service:
+    def service(
+        self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
+    ) -> Service:
         """Returns what a way of serving brings.
 
         Args:
             way: the way.
             ratios: seconds of the slowest GPU's experts over those of perfect balance, of prompts and of answers.
+            fetch_bytes: of weights that a GPU waits for in such a step.
         """
         layout, load, sizes = way.layout, self.load, ServedSizes.of(self.config)
-        requests, together = self.requests(layout), self.prompts(layout)
-        follows = EXCHANGES[way.exchange].follows_placement
-        exchange = "alltoall" if EXCHANGES[way.exchange].sends in ("route", "balance") else "allgather"
+        requests, together, from_tokens = self.requests(layout), self.prompts(layout), SERVING_ENGINES[way.engine].halves_from
 
-        def seconds(step: SchedulerStep, ratio: float) -> StepSeconds:
-            """Returns a step whose slowest GPU takes so many times as long for experts, and for exchanges with them."""
-            at = partial(
-                step_seconds, sizes, self.kind, layout, step, exchange=exchange, nic_Bps=self.nic_Bps,
-                per_server=self.per_server, chance=False,
+        def step_s(step: SchedulerStep, phase: int) -> float:
+            """Returns the seconds of a step of prompts (0) or of answers (1)."""
+            cut = way.overlap and step.tokens >= from_tokens[phase]
+            computed = step_seconds(
+                sizes, self.kind, layout, step, exchange=way.exchange, overlap=cut,
+                nic_Bps=self.nic_Bps, per_server=self.per_server, ratio=ratios[phase],
             )  # fmt: skip
-            perfect = at()
-            exchanged_s = at(imbalance=ratio).collectives_s if follows else perfect.collectives_s
-            return replace(perfect, experts_s=perfect.experts_s * ratio, collectives_s=exchanged_s)
+            link_Bps = self.kind.port_Bps if way.hosts == 1 else min(self.kind.port_Bps, self.nic_Bps or self.kind.port_Bps)
+            return computed.total + fetch_bytes[phase] / (link_Bps * DEFAULT.link_share)
 
         chunks = ceil(load.isl / BATCHED_TOKENS)
         sizes_C = [min(BATCHED_TOKENS, load.isl - chunk * BATCHED_TOKENS) for chunk in range(chunks)]
@@ -185,9 +187,9 @@ class ServingCase:
         for chunk, tokens in enumerate(sizes_C):
             before = chunk * BATCHED_TOKENS * together
             step = SchedulerStep(tokens * together, 0, before, before, together)
-            prompt_s += seconds(step, ratios[0]).total
+            prompt_s += step_s(step, 0)
         kv_tokens = requests * (load.isl + load.osl // 2)
-        decode_s = seconds(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), ratios[1]).total
+        decode_s = step_s(SchedulerStep(decode_requests=requests, kv_tokens=kv_tokens), 1)
         cycle_s = load.osl * decode_s + requests / together * prompt_s
         tokens_per_s = layout.copies * layout.data * requests * load.osl / cycle_s
         return Service(tokens_per_s, prompt_s + decode_s / 2, cycle_s / load.osl)
@@ -213,6 +215,11 @@ def method_of(way: ServingWay, replicate: str) -> str:
     return "round-robin" if way.placement == "round_robin" else "linear"
 
 
+def priced_by(way: ServingWay) -> EngineExchange:
+    """Returns all of a way's exchange that its price depends on."""
+    return replace(EXCHANGES[way.exchange], about="", nvlink="", needs="", maker="", source="")
+
+
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
     """Returns what a way does other than the default, in words.
 
@@ -229,8 +236,9 @@ def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
             f"{kind} {size}" for kind, size in (("TP", layout.tensor), ("DP", layout.data), ("EP", layout.expert)) if size > 1
         ]
         words.append(f"{copies}{' '.join(parts) or 'on one GPU'}")
-    elif way.exchange != default.exchange:
+    if way.exchange != default.exchange and EXCHANGES[way.exchange].sends != "reduce":
         words.append(f"exchange {way.exchange}")
+    words += ["halves of a batch overlap"] * (way.overlap and not default.overlap)
     if way.placement != default.placement:
         words.append({"plan": "planned placement", "round_robin": "round robin"}.get(way.placement, way.placement))
     if way.eplb is not None and way.eplb != default.eplb:
@@ -299,12 +307,12 @@ class _Comparison:
 
     def _distinct(self, ways: Iterable[ServingWay]) -> Iterator[ServingWay]:
         """Yields ways that fit and are priced apart: of exchanges that are priced alike, the first."""
-        seen: dict[tuple[str, ServingWay], ServingWay] = {}
+        seen: dict[tuple[EngineExchange, ServingWay], ServingWay] = {}
         for way in ways:
-            kind = EXCHANGES[way.exchange].sends, replace(way, exchange=self.default.exchange)
+            kind = priced_by(way), replace(way, exchange=self.default.exchange)
             name = ", ".join(changes(way, self.default))
-            if way.overlap:
-                self.left_out.setdefault("overlap of two halves of a batch", "computed steps do not overlap")
+            if not self.model.kind.kind.startswith(maker := EXCHANGES[way.exchange].maker):
+                self.left_out[f"exchange {way.exchange}"] = f"needs GPUs of {maker}"
             elif why := self._short(way):
                 self.left_out[name] = why
             elif kind in seen:
@@ -400,13 +408,15 @@ class _Comparison:
         used = way or self.default
         layout, apart = used.layout, used.layout != self.default.layout
         mean, better, worse = self._ratios(layout, slots, method)
-        service = self.model.service(used, mean)
-        sends = {EXCHANGES[exchange].sends for exchange in (used.exchange, self.default.exchange)}
-        error = COMPUTED_ERROR if apart or len(sends) > 1 else 1.0
-        low, high = (self.model.service(used, ratios).tokens_per_s / base for ratios in (worse, better))
+        moved = self._moved_bytes(layout, slots, method)
+        waits = method in FETCHED_FIRST or (method == "eplb-every" and self.use.moves_wait)
+        fetch_bytes = (moved[0] / layout.expert, moved[1] / layout.expert) if waits else (0.0, 0.0)
+        service = self.model.service(used, mean, fetch_bytes)
+        apart |= used.overlap != self.default.overlap or priced_by(used) != priced_by(self.default)
+        error = COMPUTED_ERROR if apart else 1.0
+        low, high = (self.model.service(used, ratios, fetch_bytes).tokens_per_s / base for ratios in (worse, better))
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
         more = max(0, slots - -(-self.whole.experts // layout.expert)) if layout.expert > 1 else 0
-        moved = self.reached[layout.data, layout.expert, slots, method][1].moved_bytes if method else 0.0
         slot = (f"+{more} slot{'s' * (more > 1)}",) if more else ()
         return ComparedWay(
             ({**WITHOUT_REPLICAS, **WITH_REPLICAS}[method], *slot) if way is None else changes(way, self.default),
@@ -416,7 +426,17 @@ class _Comparison:
             service.tokens_per_s / base,
             low / error,
             high * error,
-            None if apart or len(sends) > 1 else 1.0 if possible <= 0 else saves / possible,
+            None if apart else 1.0 if possible <= 0 else saves / possible,
             more * self.whole.layers * self.whole.expert_bytes,
-            moved * self.whole.layers / self.few.layers,
+            moved[1],
         )
+
+    def _moved_bytes(self, layout: Layout, slots: int, method: str) -> tuple[float, float]:
+        """Bytes of weights that all GPUs fetch in a step of prompts and in one of answers, in the mean."""
+        if not method:
+            return 0.0, 0.0
+        window_tokens = self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows
+        both, tokens = self.reached[layout.data, layout.expert, slots, method], self.model.step_tokens(layout)
+        times = self.whole.layers / self.few.layers / window_tokens
+        prompts, answers = (of.moved_bytes * times * step for of, step in zip(both, tokens, strict=True))
+        return prompts, answers

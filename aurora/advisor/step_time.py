@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.special import ndtri
 
-from aurora.advisor.engines.engine import Layout
-from aurora.errors import BadInput
+from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout
+from aurora.errors import BadInput, check_one_of
 from aurora.planner.workload.attention import (
     AttentionLayers,
     attention_layers,
@@ -65,6 +65,11 @@ class SchedulerStep:
     def tokens(self) -> int:
         """Tokens that the step computes."""
         return self.prefill_tokens + self.decode_requests
+
+    @property
+    def half(self) -> Self:
+        """The larger half of a step that is cut in two; a single prompt is cut, too."""
+        return replace(self, **{field.name: -(-getattr(self, field.name) // 2) for field in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,11 @@ class StepConstants:
     collective_rank_s: float = 1.3e-6
     link_share: float = 0.5
     coordination_s: float = 5e-4
+
+    def beside(self, sent: EngineExchange) -> Self:
+        """Returns the constants while an exchange's kernels hold part of a GPU's multiprocessors."""
+        names = ("flops_share", "grouped_share", "attention_share", "linear_share", "index_share")
+        return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
 
 
 DEFAULT = StepConstants()
@@ -276,10 +286,11 @@ def step_seconds(
     *,
     imbalance: float = 1.0,
     exchange: str = "allgather",
+    overlap: bool = False,
     constants: StepConstants = DEFAULT,
     nic_Bps: float | None = None,
     per_server: int = 8,
-    chance: bool = True,
+    ratio: float | None = None,
 ) -> StepSeconds:
     """Returns seconds of one scheduler step of a served model, by what takes them.
 
@@ -289,16 +300,17 @@ def step_seconds(
         layout: how the model is split over GPUs.
         step: what one rank of data parallelism runs.
         imbalance: load of the busiest rank of expert parallelism over the mean, besides what chance does.
-        exchange: of tokens between ranks of data parallelism, one of EXCHANGES.
+        exchange: of tokens on the way to their experts, one of EXCHANGES.
+        overlap: whether the step is cut in halves, of which one computes while the other's tokens travel.
         constants: of the engine on its host.
         nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
         per_server: GPUs of a server.
-        chance: whether the busiest rank has more active experts by chance; not where `imbalance` includes it.
+        ratio: seconds of the slowest rank's experts over those of perfect balance, in place of `imbalance` and of chance.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
 
-    Source: the roofline, Williams, Waterman and Patterson, CACM 52(4), 2009.
+    Source: the roofline, Williams, Waterman and Patterson, CACM 52(4), 2009; the overlap, vLLM's docs/design/dbo.md.
 
     Example:
         >>> from aurora.advisor.engines.engine import Layout
@@ -307,30 +319,43 @@ def step_seconds(
         >>> seconds = step_seconds(config, load_gpus()["NVIDIA H200"], Layout(tensor=8, expert=8), step)  # doctest: +SKIP
     """
     sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
-    if exchange not in EXCHANGES:
-        raise BadInput(f"exchange: expected one of {', '.join(EXCHANGES)}, found {exchange!r}")
+    check_one_of("exchange", exchange, EXCHANGES)
     if not imbalance >= 1:
         raise BadInput(f"imbalance: expected at least 1, found {imbalance}")
     if layout.copy_gpus > per_server and nic_Bps is None:
         raise BadInput(f"nic_Bps: expected a rate for {layout.copy_gpus} GPUs on servers of {per_server}, found none")
-    gpu, tokens = _Gpu(kind, constants), _padded(step)
-    attention_s = sum(_attention_s(sizes, each, gpu, layout, step, tokens) for each in sizes.attention)
-    dense_s, experts_s = _dense_s(sizes, gpu, layout, tokens), _experts_s(sizes, gpu, layout, tokens, imbalance, chance)
+    halves, part = (2, step.half) if overlap else (1, step)
+    sent = EXCHANGES[EXCHANGES[exchange].decode or exchange if not step.prefill_tokens else exchange]
+    rates = constants.beside(sent) if overlap else constants
+    gpu, tokens = _Gpu(kind, rates), _padded(part, sent)
+    attention_s = sum(_attention_s(sizes, each, gpu, layout, part, tokens) for each in sizes.attention)
+    dense_s = _dense_s(sizes, gpu, layout, tokens)
+    experts_s = _experts_s(sizes, gpu, layout, tokens, imbalance, ratio is None) * (ratio or 1.0)
     head_weights = sizes.vocabulary * sizes.hidden / layout.tensor
     rows = step.decode_requests + (step.prefill_requests if step.prefill_tokens else 0)
     head_s = gpu.seconds(HALF_BYTES * head_weights, 2 * head_weights * rows, HALF_BYTES, constants.flops_share, 4)
-    calls = _collectives(sizes, layout, tokens, exchange, imbalance)
-    collectives_s = sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
-    busy_s = attention_s + dense_s + experts_s + head_s + collectives_s
-    broken, eager = _launches(sizes, step, tokens, sum(call.many * call.arrays for call in calls))
+    uneven = imbalance if ratio is None else ratio if sent.follows_placement else 1.0
+    reduces, travels = _collectives(sizes, layout, tokens, sent, uneven, per_server)
+    reduce_s, there_s, back_s = (
+        sum(call.seconds(constants, kind, nic_Bps, per_server) for call in calls)
+        for calls in (reduces, travels[:1], travels[1:])
+    )
+    computed_s = attention_s + dense_s + experts_s
+    between_s = reduce_s + there_s + back_s
+    if overlap:  # of layers with experts: attention and a dispatch, experts and a dispatch, experts and a combine, and again
+        around_s = attention_s * sizes.moe_layers / sizes.layers + reduce_s
+        stages = (around_s, there_s), (experts_s, there_s), (experts_s + dense_s, back_s), (around_s + dense_s, back_s)
+        between_s = reduce_s + sum(max(0.0, travel_s - compute_s) for compute_s, travel_s in stages) / 2
+    busy_s = halves * (computed_s + between_s) + head_s
+    broken, eager = _launches(sizes, part, tokens, sent, sum(call.many * call.arrays for call in (*reduces, *travels)))
     host_s = constants.step_s + (constants.coordination_s if layout.data > 1 else 0.0)
-    host_s += max(0.0, broken * constants.launch_s + eager * constants.eager_s - busy_s)
-    return StepSeconds(attention_s, dense_s, experts_s, collectives_s, head_s, host_s)
+    host_s += max(0.0, halves * (broken * constants.launch_s + eager * constants.eager_s) - busy_s)
+    return StepSeconds(halves * attention_s, halves * dense_s, halves * experts_s, halves * between_s, head_s, host_s)
 
 
-def _padded(step: SchedulerStep) -> int:
+def _padded(step: SchedulerStep, sent: EngineExchange) -> int:
     """Tokens with those that pad the step to the size of a CUDA graph."""
-    if step.tokens > GRAPH_TOKENS:
+    if step.tokens > GRAPH_TOKENS or not sent.graphs:
         return step.tokens
     return int(GRAPH_SIZES[np.searchsorted(GRAPH_SIZES, step.tokens)])
 
@@ -418,6 +443,7 @@ class _Collectives:
         many: how many.
         ranks: among how many.
         sent_bytes: that a rank sends or gets in one.
+        nic_bytes: those of them that leave the server; None: the part of other servers' ranks.
         arrays: that one call of the library carries.
         reduces: whether they are all-reduces.
     """
@@ -425,6 +451,7 @@ class _Collectives:
     many: int
     ranks: int
     sent_bytes: float
+    nic_bytes: float | None = None
     arrays: int = 1
     reduces: bool = False
 
@@ -435,52 +462,59 @@ class _Collectives:
         servers = ceil(self.ranks / per_server)
         link_s = self.sent_bytes / kind.port_Bps
         if servers > 1 and nic_Bps is not None:
-            latency_s, link_s = 2 * latency_s, max(link_s, self.sent_bytes * (servers - 1) / servers / nic_Bps)
+            nic_bytes = self.sent_bytes * (servers - 1) / servers if self.nic_bytes is None else self.nic_bytes
+            latency_s, link_s = 2 * latency_s, max(link_s, nic_bytes / nic_Bps)
         return self.many * (latency_s + link_s / constants.link_share)
 
 
-def _allgather(sizes: ServedSizes, layout: Layout, tokens: int, imbalance: float) -> list[_Collectives]:
-    """All tokens go to all ranks with their choices, and back reduced, whatever the imbalance."""
-    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
-    back_bytes = (layout.data - 1) * tokens * token_bytes
-    there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
-    return [_Collectives(sizes.moe_layers, ranks, there_bytes, 3), _Collectives(sizes.moe_layers, ranks, back_bytes)]
+def _visited(groups: int, top_k: int) -> float:
+    """Groups of equally many experts that the choices of a token fall into, on average."""
+    return float(groups * (1 - (1 - 1 / groups) ** top_k))
 
 
-def _all_to_all(sizes: ServedSizes, layout: Layout, tokens: int, imbalance: float) -> list[_Collectives]:
-    """A token goes once to each rank that has experts of its choice, and back; the busiest rank gets the most."""
-    spread, ranks = layout.expert, layout.copy_gpus
-    visited = spread * (1 - (1 - 1 / spread) ** sizes.top_k) * (spread - 1) / spread
-    sent_bytes = tokens / layout.tensor * visited * sizes.dispatched * HALF_BYTES * imbalance
-    return [_Collectives(sizes.moe_layers, ranks, sent_bytes, 3), _Collectives(sizes.moe_layers, ranks, sent_bytes)]
+def _collectives(
+    sizes: ServedSizes, layout: Layout, tokens: int, sent: EngineExchange, imbalance: float, per_server: int
+) -> tuple[list[_Collectives], list[_Collectives]]:
+    """Collectives of a step: of tensor parallelism; and the exchanges there and back, none without data-parallel ranks.
 
-
-EXCHANGES = {"allgather": _allgather, "alltoall": _all_to_all}
-
-
-def _collectives(sizes: ServedSizes, layout: Layout, tokens: int, exchange: str, imbalance: float) -> list[_Collectives]:
-    """Collectives of a step; experts that are split by width get all tokens whatever the exchange."""
-    calls = []
-    spread = layout.data > 1 and sizes.moe_layers > 0
+    Experts that are split by width get all tokens whatever the exchange. Otherwise a token goes where `once_per` says, and the
+    busiest rank gets the most.
+    """
+    reduces: list[_Collectives] = []
+    routed = layout.expert > 1 and sent.sends in ("route", "balance")
+    spread = (layout.data > 1 or routed) and sizes.moe_layers > 0
     if layout.tensor > 1:
         message = tokens * sizes.hidden * HALF_BYTES
         after = sizes.layers - (sizes.moe_layers if spread else 0)
-        calls.append(
-            _Collectives(sizes.layers + after + 1, layout.tensor, all_reduce_bytes(message, layout.tensor), reduces=True)
-        )
+        sent_bytes = all_reduce_bytes(message, layout.tensor)
+        reduces.append(_Collectives(sizes.layers + after + 1, layout.tensor, sent_bytes, reduces=True))
         if spread:  # tokens are split among tensor ranks before their experts, and gathered after
-            calls.append(_Collectives(sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
-    if spread:
-        calls += EXCHANGES[exchange if layout.expert > 1 else "allgather"](sizes, layout, tokens, imbalance)
-    return calls
+            reduces.append(_Collectives(sizes.moe_layers, layout.tensor, message * (layout.tensor - 1) / layout.tensor))
+    if not spread:
+        return reduces, []
+    token_bytes, ranks = sizes.dispatched * HALF_BYTES, layout.copy_gpus
+    if not routed:  # all tokens go to all ranks with their choices, and back reduced
+        back_bytes = (layout.data - 1) * tokens * token_bytes
+        there_bytes = back_bytes * (1 + 8 * sizes.top_k / token_bytes)
+        there, back = (_Collectives(sizes.moe_layers, ranks, sent_bytes) for sent_bytes in (there_bytes, back_bytes))
+        return reduces, [replace(there, arrays=3), back]
+    servers, choices = ceil(ranks / per_server), sizes.top_k if sent.once_per == "expert" else _visited(ranks, sizes.top_k)
+    crossing = {"server": _visited(servers, sizes.top_k), "servers": servers}.get(sent.once_per, choices)
+    rank_bytes = tokens / layout.tensor * token_bytes * imbalance
+    sent_bytes, nic_bytes = (rank_bytes * rows * (many - 1) / many for rows, many in ((choices, ranks), (crossing, servers)))
+    call = _Collectives(sizes.moe_layers, ranks, sent_bytes, nic_bytes)
+    return reduces, [replace(call, arrays=3), call]
 
 
-def _launches(sizes: ServedSizes, step: SchedulerStep, tokens: int, collectives: int) -> tuple[float, float]:
-    """Launches of attention where prompts break CUDA graphs, and further ones where the step is too large for any."""
-    if not step.prefill_tokens and tokens <= GRAPH_TOKENS:
+def _launches(
+    sizes: ServedSizes, step: SchedulerStep, tokens: int, sent: EngineExchange, collectives: int
+) -> tuple[float, float]:
+    """Launches of attention where prompts break CUDA graphs, and further ones where a step has none or is too large for any."""
+    captured = tokens <= GRAPH_TOKENS and sent.graphs
+    if not step.prefill_tokens and captured:
         return 0.0, 0.0
     broken = float(sum(each.layers * (BROKEN[each.kind] + 1) for each in sizes.attention))  # and a graph after each
-    if tokens <= GRAPH_TOKENS:
+    if captured:
         return broken, 0.0
     eager = sum(each.layers * (KERNELS[each.kind] // 2) for each in sizes.attention)  # projections and norms
     eager += sizes.dense * KERNELS["dense"] + sizes.moe_layers * KERNELS["routed"]

@@ -17,7 +17,7 @@ from aurora.advisor.served_ways import (
     compare_ways_of_serving,
     method_of,
 )
-from aurora.advisor.step_time import SchedulerStep, step_seconds
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, step_seconds
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.io import load_gpus
 from aurora.planner.workload.model_config import Shape
@@ -56,7 +56,7 @@ def test_a_rank_serves_its_requests_once_in_their_decode_steps_and_prompts(isl):
     requests, together = 16, max(1, min(16, BATCHED_TOKENS // isl))
 
     def seconds(step):
-        return step_seconds(CONFIG, H100, way.layout, step, chance=False).total
+        return step_seconds(CONFIG, H100, way.layout, step, ratio=1.0).total
 
     prompts_s = 0.0
     for begin in range(0, isl, BATCHED_TOKENS):
@@ -74,9 +74,9 @@ def test_imbalance_takes_time_of_experts_and_of_exchanges_that_follow_the_placem
     routed = next(other for other in SGLANG.ways(8, 8, 16) if other.exchange == "deepep")
     even, uneven = ((ONE_SERVER.service(each), ONE_SERVER.service(each, (1.5, 1.5))) for each in (way, routed))
     assert even[1].tpot_s > even[0].tpot_s
-    experts_s = step_seconds(CONFIG, H100, way.layout, SchedulerStep(16 * 512, 0, 0, 0, 16), chance=False).experts_s
+    experts_s = step_seconds(CONFIG, H100, way.layout, SchedulerStep(16 * 512, 0, 0, 0, 16), ratio=1.0).experts_s
     prompts = even[1].ttft_s - even[0].ttft_s
-    decoded = step_seconds(CONFIG, H100, way.layout, SchedulerStep(decode_requests=16, kv_tokens=16 * 544), chance=False)
+    decoded = step_seconds(CONFIG, H100, way.layout, SchedulerStep(decode_requests=16, kv_tokens=16 * 544), ratio=1.0)
     assert prompts == pytest.approx(0.5 * (experts_s + decoded.experts_s / 2))
     assert uneven[1].ttft_s - uneven[0].ttft_s > prompts
 
@@ -184,3 +184,25 @@ def test_recorded_traffic_is_answered_in_one_sentence():
     assert recommendation_json(found)["recommendation"]["name"] == found.best.name
     even = recommend("h100:1", "sglang", model=CONFIG, profile=traffic(hot=1.0).at_sources(1))
     assert recommendation_lines(even)[0].startswith("Keep sglang's default")
+
+
+def test_weights_that_a_step_waits_for_take_their_time():
+    way = SGLANG.default(8, 8, 16)
+    at_once, waits = (ONE_SERVER.service(way, fetch_bytes=each) for each in ((0.0, 0.0), (1e6, 1e9)))
+    link_s = 1 / (H100.port_Bps * DEFAULT.link_share)
+    assert waits.ttft_s - at_once.ttft_s == pytest.approx((1e6 + 1e9 / 2) * link_s)
+
+
+def test_small_steps_are_not_cut_and_halves_of_large_ones_hide_their_exchange():
+    ways = {way.overlap: way for way in SERVING_ENGINES["vllm"].ways(16, 8, 16)
+            if (way.exchange, way.placement, way.eplb, way.layout.data) == ("deepep-ll", "linear", None, 16)}  # fmt: skip
+    slow = replace(ONE_SERVER, nic_Bps=1e9)
+    whole, cut = (slow.service(ways[overlap]) for overlap in (False, True))
+    assert cut.ttft_s < whole.ttft_s
+    few = replace(slow, load=RequestLoad(isl=16, osl=64, concurrency=16))
+    assert few.service(ways[True]) == few.service(ways[False])  # 16 requests, 256 tokens of prompts
+
+
+def test_exchanges_of_another_maker_are_left_out(compared):
+    assert compared.left_out["exchange mori-ht"] == "needs GPUs of AMD"
+    assert not any(other.way and other.way.exchange.startswith("mori") for other in compared.others)

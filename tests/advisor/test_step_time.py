@@ -100,9 +100,74 @@ def test_a_layer_exchanges_what_its_layout_needs():
     assert reduced == pytest.approx((2 * 4 + 1) * 1.5 * message / KIND.link_Bps)  # twice a layer, and embeddings
     gathered = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, constants=quiet).collectives_s
     assert gathered == pytest.approx(4 * 3 * (2 * message + 600 * 2 * 8) / KIND.link_Bps)  # tokens, choices, and results
-    routed = step_seconds(SIZES, KIND, Layout(data=4, expert=4), step, exchange="alltoall", constants=quiet).collectives_s
+    routed = step_seconds(
+        SIZES, KIND, Layout(data=4, expert=4), step, exchange="nvlink-one-sided", constants=quiet
+    ).collectives_s
     ranks = 4 * (1 - (3 / 4) ** 2)  # of a token's two experts
     assert routed == pytest.approx(4 * 2 * ranks * 3 / 4 * message / KIND.link_Bps)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "links", "nics"),
+    [
+        ("nvlink-one-sided", 16 * (1 - (15 / 16) ** 2) * 15 / 16, 16 * (1 - (15 / 16) ** 2) / 2),  # once per GPU
+        ("deepep-ll", 2 * 15 / 16, 2 / 2),  # per expert, of two
+        ("deepep-ht", 16 * (1 - (15 / 16) ** 2) * 15 / 16, 2 * (1 - (1 / 2) ** 2) / 2),  # per server, of two
+        ("mori-ll", 16 * (1 - (15 / 16) ** 2) * 15 / 16, 1),  # every token to the other server
+    ],
+)
+def test_a_token_travels_once_to_what_its_exchange_says(exchange, links, nics):
+    quiet = replace(DEFAULT, reduce_s=0.0, collective_s=0.0, collective_rank_s=0.0, link_share=1.0)
+    step, split, message = SchedulerStep(prefill_tokens=600), Layout(data=16, expert=16), 600 * 64 * 2
+    for nic_Bps in (KIND.port_Bps * 1e-3, KIND.port_Bps * 1e3):
+        took_s = step_seconds(SIZES, KIND, split, step, exchange=exchange, constants=quiet, nic_Bps=nic_Bps).collectives_s
+        assert took_s == pytest.approx(4 * 2 * message * max(links / KIND.port_Bps, nics / nic_Bps))
+
+
+def test_steps_without_prompts_take_the_exchange_that_is_named_for_them():
+    split, step = Layout(data=4, expert=4), SchedulerStep(decode_requests=100, kv_tokens=1000)
+    fixed, mixed, eager = (
+        step_seconds(SIZES, KIND, split, step, exchange=name) for name in ("deepep-ll", "deepep", "deepep-ht")
+    )
+    assert mixed == fixed
+    assert eager.host_s > fixed.host_s  # outside CUDA graphs
+    prompts = replace(step, prefill_tokens=900)
+    assert step_seconds(SIZES, KIND, split, prompts, exchange="deepep") == step_seconds(
+        SIZES, KIND, split, prompts, exchange="deepep-ht"
+    )
+
+
+@pytest.mark.parametrize("link_Bps", [1e6, 1e9, 1e15])
+def test_halves_hide_what_travels_beside_what_computes(link_Bps):
+    """Two halves compute as they would alone; of what travels as much is left as does not fit beside a stage of the other."""
+    quiet = replace(DEFAULT, launch_s=0.0, eager_s=0.0)
+    kind = replace(KIND, link_Bps=link_Bps)
+    split, step = Layout(data=4, expert=4), SchedulerStep(prefill_tokens=1200)
+    whole, half, cut = (
+        step_seconds(SIZES, kind, split, each, exchange="nvlink-one-sided", constants=quiet, overlap=overlap)
+        for each, overlap in ((step, False), (step.half, False), (step, True))
+    )
+    assert (cut.attention_s, cut.experts_s) == (2 * half.attention_s, 2 * half.experts_s)
+    assert cut.head_s == whole.head_s
+    assert cut.host_s == whole.host_s  # without launches
+    travel_s, around_s = half.collectives_s / 2, half.attention_s  # all layers of SIZES have experts
+    stages = [around_s, half.experts_s, half.experts_s + half.dense_s, around_s + half.dense_s]
+    assert cut.collectives_s == pytest.approx(sum(max(0.0, travel_s - stage) for stage in stages))
+    assert (cut.collectives_s == 0) == (link_Bps == 1e15)
+
+
+def test_halves_launch_twice_and_leave_multiprocessors_to_the_exchange():
+    split, step = Layout(data=4, expert=4), SchedulerStep(prefill_tokens=1200)
+    slow = replace(DEFAULT, launch_s=1.0)
+    host_s = [
+        step_seconds(SIZES, KIND, split, step, exchange="nixl", constants=slow, overlap=on).host_s for on in (False, True)
+    ]
+    assert host_s[1] == pytest.approx(2 * host_s[0], rel=1e-2)
+    large = replace(step, prefill_tokens=10**6)
+    with_all, with_less = (
+        step_seconds(SIZES, KIND, split, large, exchange=name, overlap=True).attention_s for name in ("nixl", "deepep-ht")
+    )
+    assert with_all < with_less <= with_all / (1 - 20 / 132) * (1 + 1e-9)
 
 
 def test_servers_meet_over_their_nics():
@@ -116,7 +181,7 @@ def test_servers_meet_over_their_nics():
 @pytest.mark.parametrize(
     ("split", "how", "message"),
     [
-        (Layout(), {"exchange": "carrier"}, "expected one of allgather"),
+        (Layout(), {"exchange": "carrier"}, "expected one of all-reduce"),
         (Layout(), {"imbalance": 0.5}, "at least 1"),
     ],
 )

@@ -8,10 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from aurora.errors import BadInput, check_one_of
-from aurora.types.arrays import IntArray
 
 PLACEMENTS = {
     "linear": "experts in sequence, equally many on each GPU",
@@ -79,52 +76,32 @@ class EngineExchange:
     Attributes:
         about: what it is.
         sends: one of SENDS.
-        once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it goes to.
+        once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it goes to; "servers":
+            to every server, whatever it chose.
+        decode: the exchange of steps without prompts, where it is another.
         graphs: whether decode steps keep CUDA graphs.
+        processors: part of a GPU's multiprocessors that its kernels hold while the other half of a batch computes.
         nvlink: where it needs NVLink: "" (nowhere), "server" (between the GPUs of a server) or "all".
         needs: what must be installed or connected; empty: nothing.
+        maker: first word of the GPU kinds that have it; empty: any.
         source: where it is described.
     """
 
     about: str
     sends: str
     once_per: str = "gpu"
+    decode: str = ""
     graphs: bool = True
+    processors: float = 0.0
     nvlink: str = ""
     needs: str = ""
+    maker: str = ""
     source: str = ""
 
     @property
     def follows_placement(self) -> bool:
         """True if the bytes depend on where experts are. With "balance" neither bytes nor compute do."""
         return self.sends == "route"
-
-    def rows(self, tokens_G: IntArray, chosen_GG: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns the rows of a layer's dispatch and of its combine from each GPU to each other.
-
-        Args:
-            tokens_G: (G,) int64, tokens that start on each GPU; with "reduce", that each GPU has an equal part of.
-            chosen_GG: (G, G) int64, rows from each GPU to the GPUs of the experts that its tokens chose, itself included:
-                one for each expert, or one for all of a GPU's or server's where `once_per` says so.
-
-        Returns:
-            Two (G, G) int64 arrays with zero diagonals.
-
-        Example:
-            >>> import numpy as np
-            >>> EXCHANGES["allgather"].rows(np.array([3, 5]), np.array([[3, 0], [5, 0]]))[0].tolist()
-            [[0, 3], [5, 0]]
-        """
-        gpus, others_GG = len(tokens_G), 1 - np.eye(len(tokens_G), dtype=np.int64)
-        if self.sends == "reduce":  # a reduce-scatter and an allgather of the sums
-            return 0 * others_GG, -(-2 * int(tokens_G.sum()) // gpus) * others_GG
-        if self.sends == "gather":
-            there_GG = tokens_G[:, None] * others_GG
-        elif self.sends == "balance":
-            there_GG = -(-chosen_GG.sum(axis=1, keepdims=True) // gpus) * others_GG
-        else:
-            there_GG = chosen_GG * others_GG
-        return there_GG, there_GG.T
 
 
 # fmt: off
@@ -137,22 +114,29 @@ EXCHANGES = {
         source="vLLM all2all.py (AgRsAll2AllManager); SGLang layers/dp_attention.py"),
     "deepep-ht": EngineExchange(
         "DeepEP's high-throughput (normal) kernels; between servers a token goes once to a server, and on by NVLink", "route",
-        "server", graphs=False, nvlink="server", needs="deep_ep, RDMA between servers", source="DeepEP README"),
+        "server", graphs=False, processors=20 / 132, nvlink="server", needs="deep_ep, RDMA between servers",
+        source="DeepEP README; vLLM v1/worker/ubatch_utils.py (SMs)"),
     "deepep-ll": EngineExchange(
         "DeepEP's low-latency kernels: fixed slots for the most tokens of every GPU and expert", "route", "expert",
         needs="deep_ep, RDMA or NVLink", source="DeepEP README"),
     "deepep": EngineExchange(
         "DeepEP: high-throughput kernels for prefill, low-latency kernels for decode", "route", "server",
-        nvlink="server", needs="deep_ep, RDMA between servers", source="SGLang arg_groups/fields/exec_.py"),
+        decode="deepep-ll", processors=20 / 132, nvlink="server", needs="deep_ep, RDMA between servers",
+        source="SGLang arg_groups/fields/exec_.py"),
     "deepep-v2": EngineExchange(
         "DeepEP's ElasticBuffer, by NVLink and NCCL", "route", "server",
         nvlink="server", needs="deep_ep 2; SGLang: a registered model", source="vLLM all2all.py; SGLang moe_hook.py"),
     "nixl": EngineExchange(
-        "NIXL EP: low-latency kernels, GPUs may come and go", "route", "expert", needs="nixl_ep", source="vLLM all2all.py"),
+        "NIXL EP: low-latency kernels, GPUs may come and go", "route", "expert", needs="nixl_ep",
+        source="vLLM all2all.py; NIXL examples/device/ep (nixl_ep_ll.cu, of DeepEP's)"),
     "mori-ht": EngineExchange(
-        "MoRI for throughput (rows of a token unchecked)", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+        "MoRI for throughput: between servers a token goes once to a server that it chose", "route", "server",
+        needs="mori, ROCm", maker="AMD",
+        source="vLLM all2all.py; MoRI dispatch_combine/internode_v1.cpp (DispatchInterNodeSend)"),
     "mori-ll": EngineExchange(
-        "MoRI for low latency (rows of a token unchecked)", "route", "server", needs="mori, ROCm", source="vLLM all2all.py"),
+        "MoRI for low latency: between servers every token goes once to every server", "route", "servers",
+        needs="mori, ROCm", maker="AMD",
+        source="vLLM all2all.py; MoRI dispatch_combine/internode_v1.cpp (DispatchInterNodeLLSend)"),
     "nvlink-one-sided": EngineExchange(
         "a GPU writes into its peers' memory by NVLink; slots for the most tokens of every GPU", "route", nvlink="all",
         needs="vLLM, SGLang: FlashInfer", source="TensorRT-LLM communication/nvlink_one_sided.py"),
@@ -335,6 +319,9 @@ class ServingEngine:
             nothing is set.
         balances: of BALANCES.
         overlaps: names in EXCHANGES with which batches can be cut in halves.
+        halves_from: tokens of a rank, in a step of prompts and in one of answers, from which they are cut.
+        scatters: whether an all-to-all goes with attention that is cut over all of a copy's GPUs, which divide the tokens.
+        moves_wait: whether steps wait while its balancer moves experts.
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
         replicate: the placement with replicas that it can serve.
         file: the placement file's name.
@@ -351,6 +338,9 @@ class ServingEngine:
     default_exchange: Callable[[ServingWay], str]
     balances: Collection[str] = ()
     overlaps: Collection[str] = ()
+    halves_from: tuple[int, int] = (2, 2)
+    scatters: bool = False
+    moves_wait: bool = False
     form: str | None = None
     replicate: str = "equal-split"
     file: str = "placement.json"
@@ -392,7 +382,7 @@ class ServingEngine:
         """Returns all that the engine can be told to do with those GPUs, the default first; arguments as in `default`.
 
         These are the default with another exchange, with halves of a batch that overlap, with another placement, with the
-        engine's balancer, each with one slot more on a GPU than experts need too; and other layouts.
+        engine's balancer, each with one slot more on a GPU than experts need too; and other layouts, with each exchange.
         """
         way = self.default(gpus, per_server, experts, nvlink)
         more, layouts = -experts % gpus + gpus, [Layout(gpus), Layout(gpus, expert=gpus)]
@@ -400,13 +390,15 @@ class ServingEngine:
             size = gpus // copies
             layouts += [Layout(size, copies=copies), *([Layout(1, size, size, copies)] if size > 1 else [])]
         layouts += [Layout(cut, gpus // cut, gpus) for cut in (2, 4, 8) if gpus % cut == 0 and cut < gpus]
-        changes: list[dict[str, Any]] = [{"overlap": True}, {"eplb": self.eplb}, {"placement": "plan"}]
+        changes: list[dict[str, Any]] = [{}, {"eplb": self.eplb}, {"placement": "plan"}]
         changes += [{"eplb": self.eplb, "redundant": more}, {"placement": "plan", "redundant": more}]
         changes += [{"placement": "round_robin"}]
         changes += [{"eplb": self.eplb, "redundant": more, "balance": balance} for balance in self.balances]
-        everywhere = [{"exchange": exchange, **change} for exchange in self.exchanges for change in ({}, *changes)]
-        made = [partial(self._only, layout, per_server, experts, nvlink) for layout in layouts]
-        made += [partial(replace, way, **change) for change in everywhere]
+        halves = [{}, {"overlap": True}]
+        everywhere = [{"exchange": name, **change, **cut} for name in self.exchanges for change in changes for cut in halves]
+        made = [partial(replace, way, **change) for change in everywhere]
+        for layout in layouts:
+            made += [partial(self._only, layout, per_server, experts, nvlink, exchange) for exchange in ("", *self.exchanges)]
         ways = {way: None}
         for make in made:
             with suppress(BadInput):
@@ -414,11 +406,11 @@ class ServingEngine:
                 ways[other] = None
         return list(ways)
 
-    def _only(self, layout: Layout, per_server: int, experts: int, nvlink: bool) -> ServingWay:
-        """Returns the way that the engine takes if nothing but the layout is set."""
-        exchange = "allgather" if layout.data > 1 else "all-reduce"
-        way = ServingWay(self.name, layout, exchange, per_server=per_server, nvlink=nvlink, experts=experts)
-        return replace(way, exchange=self.default_exchange(way)) if layout.data > 1 else way
+    def _only(self, layout: Layout, per_server: int, experts: int, nvlink: bool, exchange: str = "") -> ServingWay:
+        """Returns the way that the engine takes if nothing but the layout, and perhaps the exchange, is set."""
+        usual = "allgather" if layout.data > 1 else "all-reduce"
+        way = ServingWay(self.name, layout, exchange or usual, per_server=per_server, nvlink=nvlink, experts=experts)
+        return replace(way, exchange=self.default_exchange(way)) if layout.data > 1 and not exchange else way
 
     def _conflicts(self, way: ServingWay) -> dict[str, bool]:
         """Returns, with whether they hold, reasons that are no engine's own, or for which this one has no setting."""
@@ -426,7 +418,8 @@ class ServingEngine:
         whole, balances = layout.expert == layout.copy_gpus > 1, exchange.sends == "balance"
         return {
             f"expected an exchange of {', '.join(self.exchanges)}, found {way.exchange}": way.exchange not in self.exchanges,
-            "all-reduce goes without data-parallel ranks, others with": (layout.data > 1) == (exchange.sends == "reduce"),
+            "all-reduce goes without data-parallel ranks, others with": (layout.data > 1) == (exchange.sends == "reduce")
+            and not (self.scatters and exchange.sends == "route"),
             f"{way.exchange} needs whole experts on all GPUs": (exchange.sends == "route" or balances) and not whole,
             f"{way.exchange} needs NVLink ({exchange.nvlink})": bool(exchange.nvlink)
             and (not way.nvlink or (exchange.nvlink == "all" and way.hosts > 1)),

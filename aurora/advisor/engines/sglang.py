@@ -89,8 +89,9 @@ SETTINGS = settings("""
   srt/arg_groups/moe_hook.py
 padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
   moves less; prefill of several ranks: not at all | srt/layers/dp_attention.py (DpPaddingMode)
---enable-two-batch-overlap | off | halves of a batch overlap; needs an all-to-all other than deepep_v2, or data-parallel
-  attention | srt/arg_groups/validation_hook.py
+--enable-two-batch-overlap | off | halves of a batch overlap; DeepEP, NIXL, MoRI or pplx, and models with such stages (DeepSeek,
+  Qwen3-MoE, MiMo-V2; DeepSeek-V4 in prefill, there without an all-to-all too). Prefill leaves DeepEP 20 multiprocessors |
+  srt/batch_overlap/operations_strategy.py, srt/batch_overlap/two_batch_overlap.py, srt/arg_groups/validation_hook.py
 --init-expert-location | trivial: in sequence, replicas of the first experts last | a file with a placement, or with loads
   from which the balancer makes one | srt/eplb/expert_location.py
 --ep-dispatch-algorithm | with a placement: static with an all-to-all, dynamic without | replica of a token: by the GPU's
@@ -112,6 +113,8 @@ SGLANG = ServingEngine(
     EplbSettings(1000, 1000),
     default_exchange,
     balances=("lplb", "waterfill"),
-    overlaps=("allgather", "deepep", "deepep-ht", "deepep-ll"),
+    overlaps=("deepep", "deepep-ht", "deepep-ll", "nixl", "mori-ht"),
+    scatters=True,
+    moves_wait=True,
     form="sglang",
 )

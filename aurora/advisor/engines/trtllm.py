@@ -111,7 +111,9 @@ TRTLLM_FORCE_COMM_METHOD | the first that works: NVLink one-sided, two-sided, NC
 moe_config.load_balancer | none: experts in sequence | a file with num_slots and initial_global_assignments;
   layer_updates_per_iter above 0: so many layers move in each step, beside serving, from a copy of all experts in the hosts'
   memory | llmapi/llm_args.py (MoeLoadBalancerConfig); examples/wide_ep/README.md
-moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks | examples/wide_ep/README.md
+moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks, of which one's allgather overlaps
+  the next one's compute, all-to-alls do not (not priced: it is there to save memory); halves of a batch do not overlap |
+  examples/wide_ep/README.md; pull requests 3104 and 3504
 several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
 """)
 TRTLLM = ServingEngine(

@@ -103,8 +103,10 @@ padding | with CUDA graphs or two halves | all data-parallel ranks are padded to
   they are not | vllm/v1/worker/dp_utils.py
 CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn them off | vllm/config/compilation.py,
   vllm/config/vllm.py
---enable-dbo | off | dual batch overlap from 32 tokens of decode or 512 of prefill on; needs DeepEP or NIXL |
-  vllm/config/parallel.py (dbo_*), vllm/config/vllm.py
+--enable-dbo | off | dual batch overlap from 32 tokens of decode or 512 with prefill on (--dbo-decode-token-threshold,
+  --dbo-prefill-token-threshold), if all ranks have as many; needs DeepEP or NIXL, and model runner V1; DeepEP's
+  high-throughput kernels get 20 multiprocessors | vllm/config/parallel.py (dbo_*), vllm/config/vllm.py,
+  vllm/v1/worker/ubatch_utils.py; docs/design/dbo.md
 --expert-placement-strategy | linear | round_robin only for models with groups of experts, without EPLB, and with
   deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear |
   vllm/model_executor/layers/fused_moe/expert_map_manager.py
@@ -126,5 +128,6 @@ VLLM = ServingEngine(
     EplbSettings(1000, 3000),
     default_exchange,
     overlaps=("deepep-ht", "deepep-ll", "nixl"),
+    halves_from=(512, 32),
     replicate="eplb",
 )

@@ -56,6 +56,7 @@ exchange | by device and batch | without expert parallelism an allgather. A2: MC
   vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
 enable_fused_mc2 | 0 | 1: MC2 fused with the experts, on A3 | vllm_ascend/ascend_config.py,
   vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
+--enable-dbo | off | ignored | vllm_ascend/platform.py
 eplb_config.expert_map_path | none: experts in sequence | a placement that stays; model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)
   | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
 eplb_config.dynamic_eplb | off | model runner V1, with DYNAMIC_EPLB=true: load of 600 steps, 50 for the algorithm on the CPU,
