@@ -40,6 +40,7 @@ kernels: install
 
 # The site, in site/. A link or heading that is missing is an error.
 docs: install
+	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict --quiet
 
 # Wheel and source distribution, in dist/.

@@ -17,6 +17,7 @@ from aurora.cli.choices import filled, names
 from aurora.cli.main import app
 from aurora.cli.options import documented, is_further
 from aurora.types.option_checks import OptionField
+from aurora_vllm.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -31,6 +32,16 @@ comes from the engines' sources, named beside it; newer versions may differ.
 
 Data-parallel ranks need an exchange of tokens, and what moving experts can bring depends on it. An allgather carries every
 token to every GPU, wherever experts are: a placement then balances compute alone. An all-to-all carries other bytes too."""
+
+VLLM_SETTINGS = ROOT / "docs/reference/vllm-settings.md"  # is kept in the repository: the plugin's page points to it
+SETTINGS = f"""# vLLM: settings
+
+Made from the plugin's settings by `make docs`. Write them under `"aurora"` in `--additional-config '{{"aurora": {{...}}}}'` (in Python:
+`LLM(additional_config=...)`). Environment variables (`{PREFIX}PLAN`, `{PREFIX}ORDER` and so on) supply those that are not there.
+
+Settings are checked before anything is loaded. `vllm serve` ends at once with one sentence if a name is unknown, a value is out of
+range, a plan is no plan, or a folder cannot be written. A variable whose name is close to that of a setting is reported. If no rank
+sends 8 KiB or more to another one, all messages of an all-to-all are sent at once, in every order."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,6 +82,14 @@ def engines() -> str:
             _table([["setting", "default", "what it does", "source"], *([*vars(one).values()] for one in engine.settings)])
         )
     return "\n\n".join(parts) + "\n"
+
+
+def vllm_settings() -> str:
+    """Returns the reference of the vLLM plugin's settings as Markdown, from their dataclass."""
+    told = documented(Settings)
+    shown = {None: "none", True: "true", False: "false"}
+    rows = [[f"`{each.name}`", told[each.name], shown.get(each.default, each.default)] for each in fields(Settings)]
+    return f"{SETTINGS}\n\n{_table([['name', 'meaning', 'default'], *rows])}\n"
 
 
 def _exchanges(engine: ServingEngine, gpus: int) -> str:
@@ -141,3 +160,7 @@ def _type(hint: Any) -> dict[str, Any]:
         return {"type": TYPES[hint]}
     parts = [_type(each) for each in get_args(hint)]
     return {"type": [part["type"] for part in parts]} if all("type" in part for part in parts) else {"anyOf": parts}
+
+
+if __name__ == "__main__":
+    VLLM_SETTINGS.write_text(vllm_settings())

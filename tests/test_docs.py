@@ -165,6 +165,17 @@ def test_the_reference_marks_options_that_only_help_all_shows(generate):
     assert (marked["--order"], marked["--output"], marked["--seed"]) == (False, False, True)
 
 
+def test_the_page_of_the_plugins_settings_is_up_to_date(generate):
+    assert generate.VLLM_SETTINGS.read_text() == generate.vllm_settings(), "make docs"
+
+
+def test_the_plugins_pages_are_short():
+    """One screen to start, one page of settings, one of limits."""
+    pages = [ROOT / "integrations/README.md", *(ROOT / "docs/reference").glob("vllm-*.md")]
+    assert len(pages) == 3
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= 200
+
+
 def test_the_cluster_example_is_a_cluster(tmp_path):
     text, *_ = (text for language, text in PAGES["docs/how-to/cluster.md"] if language == "toml")
     (tmp_path / "c.toml").write_text(text)

@@ -26,7 +26,7 @@ class Settings:
     """Settings that the user has given.
 
     Args:
-        plan: file of the plan that placement and orders come from; None: vLLM's own placement.
+        plan: file of a plan of one model, for as many GPUs as vLLM has expert-parallel ranks; None: vLLM's own placement.
         order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
             reduce-scatter) or "auto" (the plan's order or another one, as measured before and while serving, if there is a plan
             and vLLM uses no CUDA graphs, which an order turns off; else "stock").
@@ -38,7 +38,7 @@ class Settings:
         priority: with colocate: "interactive" (its compute and its all-to-alls go before those of batch servers) or "batch".
         slice_s: with colocate, of a batch server with a plan: seconds of a port that a slice of its all-to-alls takes at most,
             between which interactive servers send; None: none is cut.
-        metrics_port: rank r serves its metrics at this port + r, if vLLM's own /metrics cannot show them.
+        metrics_port: rank r serves its metrics at this port + r; None: vLLM's own /metrics alone, where it can show them.
         metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
         agree_s: seconds that ranks wait for each other's report before the model is built.
         adapt: whether the placement follows the traffic: through EPLB, or by expert maps where kernels honour them.
