@@ -275,10 +275,11 @@ def host_id(on_gpus: bool) -> str:
 def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
-    Pairs: messages of SIZES, between GPUs of GPU_SIZES, that take at most PATIENCE_S, each with a small answer; half of the smallest round trip is
-    subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its server, and 1, 2, 4, ... and
-    all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other servers, all at once. Without
-    servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
+    Pairs: messages of SIZES, between GPUs of GPU_SIZES, that take at most PATIENCE_S, each with a small answer; half of the
+    smallest round trip is subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its
+    server, and 1, 2, 4, ... and all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other
+    servers, all at once. Without servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others,
+    by messages of CURVE_SIZES.
 
     Args:
         transport: the transport.

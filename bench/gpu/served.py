@@ -1,7 +1,7 @@
 """Serves a model by vLLM without and with the plugin, and compares greedy answers: `python bench/gpu/served.py MODEL RANKS`.
 
-Sums in bf16 depend on their sequence, so that two tokens that are about as likely may change places. An answer is compared up to
-the first token that differs, which vLLM without the plugin must find as likely as its own, within CLOSE.
+Sums in bf16 depend on their sequence, so that two tokens that are about as likely may change places. An answer is compared up
+to the first token that differs, which vLLM without the plugin must find as likely as its own, within CLOSE.
 """
 
 import json
