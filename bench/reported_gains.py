@@ -178,7 +178,7 @@ def reports() -> tuple[Report, ...]:
     qwen_steps = (decode(8, 1000), decode(32, 1000), decode(128, 1000), SchedulerStep(prefill_tokens=4096, decode_requests=32))
     pro, pro_steps = spread("random", 384, 8), (SchedulerStep(prefill_tokens=8192),)
     vllm, atom = "vllm-project/vllm pull 41141", "ROCm/ATOM pull 1210"
-    h20 = {"kind": "NVIDIA H20", "config": R1, "layout": sixteen, "exchange": "alltoall", "nic_Bps": 50e9}
+    h20 = {"kind": "NVIDIA H20", "config": R1, "layout": sixteen, "exchange": "deepep", "nic_Bps": 50e9}
     linear_over_round = [active_ratio(variance, 8) for variance in VARIANCE["text"]]
     return (
         Report(
@@ -189,13 +189,13 @@ def reports() -> tuple[Report, ...]:
             cost_s=(0.3 / 3000, 1 / 3000),
         ),
         Report(
-            "rearranged over none", atom, (0.167, 0.167), PRO, "AMD Instinct MI355X", eight, "alltoall", pro_steps, pro, STATIC
+            "rearranged over none", atom, (0.167, 0.167), PRO, "AMD Instinct MI355X", eight, "mori-ht", pro_steps, pro, STATIC
         ),
         Report(
-            "64 redundant over none", atom, (0.244, 0.244), PRO, "AMD Instinct MI355X", eight, "alltoall", pro_steps, pro, SPARE
+            "64 redundant over none", atom, (0.244, 0.244), PRO, "AMD Instinct MI355X", eight, "mori-ht", pro_steps, pro, SPARE
         ),
         Report(
-            "64 redundant, biased, over none", atom, (0.34, 0.34), PRO, "AMD Instinct MI355X", eight, "alltoall", pro_steps,
+            "64 redundant, biased, over none", atom, (0.34, 0.34), PRO, "AMD Instinct MI355X", eight, "mori-ht", pro_steps,
             pro, (1.0, 1.0),
         ),
         Report(  # per step: what random choice of replicas leaves of EPLB's balance; a solver of 50 to 150 us a layer
@@ -209,7 +209,7 @@ def reports() -> tuple[Report, ...]:
         ),
         Report(
             "CRAFT over EPLB with a replica a GPU and layer", "arXiv:2603.28768, mean over models", (0.14, 0.14), R1,
-            "NVIDIA H100 80GB HBM3", Layout(data=64, expert=64), "alltoall", (decode(64, 4000),), nic_Bps=50e9,
+            "NVIDIA H100 80GB HBM3", Layout(data=64, expert=64), "deepep", (decode(64, 4000),), nic_Bps=50e9,
         ),
     )  # fmt: skip
 

@@ -17,18 +17,19 @@ import csv
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 from tables import Table, write
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, StepConstants, fit, step_seconds
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, StepConstants, step_seconds
 from aurora.io.clusters import load_gpus
 from aurora.types import GpuKind
 
@@ -62,6 +63,7 @@ START = StepConstants(
     link_share=0.5,  # NCCL on B300, 33 to 134 MB: 0.35 to 0.66 of 900 GB/s
     coordination_s=5e-4,
 )  # where fits start
+STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
 MODEL = "Qwen3.6-35B-A3B"  # whose configuration the shipped constants are fitted to
 KIND = "NVIDIA B300 SXM6 AC"
 SIZES = ((0, "all"), (1, "up to 512 tokens"), (2, "above 512 tokens"))
@@ -152,6 +154,51 @@ def sizes() -> dict[str, ServedSizes]:
 def predict(model: str, kind: GpuKind, row: Row, constants: StepConstants) -> float:
     """Returns predicted seconds of a row."""
     return sum(step_seconds(sizes()[model], kind, row.layout, step, constants=constants).total for step in row.steps)
+
+
+def fit(
+    constants: StepConstants,
+    sizes: ServedSizes,
+    kind: GpuKind,
+    layout: Layout,
+    steps: Sequence[SchedulerStep | Mapping[SchedulerStep, float]],
+    measured_s: Sequence[float],
+    weights: Sequence[float] | None = None,
+    names: Sequence[str] | None = None,
+) -> StepConstants:
+    """Returns constants by measured steps of one configuration: least squares of logarithms, outliers weighing less.
+
+    Constants that the steps say nothing about stay as they are.
+
+    Args:
+        constants: where the fit starts.
+        sizes, kind, layout: as in `step_seconds`.
+        steps: what was run; steps that were timed together as a mapping to how many they were.
+        measured_s: seconds of each entry.
+        weights: of the entries; None: alike.
+        names: of the constants that are fitted; None: all.
+
+    """
+    names = [field.name for field in fields(StepConstants)] if names is None else names
+    start, log_measured = np.log([getattr(constants, name) for name in names]), np.log(measured_s)
+    roots = np.sqrt(np.ones(len(steps)) if weights is None else np.asarray(weights))
+    counted = [{step: 1.0} if isinstance(step, SchedulerStep) else step for step in steps]
+
+    def with_logs(logs: Any) -> StepConstants:
+        return replace(constants, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})
+
+    def residuals(logs: Any) -> Any:
+        tried = with_logs(logs)
+        predicted = [
+            sum(many * step_seconds(sizes, kind, layout, step, constants=tried).total for step, many in each.items())
+            for each in counted
+        ]
+        apart = (np.log(predicted) - log_measured) / STEP_ERROR
+        robust = np.sign(apart) * np.sqrt(2 * np.sqrt(1 + apart**2) - 2)  # soft L1 as a residual
+        return np.concatenate([roots * robust, (logs - start) / START_ERROR])
+
+    upper = [0.0 if name.endswith("_share") else np.inf for name in names]
+    return with_logs(least_squares(residuals, start, bounds=(-np.inf, upper)).x)
 
 
 def fitted(model: str, kind: GpuKind, rows: Sequence[Row], names: Sequence[str] | None = None) -> StepConstants:

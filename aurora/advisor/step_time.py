@@ -5,13 +5,12 @@ outside CUDA graphs takes at least the host's time to launch its kernels. Tokens
 be as many as this one's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Self
 
 import numpy as np
-from scipy.optimize import least_squares
 from scipy.special import ndtri
 
 from aurora.advisor.engines.engine import EXCHANGES, EngineExchange, Layout
@@ -564,56 +563,3 @@ def memory_bytes(config: Mapping[str, Any], layout: Layout, kv_tokens: int, *, s
     cache += sequences * kv_bytes_per_sequence(config, tensor=layout.tensor)
     weights = (split / layout.tensor + whole) * sizes.weight_bytes + ends / layout.tensor
     return MemoryBytes(weights, sizes.moe_layers * sizes.experts * sizes.expert_bytes / ranks, cache)
-
-
-STEP_ERROR, START_ERROR = 0.05, 0.25  # of steps, beyond which they weigh less, and of constants where a fit starts (logarithms)
-
-
-def fit(
-    constants: StepConstants,
-    config: Mapping[str, Any] | ServedSizes,
-    kind: GpuKind,
-    layout: Layout,
-    steps: Sequence[SchedulerStep | Mapping[SchedulerStep, float]],
-    measured_s: Sequence[float],
-    weights: Sequence[float] | None = None,
-    names: Sequence[str] | None = None,
-) -> StepConstants:
-    """Returns constants by measured steps of one configuration: least squares of logarithms, outliers weighing less.
-
-    Constants that the steps say nothing about stay as they are.
-
-    Args:
-        constants: where the fit starts.
-        config, kind, layout: as in `step_seconds`.
-        steps: what was run; steps that were timed together as a mapping to how many they were.
-        measured_s: seconds of each entry.
-        weights: of the entries; None: alike.
-        names: of the constants that are fitted; None: all.
-
-    Raises:
-        BadInput: if there is no step, or a time is not above zero.
-    """
-    if not steps or len(steps) != len(measured_s) or min(measured_s) <= 0:
-        raise BadInput(f"fit: expected a time above zero for each of {len(steps)} steps, found {len(measured_s)}")
-    sizes = config if isinstance(config, ServedSizes) else ServedSizes.of(config)
-    names = [field.name for field in fields(StepConstants)] if names is None else names
-    start, log_measured = np.log([getattr(constants, name) for name in names]), np.log(measured_s)
-    roots = np.sqrt(np.ones(len(steps)) if weights is None else np.asarray(weights))
-    counted = [{step: 1.0} if isinstance(step, SchedulerStep) else step for step in steps]
-
-    def with_logs(logs: Any) -> StepConstants:
-        return replace(constants, **{name: float(np.exp(log)) for name, log in zip(names, logs, strict=True)})
-
-    def residuals(logs: Any) -> Any:
-        tried = with_logs(logs)
-        predicted = [
-            sum(many * step_seconds(sizes, kind, layout, step, constants=tried).total for step, many in each.items())
-            for each in counted
-        ]
-        apart = (np.log(predicted) - log_measured) / STEP_ERROR
-        robust = np.sign(apart) * np.sqrt(2 * np.sqrt(1 + apart**2) - 2)  # soft L1 as a residual
-        return np.concatenate([roots * robust, (logs - start) / START_ERROR])
-
-    upper = [0.0 if name.endswith("_share") else np.inf for name in names]
-    return with_logs(least_squares(residuals, start, bounds=(-np.inf, upper)).x)

@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.advisor.engines.engine import Layout
+from aurora.advisor.engines.engine import EXCHANGES, Layout
 from aurora.advisor.step_time import (
     DEFAULT,
-    EXCHANGES,
     SchedulerStep,
     ServedSizes,
     active_experts,
     all_reduce_bytes,
-    fit,
     memory_bytes,
     step_seconds,
 )
@@ -195,16 +193,3 @@ def test_steps_are_of_something():
         SchedulerStep()
     with pytest.raises(BadInput, match="kv_tokens"):
         SchedulerStep(1, kv_tokens=-1)
-
-
-def test_a_fit_recovers_the_constants_that_its_steps_show():
-    truth = replace(DEFAULT, kernel_s=5e-6, launch_s=9e-6)
-    steps = [SchedulerStep(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
-    steps += [SchedulerStep(prefill_tokens=many) for many in (100, 700, 2000)]
-    measured = [step_seconds(SIZES, KIND, Layout(), step, constants=truth).total for step in steps]
-    fitted = fit(DEFAULT, SIZES, KIND, Layout(), steps, measured)
-    again = [step_seconds(SIZES, KIND, Layout(), step, constants=fitted).total for step in steps]
-    assert again == pytest.approx(measured, rel=0.03)
-    assert fitted.link_share == pytest.approx(DEFAULT.link_share, rel=1e-3)  # one GPU says nothing of links
-    with pytest.raises(BadInput, match="each of 6 steps"):
-        fit(DEFAULT, SIZES, KIND, Layout(), steps, measured[:2])

@@ -1,6 +1,7 @@
 """The bench of steps: its errors on measured steps, where they are at hand, and its parts without them."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import steps
 from steps import Row, chunks, pairs
 
 from aurora.advisor.engines.engine import Layout
-from aurora.advisor.step_time import DEFAULT, SchedulerStep
+from aurora.advisor.step_time import DEFAULT, SchedulerStep, ServedSizes, step_seconds
 from aurora.io.clusters import load_gpus
+from aurora.io.files import load_model_config
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 
@@ -37,6 +39,18 @@ def test_a_prompt_has_the_chunks_that_its_run_had():
     read = [row | {"prefill_tokens": "3000", "kv_tokens": "0"}, row | {"prefill_tokens": "1000", "kv_tokens": "3000"}]
     assert chunks(read, "a", 4000) == (SchedulerStep(3000), SchedulerStep(1000, kv_tokens=3000))
     assert chunks(read, "b", 4000) == (SchedulerStep(4000),)
+
+
+def test_a_fit_recovers_the_constants_that_its_steps_show():
+    truth = replace(DEFAULT, kernel_s=5e-6, launch_s=9e-6)
+    kind, sizes = load_gpus()["NVIDIA H100 80GB HBM3"], ServedSizes.of(load_model_config("mixtral-topics"))
+    drawn = [SchedulerStep(decode_requests=many, kv_tokens=100 * many) for many in (1, 8, 64)]
+    drawn += [SchedulerStep(prefill_tokens=many) for many in (100, 700, 2000)]
+    took_s = [step_seconds(sizes, kind, Layout(), step, constants=truth).total for step in drawn]
+    fitted = steps.fit(DEFAULT, sizes, kind, Layout(), drawn, took_s)
+    again = [step_seconds(sizes, kind, Layout(), step, constants=fitted).total for step in drawn]
+    assert again == pytest.approx(took_s, rel=0.05)
+    assert fitted.link_share == pytest.approx(DEFAULT.link_share, rel=1e-3)  # one GPU says nothing of links
 
 
 @measured
