@@ -60,7 +60,8 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
     if found.way is None:
         return None
     engine = SERVING_ENGINES[found.engine]
-    command, texts = engine.command(found.way, model, folder), engine.files(found.way, folder)
+    file = folder / engine.file
+    command, texts = engine.command(found.way, model, file), engine.files(found.way, file)
     make_folder(folder)
     save(found.cluster, folder / "cluster.toml")
     save(found.profile, folder / "profile.npz")

@@ -37,6 +37,7 @@ def export(
         model: for a plan of several models: the name or number (from 0) of one.
         dense_layers: number of the model's first layers without experts; the engine counts them too; default: the plan's.
     """
+    from aurora.advisor.engines import command_with
     from aurora.io import load_json, write_text
     from aurora.io.engine_placements import export_placement
     from aurora.io.plans import PLAN_FORMAT, load_placement, load_plan
@@ -50,16 +51,19 @@ def export(
         planned = whole.named(model)
         expert_bytes = planned.expert_bytes
         numbers = planned.dense_layers if layers is None else layers
-        made = export_placement(planned.placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
+        placement = planned.placement
+        made = export_placement(placement, form, numbers, planned.load_LE, whole.cluster.equal, path)
     else:
         if model is not None:
             raise BadInput(f"{plan}: expected no --model, which is for a plan of several models, found a placement")
-        made = export_placement(load_placement(plan), form, layers or (), path=path)
+        placement = load_placement(plan)
+        made = export_placement(placement, form, layers or (), path=path)
     if made.off_by > 1e-9:
         off = f"{made.off_by:.0%}"
         print(f"aurora: the engine divides tokens evenly over replicas: shares are off by up to {off}", file=sys.stderr)
     if output is not None:
         write_text(output, made.text)
+    launch = command_with(form, path or Path("FILE"), placement.gpus, placement.experts, made.redundant)
     added_bytes_G = None if expert_bytes is None else made.added_LG.sum(axis=0) * expert_bytes
     found = {
         "output": output,
@@ -68,11 +72,11 @@ def export(
         "added_experts": made.added_LG.sum(axis=1),
         "added_bytes": added_bytes_G,
         "shares_off": made.off_by,
-        "launch": made.launch,
+        "launch": launch,
         "left_out": made.left_out,
         "text": None if output else made.text,
     }
-    notes = (padding_line(made, added_bytes_G), made.left_out, f"to use it: {made.launch}")
+    notes = (padding_line(made, added_bytes_G), made.left_out, f"to use it: {launch}")
     if output is None and not as_json:
         print(*notes, sep="\n", file=sys.stderr)
     show(as_json, found, *((f"wrote {output}", *notes) if output else (made.text.removesuffix("\n"),)))

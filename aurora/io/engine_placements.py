@@ -10,7 +10,6 @@ Sources, whose readers the tests repeat: SGLang v0.5 `srt/eplb/expert_location.p
 """
 
 import json
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -39,7 +38,6 @@ class PlacementFormat:
     Attributes:
         read: called with the file; returns the experts in the slots of each layer, of all GPUs or GPU by GPU.
         write: called with (slots, equally many on every GPU; numbers of the dense layers); returns the file's text.
-        launch: called with (file's name, number of GPUs, number of redundant experts); returns the engine's launch options.
         suffix: suffix of the file's name that the engine expects; empty: any.
         by_decoder: whether layers have the model's numbers, and not their sequence among those with experts.
         without_mtp: what the engine does without the rows of multi-token prediction.
@@ -47,7 +45,6 @@ class PlacementFormat:
 
     read: Callable[[Path], Rows]
     write: Callable[[Slots, Sequence[int]], str]
-    launch: Callable[[str, int, int], str]
     suffix: str = ""
     by_decoder: bool = False
     without_mtp: str = ""
@@ -75,7 +72,6 @@ class Export:
         redundant: physical experts of a layer beyond one for each expert.
         added_LG: (L, G) int64, physical experts that the plan does not have and the engine's equal slots need.
         off_by: the largest difference between an expert's share on a GPU in the plan and in the engine, from 0 to 1.
-        launch: the options that make the engine use the file.
         left_out: a sentence on what the engine may ask for and the file has not.
     """
 
@@ -83,7 +79,6 @@ class Export:
     redundant: int
     added_LG: IntArray
     off_by: float
-    launch: str
     left_out: str
 
 
@@ -103,7 +98,7 @@ def export_placement(
         dense_layers: the model's numbers of its decoder layers without experts.
         load_LE: (L, E), tokens of each expert; None: all alike.
         equal: whether the GPUs are equally fast.
-        path: the file that the text is for, as the launch options name it.
+        path: the file that the text is for.
 
     Raises:
         BadInput: if the format is unknown, or the engine would not read a file of that name.
@@ -117,13 +112,11 @@ def export_placement(
     slots_LG = filled(placement, load_LE, equal)
     engine = Placement.evenly(slots_LG)
     layers = range(len(slots_LG))
-    redundant = redundant_experts(placement)
     return Export(
         known.write(slots_LG, layer_numbers("`dense_layers`", dense_layers)),
-        redundant,
+        redundant_experts(placement),
         np.array([[len(slots_LG[l][g]) - len(placement.slots_LG[l][g]) for g in range(placement.gpus)] for l in layers]),
         max(float(abs(placement.split_EG(l) - engine.split_EG(l)).max()) for l in layers),
-        known.launch(shlex.quote(str(path or "FILE")), placement.gpus, redundant),
         f"layers of multi-token prediction (MTP) have no rows in it{known.without_mtp}",
     )
 
@@ -247,16 +240,6 @@ def _read_vllm(path: Path) -> Rows:
     raise BadInput("expected a line of record_type eplb_initial_mapping, found none")
 
 
-def _launch_vllm(file: str, gpus: int, redundant: int) -> str:
-    config = {
-        "num_redundant_experts": redundant,
-        "initial_mapping_path": shlex.split(file)[0],
-        "disable_online_rebalancing": True,
-    }
-    options = f"--enable-expert-parallel --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}"
-    return f"vllm serve MODEL {options}, in a vLLM with its pull request 41141; others take the plan itself, by the plugin"
-
-
 def _write_sglang(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     """One row per decoder layer; rows of dense layers are never read and repeat the first MoE layer's."""
     rows = _rows(slots_LG)
@@ -273,11 +256,6 @@ def _read_sglang(path: Path) -> Rows:
     return dict(enumerate(rows.tolist() if hasattr(rows, "tolist") else rows))
 
 
-def _launch_sglang(file: str, gpus: int, redundant: int) -> str:
-    options = f"--tp-size {gpus} --ep-size {gpus} --ep-num-redundant-experts {redundant} --init-expert-location {file}"
-    return f"python -m sglang.launch_server --model-path MODEL {options}"
-
-
 def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     phy2log = _rows(slots_LG)
     slots = [[[p for p, e in enumerate(row) if e == expert] for expert in range(1 + max(row))] for row in phy2log]
@@ -289,10 +267,6 @@ def _write_eplb(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
 
 def _read_eplb(path: Path) -> Rows:
     return dict(enumerate(load_json(path)["phy2log"]))
-
-
-def _launch_eplb(file: str, gpus: int, redundant: int) -> str:
-    return f"the arrays of {file} are what rebalance_experts returns with num_gpus={gpus} and {redundant} redundant experts"
 
 
 def _write_ascend(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
@@ -320,12 +294,6 @@ def _read_ascend(path: Path) -> Rows:
     return {number: [device["device_expert"] for device in layer["device_list"]] for number, layer in enumerate(layers)}
 
 
-def _launch_ascend(file: str, gpus: int, redundant: int) -> str:
-    config = {"eplb_config": {"expert_map_path": shlex.split(file)[0], "num_redundant_experts": redundant}}
-    options = f"--enable-expert-parallel --additional-config {shlex.quote(json.dumps(config))}"
-    return f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL {options}"
-
-
 def _write_trtllm(slots_LG: Slots, dense_layers: Sequence[int]) -> str:
     rows = _rows(slots_LG)
     balancer = {
@@ -349,17 +317,12 @@ def _read_trtllm(path: Path) -> Rows:
     return dict(sorted(rows.items()))
 
 
-def _launch_trtllm(file: str, gpus: int, redundant: int) -> str:
-    options = f"--tp_size {gpus} --ep_size {gpus} --extra_llm_api_options OPTIONS.yaml"
-    return f"trtllm-serve MODEL {options}, where OPTIONS.yaml has moe_config: {{load_balancer: {file}}}"
-
-
 PLACEMENT_FORMATS: dict[str, PlacementFormat] = {
-    "vllm-map": PlacementFormat(_read_vllm, _write_vllm, _launch_vllm),
-    "sglang": PlacementFormat(_read_sglang, _write_sglang, _launch_sglang, ".json", by_decoder=True),
-    "eplb": PlacementFormat(_read_eplb, _write_eplb, _launch_eplb),
-    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, _launch_ascend, ".json"),
+    "vllm-map": PlacementFormat(_read_vllm, _write_vllm),
+    "sglang": PlacementFormat(_read_sglang, _write_sglang, ".json", by_decoder=True),
+    "eplb": PlacementFormat(_read_eplb, _write_eplb),
+    "vllm-ascend": PlacementFormat(_read_ascend, _write_ascend, ".json"),
     "trtllm": PlacementFormat(
-        _read_trtllm, _write_trtllm, _launch_trtllm, "", True, ": with MTP on, TensorRT-LLM asks for them, and stops without"
+        _read_trtllm, _write_trtllm, "", True, ": with MTP on, TensorRT-LLM asks for them, and stops without"
     ),
 }

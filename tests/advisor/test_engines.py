@@ -10,9 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.advisor.engines import SERVING_ENGINES
+from aurora.advisor.engines import SERVING_ENGINES, command_with
 from aurora.advisor.engines.engine import EXCHANGES, EplbSettings, Layout, ServingWay, launch_places
 from aurora.errors import BadInput
+from aurora.io.engine_placements import PLACEMENT_FORMATS
 
 FOLDER = Path("a folder")
 SIZES = [(1, 8), (4, 8), (8, 8), (16, 8), (16, 4), (12, 12)]
@@ -32,7 +33,7 @@ TRTLLM_FIELDS = {  # of TensorRT-LLM's llmapi/llm_args.py: LlmArgs, MoeConfig, M
 
 def starts(way):
     """The words of each command of a way."""
-    text = SERVING_ENGINES[way.engine].command(way, "org/model", FOLDER)
+    text = SERVING_ENGINES[way.engine].command(way, "org/model", FOLDER / SERVING_ENGINES[way.engine].file)
     return [shlex.split(line) for line in text.splitlines() if not line.startswith("#")]
 
 
@@ -106,8 +107,25 @@ def test_different_ways_have_different_commands(name):
             way = replace(way, exchange="mc2")
         if (name, way.placement) == ("trtllm", "plan"):
             way = replace(way, redundant=0)
-        key = (engine.command(way, "m", FOLDER), tuple(engine.files(way, FOLDER).items()))
+        key = (engine.command(way, "m", FOLDER / engine.file), tuple(engine.files(way, FOLDER / engine.file).items()))
         assert said.setdefault(key, way) == way
+
+
+@pytest.mark.parametrize("form", PLACEMENT_FORMATS)
+def test_an_exported_placement_comes_with_the_engines_own_command(form):
+    """On the engine's default layout, as `aurora recommend` would say it."""
+    file = FOLDER / "m.json"
+    said = command_with(form, file, gpus=2, experts=4, redundant=2)
+    engine = next((engine for engine in SERVING_ENGINES.values() if engine.form == form), None)
+    if engine is not None:
+        way = replace(engine.default(2, 2, 4), placement="plan", redundant=2)
+        assert said.startswith(engine.command(way, "MODEL", file))
+        assert str(file) in said
+    if form == "vllm-map":
+        assert f'"num_redundant_experts": 2, "initial_mapping_path": "{file}"' in said
+    if form == "trtllm":
+        assert yaml.safe_load(said.partition("\n")[2])["moe_config"]["load_balancer"] == str(file)
+    assert "redundant" in said or form == "trtllm"
 
 
 def test_copies_on_one_server_have_devices_and_ports_of_their_own():
@@ -134,7 +152,7 @@ def test_servers_of_a_copy_meet_at_its_first():
 def test_tensorrt_llms_options_have_its_fields_and_say_the_way():
     engine = SERVING_ENGINES["trtllm"]
     for way in EVERY_WAY["trtllm"]:
-        (text,) = engine.files(way, FOLDER).values()
+        (text,) = engine.files(way, FOLDER / engine.file).values()
         found, layout = yaml.safe_load(text), way.layout
         moe = found.get("moe_config", {})
         balancer = moe.get("load_balancer", {})
@@ -206,7 +224,7 @@ def test_settings_that_do_not_go_together_are_refused_with_the_reason(name, chan
         engine.check(way)
     else:
         with pytest.raises(BadInput, match=why):
-            engine.command(way, "m", FOLDER)
+            engine.command(way, "m", FOLDER / engine.file)
 
 
 @pytest.mark.parametrize(

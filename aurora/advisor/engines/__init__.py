@@ -1,5 +1,10 @@
 """Serving engines as they are: what each does by default and with each flag that matters for MoE models, a file each."""
 
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
 from aurora.advisor.engines.engine import ServingEngine
 from aurora.advisor.engines.sglang import SGLANG
 from aurora.advisor.engines.trtllm import TRTLLM
@@ -7,3 +12,27 @@ from aurora.advisor.engines.vllm import VLLM
 from aurora.advisor.engines.vllm_ascend import VLLM_ASCEND
 
 SERVING_ENGINES: dict[str, ServingEngine] = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM, "vllm-ascend": VLLM_ASCEND}
+
+
+def command_with(form: str, file: Path, gpus: int, experts: int, redundant: int) -> str:
+    """Returns how an engine is started on one server, on its default layout, with a placement file that was exported for it.
+
+    Args:
+        form: the file's format, one of `aurora.io.engine_placements.PLACEMENT_FORMATS`.
+        file: the file.
+        gpus: number of GPUs.
+        experts: routed experts of a layer.
+        redundant: slots of a layer beyond these, over all GPUs.
+    """
+    for engine in SERVING_ENGINES.values():
+        if engine.form == form:
+            way = replace(engine.default(gpus, gpus, experts), placement="plan", redundant=redundant)
+            return "\n".join([engine.command(way, "MODEL", file), *engine.files(way, file).values()])
+    if form == "eplb":
+        return f"the arrays of {file} are what rebalance_experts returns with num_gpus={gpus} and {redundant} redundant experts"
+    config = {"num_redundant_experts": redundant, "initial_mapping_path": str(file), "disable_online_rebalancing": True}
+    default = VLLM.command(VLLM.default(gpus, gpus, experts), "MODEL", file)
+    return (
+        f"{default} --enable-eplb --eplb-config {shlex.quote(json.dumps(config))}, in a vLLM with its pull request 41141; "
+        "others take the plan itself, by the plugin"
+    )

@@ -311,7 +311,7 @@ class ServingEngine:
         name: of the engine.
         versions: of the engine, from which all this was read.
         exchanges: names in EXCHANGES, with the engine's name of each.
-        launch: called with (way, model's name or path, folder of the plan's files); returns the commands.
+        launch: called with (way, model's name or path, the plan's file for the engine); returns the commands.
         refuses: called with a way; yields (why the engine cannot serve in it, whether this holds).
         settings: flags that matter for MoE models.
         eplb: defaults of the engine's own balancer.
@@ -324,8 +324,8 @@ class ServingEngine:
         moves_wait: whether steps wait while its balancer moves experts.
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
         replicate: the placement with replicas that it can serve.
-        file: the placement file's name.
-        files: called with (way, folder); returns the texts of further files that the command names, by name.
+        file: the name under which `aurora recommend` writes it.
+        files: called with (way, the plan's file for the engine); returns the texts of further files beside it, by name.
     """
 
     name: str
@@ -344,14 +344,14 @@ class ServingEngine:
     form: str | None = None
     replicate: str = "equal-split"
     file: str = "placement.json"
-    files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, folder: {}
+    files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, file: {}
 
     def check(self, way: ServingWay) -> None:
         """Raises BadInput unless the engine can serve in that way, with one sentence on why it cannot."""
         if why := next((why for why, holds in {**self._conflicts(way), **self.refuses(way)}.items() if holds), ""):
             raise BadInput(f"{self.name}: {why}")
 
-    def command(self, way: ServingWay, model: str, folder: Path) -> str:
+    def command(self, way: ServingWay, model: str, file: Path) -> str:
         """Returns the shell commands that start the engine with exactly those settings, and leave the rest to its defaults.
 
         Servers are called HOST_0, HOST_1, ...: put their addresses there.
@@ -359,13 +359,13 @@ class ServingEngine:
         Args:
             way: the way of serving.
             model: the model's name or path, as the engine loads it.
-            folder: where the plan's files are, and those of `files`.
+            file: the placement file, or without `form` the plan; `files` are beside it.
 
         Raises:
             BadInput: if the engine cannot serve in that way.
         """
         self.check(way)
-        return self.launch(way, model, folder)
+        return self.launch(way, model, file)
 
     def default(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> ServingWay:
         """Returns what the engine does with expert parallelism over data-parallel attention and nothing else set.

@@ -41,13 +41,13 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     }
 
 
-def launch(way: ServingWay, model: str, folder: Path) -> str:
+def launch(way: ServingWay, model: str, file: Path) -> str:
     """Returns the commands that start SGLang in that way.
 
     Args:
         way: the way of serving.
         model: the model's name or path.
-        folder: where `placement.json` is.
+        file: the placement.
     """
     layout = way.layout
     words = ["python -m sglang.launch_server", f"--model-path {shlex.quote(model)}", f"--tp-size {layout.copy_gpus}"]
@@ -56,7 +56,7 @@ def launch(way: ServingWay, model: str, folder: Path) -> str:
     words += [BACKENDS[way.exchange]] * bool(BACKENDS[way.exchange])
     words += ["--deepep-v2-mode hybrid"] * (way.exchange == "deepep-v2" and way.hosts > 1)
     words += [f"--ep-num-redundant-experts {way.redundant}"] * (way.redundant > 0)
-    words += [f"--init-expert-location {shlex.quote(str(folder / SGLANG.file))}"] * (way.placement == "plan")
+    words += [f"--init-expert-location {shlex.quote(str(file))}"] * (way.placement == "plan")
     if way.eplb:
         words += [f"--enable-eplb --eplb-rebalance-num-iterations {way.eplb.interval}"]
         words += [f"--expert-distribution-recorder-buffer-size {way.eplb.window}"]

@@ -42,7 +42,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     }
 
 
-def options(way: ServingWay, folder: Path) -> dict[str, Any]:
+def options(way: ServingWay, file: Path) -> dict[str, Any]:
     """Returns the content of the options file that the command names."""
     layout = way.layout
     found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
@@ -53,7 +53,7 @@ def options(way: ServingWay, folder: Path) -> dict[str, Any]:
         found["enable_attention_dp"] = True
     if way.hosts > 1:
         found["gpus_per_node"] = way.per_server
-    balancer: str | dict[str, int] | None = str(folder / TRTLLM.file) if way.placement == "plan" else None
+    balancer: str | dict[str, int] | None = str(file) if way.placement == "plan" else None
     if way.eplb:
         balancer = {"num_slots": way.experts + way.redundant, "layer_updates_per_iter": way.eplb.interval}
     if balancer is not None:  # the backend that takes a balancer on Hopper and on Blackwell GPUs
@@ -61,20 +61,20 @@ def options(way: ServingWay, folder: Path) -> dict[str, Any]:
     return found
 
 
-def files(way: ServingWay, folder: Path) -> dict[str, str]:
+def files(way: ServingWay, file: Path) -> dict[str, str]:
     """Returns the options file that the command names."""
-    return {OPTIONS: str(yaml.safe_dump(options(way, folder), sort_keys=False))}
+    return {OPTIONS: str(yaml.safe_dump(options(way, file), sort_keys=False))}
 
 
-def launch(way: ServingWay, model: str, folder: Path) -> str:
+def launch(way: ServingWay, model: str, file: Path) -> str:
     """Returns the commands that start TensorRT-LLM in that way.
 
     Args:
         way: the way of serving.
         model: the model's name or path.
-        folder: where `options.yaml`, see `files`, and `placement.yaml` are.
+        file: the placement; `options.yaml`, see `files`, is beside it.
     """
-    serve = ["trtllm-serve", shlex.quote(model), f"--extra_llm_api_options {shlex.quote(str(folder / OPTIONS))}"]
+    serve = ["trtllm-serve", shlex.quote(model), f"--extra_llm_api_options {shlex.quote(str(file.with_name(OPTIONS)))}"]
     method = [f"TRTLLM_FORCE_COMM_METHOD={METHODS[way.exchange]}"] * bool(METHODS[way.exchange] and way.layout.data > 1)
     if way.hosts > 1:
         by_copy: dict[str, list[str]] = {}

@@ -63,13 +63,13 @@ def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
     return words
 
 
-def launch(way: ServingWay, model: str, folder: Path) -> str:
+def launch(way: ServingWay, model: str, file: Path) -> str:
     """Returns the commands that start vLLM in that way.
 
     Args:
         way: the way of serving.
         model: the model's name or path.
-        folder: where `plan.json` is.
+        file: the plan.
     """
     planned = way.placement == "plan"
     words = [f"--all2all-backend {BACKENDS[way.exchange]}"] * bool(BACKENDS[way.exchange] and way.layout.expert > 1)
@@ -81,7 +81,7 @@ def launch(way: ServingWay, model: str, folder: Path) -> str:
     if way.eplb:
         words += [f"--eplb-config.window_size {way.eplb.window} --eplb-config.step_interval {way.eplb.interval}"]
     if planned:
-        config = json.dumps({"aurora": {"plan": str(folder / "plan.json"), "order": "stock"}})
+        config = json.dumps({"aurora": {"plan": str(file), "order": "stock"}})
         words += [f"--additional-config {shlex.quote(config)}"]
     return launch_lines(way, lambda place: serve_words(way, model, place) + words, 8000)
 
@@ -130,4 +130,5 @@ VLLM = ServingEngine(
     overlaps=("deepep-ht", "deepep-ll", "nixl"),
     halves_from=(512, 32),
     replicate="eplb",
+    file="plan.json",
 )

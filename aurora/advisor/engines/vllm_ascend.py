@@ -22,17 +22,17 @@ def refuses(way: ServingWay) -> dict[str, bool]:
     }
 
 
-def launch(way: ServingWay, model: str, folder: Path) -> str:
+def launch(way: ServingWay, model: str, file: Path) -> str:
     """Returns the commands that start vLLM with vllm-ascend in that way.
 
     Args:
         way: the way of serving.
         model: the model's name or path.
-        folder: where `placement.json` is.
+        file: the placement.
     """
     eplb: dict[str, Any] = {}
     if way.placement == "plan":
-        eplb["expert_map_path"] = str(folder / VLLM_ASCEND.file)
+        eplb["expert_map_path"] = str(file)
     if way.eplb:
         eplb |= {"dynamic_eplb": True, "expert_heat_collection_interval": way.eplb.window}
         eplb["algorithm_execution_interval"] = way.eplb.interval - way.eplb.window
