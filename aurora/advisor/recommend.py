@@ -1,6 +1,7 @@
 """Recommends how to serve a model on given GPUs: what balancing can bring, what reaches it, and the command; or nothing."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
 from aurora.advisor.served_ways import ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
-from aurora.advisor.sharing import ADVISED, HALVES, WaysCompared, compare_sharing
+from aurora.advisor.sharing import ADVISED, BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, WaysCompared, compare_sharing
+from aurora.advisor.sharing import WORTH as SHARED
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
@@ -321,7 +323,7 @@ def recommend(
     else:
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
-    nvlink = all(kind.link_Bps is not None for kind in kinds)  # kinds without a datasheet are taken to have it
+    nvlink = _nvlink(cluster)
     served = simulated = plan = None
     if config is not None and cluster.equal and kinds:
         nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
@@ -336,8 +338,85 @@ def recommend(
         plan = None if best_plan is None else best_plan.plan
     recorded = recorded_range(len(cluster), served.step_tokens[1] if served else None) if drawn else None
     ways = [way for way in ADVISED if served is None or way != HALVES]  # copies are among the ways of serving
-    sharing = None if drawn else compare_sharing(cluster, profile, progress, ways)
+    sharing = None if drawn else compare_sharing(cluster, [profile], progress, ways)
     return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, sharing)
+
+
+@dataclass(frozen=True)
+class TwoModels:
+    """Ways in which two models may use the same GPUs, by simulated steps of their MoE layers.
+
+    Attributes:
+        engine: the engine, one of SERVING_ENGINES.
+        cluster: the GPUs.
+        profiles: the traffic of each.
+        drawn: whether some of it was drawn, so that nothing is recommended.
+        compared: the ways; gains are over one model after the other, each on all GPUs.
+    """
+
+    engine: str
+    cluster: Cluster
+    profiles: tuple[Profile, ...]
+    drawn: bool
+    compared: WaysCompared
+
+    @property
+    def way(self) -> str | None:
+        """The way to take; None for one model after the other, or if traffic was drawn."""
+        found = self.compared.winner
+        return None if self.drawn or found.gain < SHARED else found.way
+
+    def save(self, folder: Path, models: Sequence[str]) -> str | None:
+        """Writes what the commands name to a folder, which is made, and returns the commands; None where there is no way."""
+        if self.way is None:
+            return None
+        paths = [folder / f"{number}.npz" for number in range(len(models))]
+        texts = {}
+        if self.way == HALVES:
+            use, half = SERVING_ENGINES[self.engine], len(self.cluster) // 2
+            one = use.default(half, per_server_of(self.cluster), nvlink=_nvlink(self.cluster))
+            way = replace(one, layout=replace(one.layout, copies=2))
+            lines = [use.command(way, model, folder / use.file).splitlines() for model in models]
+            said, texts = [*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]], use.files(way, folder / use.file)
+        else:
+            given, plan = " ".join(f"--profile {path}" for path in paths), folder / "plan.json"
+            said = [f"aurora plan --cluster {folder / 'cluster.toml'} {given} --time-slice {self.way.split()[-1]} -o {plan}"]
+            said += [f"aurora run {plan} {' '.join(f'--model {shlex.quote(model)}' for model in models)} --prompts PROMPTS"]
+        make_folder(folder)
+        save(self.cluster, folder / "cluster.toml")
+        for path, profile in zip(paths, self.profiles, strict=True):
+            save(profile, path)
+        for name, text in texts.items():
+            write_text(folder / name, text)
+        return "\n".join(said)
+
+
+def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
+    """Recommends how two models use the same GPUs: each a half of them, or both all, at once or one after the other.
+
+    Args:
+        cluster: the GPUs.
+        engine: one of SERVING_ENGINES.
+        profiles: the traffic of each, of any number of source ranks, with curves of the GPUs' kinds.
+        progress: called with (what is being done, how much of it is done, how much there is in all).
+
+    Raises:
+        BadInput: if the engine is unknown, or there are not two profiles.
+        InfeasiblePlan: if the GPUs' memory does not hold a model.
+    """
+    check_one_of("engine", engine, SERVING_ENGINES)
+    if len(profiles) != 2:
+        raise BadInput(f"`profile`: expected one, or two of two models, found {len(profiles)}")
+    dealt = tuple(profile.at_sources(len(cluster)) for profile in profiles)
+    drawn = any(profile.provenance.get("tool") == SYNTHETIC_TOOL for profile in dealt)
+    compared = compare_sharing(cluster, dealt, progress, (IN_SEQUENCE, HALVES, BY_EXCHANGE, BY_LAYER))
+    return TwoModels(engine, cluster, dealt, drawn, compared)
+
+
+def _nvlink(cluster: Cluster) -> bool:
+    """Returns whether NVLink connects the GPUs of a server; kinds without a datasheet are taken to have it."""
+    known = load_gpus()
+    return all(known[gpu.kind].link_Bps is not None for gpu in cluster.gpus if gpu.kind in known)
 
 
 def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: str) -> Plan:

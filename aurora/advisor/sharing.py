@@ -319,8 +319,11 @@ class _Case:
             ends_M = tuple(ends for steps in steps_M for ends in steps.ends_M)
             return ServedSteps(max(s.seconds for s in steps_M), sum(s.compute_s for s in steps_M), ends_M)
 
-        either = [served(parts), *([] if self.cluster.equal else [served(parts[::-1])])]
-        return min(either, key=lambda steps: steps.seconds), ""
+        either = {"": served(parts)} | (
+            {} if self.cluster.equal else {"the first model on the second half": served(parts[::-1])}
+        )
+        how = min(either, key=lambda how: either[how].seconds)
+        return either[how], how
 
     def micro_batches(self) -> tuple[ServedSteps, str]:
         pairs = list(zip(self.plan_M[: self.base], self.requests_M, strict=False))
@@ -389,13 +392,13 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
 
 
 def compare_sharing(
-    cluster: Cluster, profile: Profile, progress: Progress = untold, ways: Sequence[str] = ADVISED
+    cluster: Cluster, profiles: Sequence[Profile], progress: Progress = untold, ways: Sequence[str] = ADVISED
 ) -> WaysCompared:
-    """Returns what one model's GPUs bring in each way, at the tokens that a rank has in the profile's windows.
+    """Returns what GPUs bring in each way, at the tokens that a rank has in the first profile's windows.
 
     Args:
         cluster: the GPUs.
-        profile: the model's traffic; other models are taken to be like it.
+        profiles: the models' traffic; further models are taken to be like the first.
         ways: which of WAYS.
         progress: called with (what is being done, ways done, ways in all).
 
@@ -403,8 +406,9 @@ def compare_sharing(
         BadInput: if the profile does not fit the cluster.
         InfeasiblePlan: if the GPUs' memory does not hold the model.
     """
-    tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows / profile.sources
-    return compare_ways(cluster, [profile], max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ways, progress=progress)
+    first = profiles[0]
+    tokens = first.tokens_TLSE.sum() / first.top_k / first.layers / first.windows / first.sources
+    return compare_ways(cluster, profiles, max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ways, progress=progress)
 
 
 class ApartSeconds(NamedTuple):

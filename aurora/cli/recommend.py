@@ -8,17 +8,17 @@ from aurora.cli.inputs import check_folder
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
-from aurora.types import RequestLoad
+from aurora.types import Cluster, RequestLoad
 from aurora.types.option_checks import OptionField
 
 
 def recommend(
     *,
     engine: Annotated[str, OptionField(choices="recommended_engine")],
-    model: str | None = None,
+    model: list[str] | None = None,
     gpus: list[str] | None = None,
     cluster: Path | None = None,
-    profile: Path | None = None,
+    profile: list[Path] | None = None,
     load: RequestLoad,
     nic_Bps: Annotated[float, OptionField(flag="--nic-bps")] = 50e9,
     per_server: int = 8,
@@ -30,20 +30,20 @@ def recommend(
 
     Args:
         engine: the serving engine.
-        model: the model's config.json or folder, or a shipped model's name; needed without --profile.
+        model: the model's config.json or folder, or a shipped model's name; needed without --profile; once a model.
         gpus: kinds and numbers of GPUs, such as h20:8,a100:8; or give --cluster.
         cluster: cluster TOML, or a shipped cluster's name.
-        profile: the model's recorded traffic; default: synthetic traffic.
+        profile: the model's recorded traffic; default: synthetic traffic; of two models: whether to split the GPUs.
         nic_Bps: with --gpus: rate of each GPU's NIC to other servers, bytes per second.
         per_server: with --gpus: number of GPUs in a server.
         output: folder for the plan and the engine's files.
     """
     from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
-    from aurora.advisor.recommend import save_recommendation
-    from aurora.io import load_cluster, load_profile
+    from aurora.advisor.recommend import cluster_of, recommend_for_two, save_recommendation, with_datasheet_curves
+    from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
     from aurora.io.files import served_model
-    from aurora.reports.advice import recommendation_lines, sharing_advice
+    from aurora.reports.advice import recommendation_lines, sharing_advice, two_models_advice
     from aurora.reports.comparisons import recommendation_table
     from aurora.reports.json_objects import recommendation_json
 
@@ -51,14 +51,32 @@ def recommend(
         raise BadInput("recommend: expected either --gpus or --cluster")
     if not gpus:
         refuse_given(("nic_Bps", "per_server"), "with `gpus`")
-    check_folder(output, "cluster.toml", "profile.npz", "plan.json", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS)
+    check_folder(
+        output, "cluster.toml", "profile.npz", "0.npz", "1.npz", *{use.file for use in SERVING_ENGINES.values()}, OPTIONS
+    )
     machines = load_cluster(cluster) if cluster else ",".join(gpus or [])
-    traffic = load_profile(profile) if profile else None
+    traffic, models = [load_profile(path) for path in profile or ()], model or []
+    if max(len(models), len(traffic)) > 1 and len(models) not in (0, len(traffic)):
+        raise BadInput(f"recommend: expected a --profile for each --model, found {len(traffic)} and {len(models)}")
+    if len(traffic) > 1:
+        here = machines if isinstance(machines, Cluster) else cluster_of(machines, load_gpus(), nic_Bps, per_server)
+        kinds = [kind for name, kind in load_gpus().items() if name in {gpu.kind for gpu in here.gpus}]
+        for number, name in enumerate(models):
+            traffic[number] = with_datasheet_curves(traffic[number], load_model_config(name), kinds)
+        with progress_bars() as progress:
+            two = recommend_for_two(here, engine, traffic, progress)
+        command = two.save(output, [served_model(name) for name in models] or ["MODEL_A", "MODEL_B"])
+        advice = two_models_advice(two)
+        known = {"engine": engine, "drawn": two.drawn, "recommendation": two.way, "advice": advice, "gains": two.compared.gains}
+        wrote = [f"wrote {output}", f"start them with:\n{command}"] if command else []
+        show(as_json, {**known, "output": output if command else None, "launch": command}, advice, *wrote)
+        return
     with progress_bars() as progress:
         found = aurora.recommend(
-            machines, engine, model=model, profile=traffic, load=load, nic_Bps=nic_Bps, per_server=per_server, progress=progress
-        )
-    command = save_recommendation(found, output, served_model(model) if model else "MODEL")
+            machines, engine, model=next(iter(models), None), profile=next(iter(traffic), None), load=load, nic_Bps=nic_Bps,
+            per_server=per_server, progress=progress,
+        )  # fmt: skip
+    command = save_recommendation(found, output, served_model(models[0]) if models else "MODEL")
     show(
         as_json,
         {

@@ -8,9 +8,19 @@ import numpy as np
 
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
-from aurora.advisor.recommend import Recommendation
+from aurora.advisor.recommend import Recommendation, TwoModels
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, MICRO_BATCHES, THREE_MODELS, WORTH, ApartSeconds, WaysCompared
+from aurora.advisor.sharing import (
+    BY_EXCHANGE,
+    BY_LAYER,
+    HALVES,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    WORTH,
+    ApartSeconds,
+    WaysCompared,
+)
 from aurora.errors import AuroraError
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.slot_counts import memory_slots_G
@@ -320,6 +330,23 @@ def sharing_advice(compared: WaysCompared) -> str:
         return f"Serve a copy of this model on each half of the GPUs: {most:.2f}x the throughput of one on all {at}; {rest}."
     share = "between three models" if best == THREE_MODELS else f"with a second model, {two}"
     return f"Share these GPUs {share}: {most:.2f}x the throughput of one after the other {at}; {rest}."
+
+
+def two_models_advice(found: TwoModels) -> str:
+    """Returns a sentence that says how two models use the same GPUs, with the gain of each way."""
+    gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
+    others = ", ".join(f"{way} {gain:.2f}x" for way, gain in gains.items()) or "nothing else can be had"
+    at = f"the throughput of one model after the other on all GPUs, with {found.compared.batch} tokens of a rank in a step"
+    if found.drawn:
+        return f"No recommendation: traffic is drawn. Of {at} (simulated): {others}."
+    if found.way is None:
+        return f"Serve one model after the other, each on all GPUs: of {at} (simulated): {others}."
+    best, first = found.compared.winner, ""
+    if found.way == HALVES:
+        first = f"Split the GPUs, a half for each model{best.how and f' ({best.how})'}"
+    else:
+        first = f"Share all GPUs, {found.way}, which engines cannot and aurora's own runtime can"
+    return f"{first}: {best.gain:.2f}x {at} (simulated); {others}."
 
 
 RECORDING = {  # how an engine's traffic becomes a profile

@@ -250,7 +250,7 @@ class ReportNumbers:
         if self.of.plan.colocated or not self.of.profiles:
             return None
         try:
-            return compare_sharing(self.of.plan.cluster, self.of.profiles[0], self.progress)
+            return compare_sharing(self.of.plan.cluster, self.of.profiles[:1], self.progress)
         except InfeasiblePlan:
             return None
 

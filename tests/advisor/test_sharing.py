@@ -187,7 +187,7 @@ def test_advice_follows_the_gains(gains, said):
 
 
 def test_sharing_is_compared_at_the_profiles_own_batch():
-    found = compare_sharing(two_gpus(), both_experts())
+    found = compare_sharing(two_gpus(), [both_experts()])
     assert found.batch == BATCH
     assert "a copy of this model on each half" in sharing_advice(found)
 

@@ -57,6 +57,35 @@ def test_drawn_traffic_advises_nothing_and_writes_nothing(aurora, tmp_path):
     assert (found["recommendation"], found["drawn"], found["launch"], found["sharing"]) == (None, True, None, None)
 
 
+def test_two_models_split_four_gpus_or_share_them(aurora, tmp_path):
+    """Slow links and small experts: a half for each model halves what crosses them. Without links to wait for, nothing wins."""
+    shape, seen = Shape.of(CONFIG), []
+    for number in range(2):
+        tokens_TLSE = np.random.default_rng(number).multinomial(256, np.full(8, 1 / 8), size=(4, 2, 4))
+        seen.append(tmp_path / f"seen{number}.npz")
+        save(shape.profile(tokens_TLSE, {"tool": "recorder"}, kinds=[load_gpus()["NVIDIA L40S"]]), seen[-1])
+    given = [word for path in seen for word in ("--profile", path)]
+    line = ("recommend", "--gpus", "l40s:4", "--engine", "vllm", *given, "-o", tmp_path / "out")
+    code, printed, err = aurora(*line, "--json")
+    assert code == 0, err
+    found = json.loads(printed)
+    assert set(found["gains"]) == {"one after the other", "halves of the GPUs", "by exchange", "by layer"}
+    best = max(found["gains"].values())
+    assert (found["recommendation"] is not None) == (best >= 1.05)
+    assert found["recommendation"] == "halves of the GPUs"
+    first, second = found["launch"].splitlines()
+    assert first.startswith("CUDA_VISIBLE_DEVICES=0,1 vllm serve MODEL_A --data-parallel-size 2")
+    assert second.startswith("CUDA_VISIBLE_DEVICES=2,3 vllm serve MODEL_B --data-parallel-size 2")
+    assert second.endswith("--port 8001")
+    assert "Split the GPUs, a half for each model: " in found["advice"]
+    assert load_profile(tmp_path / "out" / "1.npz").digest == load_profile(seen[1]).digest
+    drawn = tmp_path / "drawn.npz"
+    assert aurora("synthetic", "zipf:1", "mixtral-topics", "-o", drawn)[0] == 0
+    code, printed, err = aurora("recommend", "--gpus", "l40s:4", "--engine", "vllm", "--profile", drawn, "--profile", drawn)
+    assert (code, "No recommendation: traffic is drawn" in " ".join(printed.split())) == (0, True), err
+    refused(aurora(*line, "--model", "mixtral-topics"), "a --profile for each --model, found 2 and 1")
+
+
 def test_what_is_missing_or_in_the_way_is_said_before_any_work(aurora, tmp_path):
     base = ("recommend", "--engine", "sglang", "-o", tmp_path / "out")
     refused(aurora(*base, "--model", "mixtral-topics"), "expected either --gpus or --cluster")
