@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, sweep, train
+from aurora.cli import demo, engines, measure, order, place, plan, profile, recommend, report, run, simulate, sweep, train, vllm
 from aurora.cli.options import Subcommand, with_options
 from aurora.errors import AuroraError
 
@@ -24,6 +24,7 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "train": train.train,
     "report": report.report,
+    "vllm": vllm.vllm,
     "order": order.order,
     "place": place.place,
     "export": engines.export,
@@ -35,6 +36,8 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "measure system": measure.system,
 }
 HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
+
+PASSED_ON = ("vllm",)  # subcommands that hand options that they do not know to another command
 
 RETIRED = {  # subcommands that were, and where their work is done now
     "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
@@ -55,7 +58,8 @@ app = typer.Typer(
 _measure = typer.Typer(help=HELP, no_args_is_help=True)
 for _name, _function in SUBCOMMANDS.items():
     _group = _measure if _name.startswith("measure ") else app
-    _group.command(_name.removeprefix("measure "), cls=Subcommand)(with_options(_function))
+    _passed = {"ignore_unknown_options": _name in PASSED_ON}
+    _group.command(_name.removeprefix("measure "), cls=Subcommand, context_settings=_passed)(with_options(_function))
 app.add_typer(_measure, name="measure")
 
 

@@ -1,0 +1,375 @@
+"""The parent of vLLM's servers, one for each data-parallel rank: starts them, alone decides who is lost, tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from aurora.errors import RankFailed
+from aurora_vllm.whole_streams import ServingChanges
+
+PR_SET_PDEATHSIG = 1
+LOOK_S = 0.25  # between two looks at all ranks
+SILENT_S = 5.0  # after which start-up is told again
+ENDED_S = 20.0  # for servers to end by themselves, which write their records then
+WITHIN_S = 20.0  # for survivors to wait for each other in a change
+STARTED, SERVES = "starting processes", "serving"
+PHASES = {  # what a rank does from a line of its log on
+    "Initializing a V": "loading the model",
+    "Loading weights took": "warming up",
+    "init engine (": "waiting for the others",
+}
+OF_ENGINE = "VLLM::"  # how vLLM's own names of its processes begin
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a rank.
+
+    Attributes:
+        exit_code: of its server; None while it runs.
+        processes: process ids of its engine and workers.
+        stopped: whether one of its processes is stopped.
+        status: status of its engine, as vLLM's fault tolerance names it; None: no answer.
+        change: the last change that it has completed.
+        failed: the request of the change that it refused or could not complete; empty: none.
+    """
+
+    exit_code: int | None = None
+    processes: frozenset[int] = frozenset()
+    stopped: bool = False
+    status: str | None = "healthy"
+    change: int = 0
+    failed: str = ""
+
+
+class ServingRanks:
+    """Decides which ranks are lost, and numbers the changes: pure, by looks and the time of each.
+
+    Args:
+        ranks: the numbers of the ranks.
+        hang_s: seconds without an answer, or stopped, after which a rank is lost.
+
+    Attributes:
+        alive: ranks that serve.
+        dead: ranks that were lost.
+        change: number of the last change that began.
+    """
+
+    def __init__(self, ranks: Sequence[int], hang_s: float) -> None:
+        self.alive, self.dead, self.change, self._hang_s = list(ranks), list[int](), 0, hang_s
+        self._answered_s: dict[int, float] = {}
+        self._processes: dict[int, frozenset[int]] = {}
+
+    def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
+        """Takes a look at each rank that is alive. Returns why ranks are lost, and counts them among the dead."""
+        reasons = {rank: why for rank in self.alive if (why := self._reason(rank, looks[rank], now_s))}
+        self.alive = [rank for rank in self.alive if rank not in reasons]
+        self.dead += reasons
+        self.change += bool(reasons)
+        return reasons
+
+    def _reason(self, rank: int, look: Look, now_s: float) -> str:
+        missing = self._processes.setdefault(rank, look.processes) - look.processes
+        if look.exit_code is not None:
+            return f"its server ended, {describe_exit(look.exit_code)}"
+        if missing:
+            return f"its process {min(missing)} ended"
+        if look.status == "dead":
+            return "its workers ended"
+        if look.status is not None and not look.stopped:
+            self._answered_s[rank] = now_s
+        if now_s - self._answered_s.setdefault(rank, now_s) < self._hang_s:
+            return ""
+        return f"{'it is stopped' if look.stopped else 'it does not answer'} for {self._hang_s:g} s"
+
+    def complete(self, looks: dict[int, Look]) -> bool:
+        """Returns whether all ranks that are alive serve after the last change."""
+        return all(looks[rank].status == "healthy" and looks[rank].change == self.change for rank in self.alive)
+
+
+def describe_exit(code: int) -> str:
+    """Returns how a process ended."""
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+@dataclass(eq=False)
+class RankServer:
+    """One server of vLLM: of a data-parallel rank, or of all ranks."""
+
+    rank: int
+    url: str
+    process: asyncio.subprocess.Process
+    log: Path
+    phase: str = STARTED
+    _read: int = field(default=0)
+
+    def new_lines(self) -> list[str]:
+        """Returns whole lines of its log that were not returned before, and notes its phase."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            whole, _, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + bool(whole)
+        lines = whole.decode(errors="replace").splitlines()
+        for line in lines:
+            self.phase = next((phase for text, phase in PHASES.items() if text in line), self.phase)
+        return lines
+
+    def kill(self) -> None:
+        """Kills all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class RankServers:
+    """Servers of vLLM and what belongs to them: the router, and with `survive` the keeper of the store.
+
+    Args:
+        command: called with (rank, its port, the keeper's store or ""); returns the words and the environment of its server.
+        ranks: numbers of the data-parallel ranks; one number for a server of all ranks.
+        port: port of the only server; None: there are several, with ports of their own behind the router.
+        folder: where logs are written.
+        hang_s: seconds without an answer after which a rank is lost.
+        survive: whether the others serve on when a rank is lost.
+        session: the HTTP client.
+        say: called with sentences for the user.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int, int, str], tuple[list[str], dict[str, str]]],
+        ranks: Sequence[int],
+        port: int | None,
+        folder: Path,
+        hang_s: float,
+        survive: bool,
+        session: ClientSession,
+        say: Callable[[str], None],
+    ) -> None:
+        self._command, self._port, self._folder, self._survive, self._say = command, port, folder, survive, say
+        self._ranks, self._hang_s, self._session = ranks, hang_s, session
+        self.changes = ServingChanges(hang_s + 2.0)
+        self.servers: dict[int, RankServer] = {}
+        self.router = ""
+        self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
+
+    async def start(self) -> None:
+        """Starts all servers and the router, and tells how far they are. Returns when all serve.
+
+        Raises:
+            RankFailed: if a server ends before.
+        """
+        ports = [self._port] if self._port is not None else free_ports(len(self._ranks))
+        store = await self._start_keeper() if self._survive else ""
+        for rank, port in zip(self._ranks, ports, strict=True):
+            words, environ = self._command(rank, port, store)
+            log = self._folder / f"rank-{rank}.log"
+            process = await self._run(words, log, {**os.environ, **environ})
+            self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
+        self._ranks_now, self._change_s, self._asked = ServingRanks(self._ranks, self._hang_s), 0.0, set[str]()
+        began_s = told_s = time.monotonic()
+        before: dict[int, str] = {}
+        while any(server.phase != SERVES for server in self.servers.values()):
+            await asyncio.sleep(LOOK_S)
+            self._relay()
+            for server in self.servers.values():
+                if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self._hang_s) is not None:
+                    server.phase = SERVES
+            now_s, phases = time.monotonic(), {rank: server.phase for rank, server in self.servers.items()}
+            for server in self.servers.values():
+                if (code := server.process.returncode) is not None:
+                    raise RankFailed(
+                        f"{self._name(server.rank)} ended while it started, {describe_exit(code)}: {reason(server.log)}"
+                    )
+            if phases != before or now_s - told_s > SILENT_S:
+                ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
+                self._say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
+                before, told_s = phases, now_s
+        if self._port is None:
+            await self._start_router()
+        self.changes.number += 1
+        self.changes.serving.set()
+
+    async def watch(self) -> str:
+        """Watches the servers while they serve. Returns why they do not any more."""
+        ranks = self._ranks_now
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._relay()
+            groups = process_groups()
+            asked = [self._look(rank, groups.get(self.servers[rank].process.pid, {})) for rank in ranks.alive]
+            looks = dict(zip(ranks.alive, await asyncio.gather(*asked), strict=True))
+            reasons = ranks.lost(looks, time.monotonic())
+            for rank, why in reasons.items():
+                self._say(f"{self._name(rank)} is lost: {why}")
+                self.servers[rank].kill()
+            if reasons and (not self._survive or not ranks.alive):
+                return "; ".join(reasons.values())
+            if reasons:
+                await self._begin_change(list(reasons))
+            elif not self.changes.serving.is_set() and ranks.complete(looks):
+                self.changes.number += 1
+                self.changes.serving.set()
+                self._say(
+                    f"{len(ranks.alive)} of {len(self._ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s"
+                )
+            elif not self.changes.serving.is_set() and (why := self._failure(looks)):
+                return f"change {ranks.change} failed: {why}"
+            if self._port is None and self._others[-1].returncode is not None:
+                await self._start_router()
+
+    async def end(self) -> None:
+        """Ends all processes, which write their records before. None is left on return."""
+        self.changes.serving.clear()
+        processes = [server.process for server in self.servers.values()] + self._others
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        while process_groups().keys() & {process.pid for process in processes}:
+            await asyncio.sleep(0.05)
+        self.servers.clear()
+        self._others.clear()
+
+    def _name(self, *ranks: int) -> str:
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self._port is None else "vLLM"
+
+    def _relay(self) -> None:
+        """Tells what the plugin writes into the servers' logs."""
+        for server in self.servers.values():
+            for line in server.new_lines():
+                if (found := re.search(r"(?<= )aurora: .*", line)) is not None:
+                    self._say(found[0].removeprefix("aurora: "))
+
+    async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
+        """Starts a process in a group of its own, which ends with this one."""
+        with log.open("wb") as file:
+            return await asyncio.create_subprocess_exec(
+                *words,
+                env=environ,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+                **{"stdout": file, **more},
+            )
+
+    async def _start_keeper(self) -> str:
+        words = [sys.executable, "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self._ranks))]
+        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+        keeper = await self._run(words, self._folder / "keeper.log", dict(os.environ), **pipes)
+        self._others.append(keeper)
+        assert keeper.stdout is not None
+        line = await keeper.stdout.readline()
+        if not line:
+            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self._folder / 'keeper.log')}")
+        return str(json.loads(line)["store"])
+
+    async def _start_router(self) -> None:
+        port, metrics = free_ports(2)
+        self.router = f"http://127.0.0.1:{port}"
+        urls = [self.servers[rank].url for rank in self._ranks_now.alive]
+        words = [sys.executable, "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--worker-urls"]
+        words += [*urls, "--policy", "round_robin", "--prometheus-port", str(metrics), "--worker-startup-check-interval", "1"]
+        self._others.append(await self._run(words, self._folder / "router.log", dict(os.environ)))
+        while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:
+            await asyncio.sleep(LOOK_S)
+        if self._others[-1].returncode is not None:
+            raise RankFailed(f"vllm-router ended: {reason(self._folder / 'router.log')}")
+
+    async def _look(self, rank: int, processes: dict[int, tuple[str, str]]) -> Look:
+        server = self.servers[rank]
+        if (code := server.process.returncode) is not None:
+            return Look(code)
+        engine = frozenset(pid for pid, (name, _) in processes.items() if name.startswith(OF_ENGINE))
+        stopped = any(state in "Tt" for _, state in processes.values())
+        if not self._survive:
+            answer = await self._ask("GET", f"{server.url}/health", self._hang_s)
+            return Look(None, engine, stopped, None if answer is None else "healthy")
+        answer = await self._ask("GET", f"{server.url}/fault_tolerance/status", self._hang_s)
+        if answer is None:
+            return Look(None, engine, stopped, None)
+        (found,) = answer["engines"]
+        failed = str(answer.get("last_ft_request_id") or found.get("last_ft_request_id") or "")
+        status = str(found["status"])
+        return Look(None, engine, stopped, status, int(found.get("change", 0)), failed if status == "ft_error" else "")
+
+    async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
+        """Returns the answer, {} if it is no JSON; None if there is none."""
+        try:
+            async with self._session.request(method, url, json=body, timeout=ClientTimeout(total=within_s)) as answer:
+                text = await answer.text()
+                if answer.status >= 500:
+                    return None
+                return json.loads(text) if text.startswith("{") else {}
+        except (ClientError, TimeoutError, ValueError):
+            return None
+
+    async def _begin_change(self, lost: list[int]) -> None:
+        """Tells the router and all survivors that ranks are lost."""
+        ranks, self._change_s = self._ranks_now, time.monotonic()
+        self.changes.serving.clear()
+        params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
+        body = {"instruction": "scale_down", "params": params}
+        told: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
+        told += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
+        answers = await asyncio.gather(*(self._ask("POST", url, self._hang_s, body) for url, body in told))
+        self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
+
+    def _failure(self, looks: dict[int, Look]) -> str:
+        """Returns why the change cannot be completed; empty while it can."""
+        refused = [rank for rank in self._ranks_now.alive if looks[rank].failed in self._asked and looks[rank].failed]
+        if refused:
+            return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
+        late = time.monotonic() - self._change_s > WITHIN_S + self._hang_s
+        return f"no answer within {WITHIN_S + self._hang_s:g} s" if late else ""
+
+
+def free_ports(number: int) -> list[int]:
+    """Returns ports of this host that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
+    """Returns, by process group and process id, name and state (as in /proc/PID/stat) of all processes that have not ended."""
+    found: dict[int, dict[int, tuple[str, str]]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(") ")
+            state, _, group, *_ = rest.split()
+            if state not in "ZX":
+                found.setdefault(int(group), {})[int(folder.name)] = (name, state)
+    return found
+
+
+def reason(log: Path) -> str:
+    """Returns the line of a log that probably says why its process ended."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception)\b: |error: ", line)]
+    return f"{(errors or lines or ['nothing was written'])[-1][-400:]} (see {log})"
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # of the server, which ends its engine

@@ -1,0 +1,376 @@
+"""What `aurora vllm` does: a server's command lines, its state folder, and the course from start-up over advice to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, web
+
+from aurora.advisor.engines.vllm import option, rank_words, without
+from aurora.errors import BadInput, MissingDependency
+from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
+from aurora.io.files import HUB_NAME, make_folder, served_model
+from aurora.planner.workload.model_config import Shape
+from aurora.profiler.devices import find_devices
+from aurora.types import Cluster, Gpu, Plan
+from aurora_vllm.rank_servers import RankServers, free_ports
+from aurora_vllm.settings import read_settings
+from aurora_vllm.whole_streams import ResumingProxy
+
+ENOUGH_TOKENS = 50_000  # of traffic, after which it is told what a plan would bring
+ASKED_EVERY_S = 2.0
+RECORD_EVERY_S = 10.0
+RECOVERY_S = 60  # that an engine waits for the change after a fault
+CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
+CPU_RANKS, CPU_HEAD = 2, 32
+SHUTDOWN_S = "5"  # for workers to write their records
+CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
+SIZE, TENSOR, START, LOCAL = (
+    ("--data-parallel-size", "-dp"), ("--tensor-parallel-size", "-tp"), ("--data-parallel-start-rank", "-dpr"),
+    ("--data-parallel-size-local", "-dpl"),
+)  # fmt: skip
+ADDRESS, RPC_PORT = ("--data-parallel-address", "-dpa"), ("--data-parallel-rpc-port", "-dpp")
+REFUSED = (  # options of vLLM that divide ranks over servers in another way, or that what is in front cannot speak
+    "--data-parallel-rank", "-dpn", "--headless", "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph",
+    "--data-parallel-multi-port-external-lb", "--api-server-count", "-asc", "--nnodes", "--uds", "--ssl-keyfile",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """A model that is to be served, with all that was checked before anything is loaded.
+
+    Attributes:
+        model: the model, as vLLM takes it.
+        words: vLLM's own options, with those that were added.
+        ranks: numbers of the data-parallel ranks of this host; one number for a server of all ranks.
+        size: number of data-parallel ranks of all hosts.
+        tensor: GPUs of a data-parallel rank.
+        cluster: the ranks' GPUs.
+        state: folder for logs, record and plan.
+        plan: the plan that the server begins with; None: vLLM's own placement.
+        survive: whether the others serve on when a rank is lost.
+        cpu: whether ranks compute on CPUs.
+    """
+
+    model: str
+    words: tuple[str, ...]
+    ranks: range
+    size: int
+    tensor: int
+    cluster: Cluster
+    state: Path
+    plan: Path | None
+    survive: bool
+    cpu: bool
+
+    @property
+    def several(self) -> bool:
+        """True if every rank has a server of its own."""
+        return self.size > 1
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that clients reach."""
+        return option(self.words, "--host") or "127.0.0.1", int(option(self.words, "--port") or 8000)
+
+    def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
+        """Returns the words and the environment of a rank's server; see `RankServers`."""
+        words, environ = [self.model, *self.words], dict[str, str]()
+        if self.several:
+            meeting = option(words, *ADDRESS) or "127.0.0.1", int(option(words, *RPC_PORT) or rpc_port)
+            words = without(words, "--host", "--port", *SIZE, *START, *LOCAL, *ADDRESS, *RPC_PORT)
+            words = rank_words(words, rank, self.size, port, meeting)
+        if store:
+            config = json.loads(option(words, "--additional-config") or "{}")
+            config["aurora"]["fault_store"] = store
+            words = [*without(words, "--additional-config"), "--additional-config", json.dumps(config)]
+        if self.cpu:
+            threads = str(max(1, (os.cpu_count() or 1) // (len(self.ranks) * self.tensor)))
+            environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+            environ = {name: value for name, value in environ.items() if name not in os.environ}
+        elif self.several:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            numbers = visible if visible != [""] else [str(number) for number in range(len(self.ranks) * self.tensor)]
+            first = self.ranks.index(rank) * self.tensor
+            environ = {"CUDA_VISIBLE_DEVICES": ",".join(numbers[first : first + self.tensor])}
+        return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *words], environ
+
+
+def prepare(
+    model: str,
+    words: list[str],
+    cluster: Path | None,
+    state: Path | None,
+    apply: bool,
+    survive: bool,
+    say: Callable[[str], None],
+) -> ServeCommand:
+    """Checks everything that is known before loading, and decides how vLLM is started.
+
+    Args:
+        model: the model, as vLLM takes it, or a shipped model's name.
+        words: vLLM's own options.
+        cluster: cluster file; None: what NVML or vLLM's platform says.
+        state: folder for logs, record and plan; None: one for this model and these ranks.
+        apply: whether to serve by a plan.
+        survive: whether the others serve on when a rank is lost.
+        say: called with sentences for the user.
+
+    Raises:
+        BadInput: if the model, an option or the cluster does not fit.
+        MissingDependency: if something is not installed.
+    """
+    if model.startswith("-"):
+        raise BadInput(f"`model`: expected the model first and vLLM's own arguments after it, found {model}")
+    if find_spec("vllm") is None:
+        raise MissingDependency('vllm is needed: pip install "aurora-moe[vllm]"')
+    for name in REFUSED:
+        if option(words, name) is not None:
+            raise BadInput(f"{name}: expected none, since one server is started for each data-parallel rank")
+    if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
+        with suppress(Exception):  # then the next line says what is missing
+            from huggingface_hub import hf_hub_download
+
+            hf_hub_download(model, "config.json")
+    config, served, cpu = load_model_config(model), served_model(model), "cpu" in metadata.version("vllm")
+    shape = Shape.of(config)
+    if cpu and (width := int(config.get("head_dim") or CPU_HEAD)) < CPU_HEAD:
+        raise BadInput(f"`model`: expected attention heads of {CPU_HEAD} or more, which vLLM has on CPUs, found {width}")
+    given = {name: _count(words, *names) for name, names in {"size": SIZE, "tensor": TENSOR}.items()}
+    found = None if cpu else find_devices().cluster
+    described = load_cluster(cluster) if cluster is not None else None
+    size, tensor = given["size"] or 1, given["tensor"] or 1
+    if not any(given.values()) and option(words, "--pipeline-parallel-size", "-pp") is None:
+        size = len(described or found or range(CPU_RANKS))
+        say(
+            f"one data-parallel rank on each of {size} {'CPU ranks' if cpu else 'GPUs'}; --data-parallel-size chooses otherwise"
+        )
+    first, local = _count(words, *START) or 0, _count(words, *LOCAL) or size
+    whole = described or _cluster(found, size * tensor)
+    if len(whole) != size * tensor:
+        raise BadInput(f"`cluster`: expected {size * tensor} GPUs, one for each rank, found {len(whole)}")
+    if described is None:
+        rests = "a default" if cpu else "as datasheets say"
+        say(f"cluster: {len(whole)} {whole.gpus[0].kind} at {whole.gpus[0].out_Bps:.3g} bytes/s, {rests}, not measured")
+    if survive and (size == 1 or local != size):
+        raise BadInput("`survive`: expected several data-parallel ranks, all on this host")
+    if size > 1 and find_spec("vllm_router") is None:
+        raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
+    slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
+    make_folder(folder / "seen")
+    for old in (folder / "seen").glob("rank-*.npz"):
+        old.unlink()
+    save_cluster(whole, folder / "cluster.toml", [])
+    plan = folder / "recommended/plan.json" if apply and (folder / "recommended/plan.json").exists() else None
+    if survive and plan is not None and not _survives(load_plan(plan)):
+        plan = None
+    say(f"state folder {folder}" + (f"; serves by {plan}" if plan else "; no plan yet" if apply else ""))
+    added = _options(words, shape.experts, size * tensor, cpu, apply, survive, load_plan(plan) if plan else None)
+    settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
+    settings |= {"plan": str(plan), "order": "stock"} if plan else {}
+    settings |= {"adapt": True} if apply and not survive and size * tensor > 1 else {}
+    return ServeCommand(
+        served, (*added, *_with_settings(words, settings)), range(first, first + local) if size > 1 else range(1),
+        size, tensor, whole, folder, plan, survive, cpu,
+    )  # fmt: skip
+
+
+def _count(words: list[str], *names: str) -> int | None:
+    value = option(words, *names)
+    if value is not None and not re.fullmatch(r"[0-9]{1,4}", value):
+        raise BadInput(f"{names[0]}: expected a whole number, found {value!r}")
+    return None if value is None else int(value)
+
+
+def _cluster(found: Cluster | None, ranks: int) -> Cluster:
+    """Returns the first GPUs of this machine, or CPU ranks with what is a default."""
+    if found is None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+        return Cluster("cpu", tuple(Gpu(f"rank-{rank}", "cpu", 0, CPU_Bps, CPU_Bps, memory) for rank in range(ranks)))
+    if ranks > len(found):
+        raise BadInput(f"expected {ranks} GPUs for as many ranks, found {len(found)}; --cluster describes those of all hosts")
+    return Cluster(found.name, found.gpus[:ranks])
+
+
+def _survives(plan: Plan) -> bool:
+    """Returns whether two GPUs hold each expert."""
+    placement = plan.models[0].placement
+    return all(
+        sum(expert in held for held in held_G) > 1 for held_G in placement.slots_LG for expert in range(placement.experts)
+    )
+
+
+def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, survive: bool, plan: Plan | None) -> list[str]:
+    """Returns options of vLLM that the words lack."""
+    added = [("--shutdown-timeout", SHUTDOWN_S)] + [("--enable-expert-parallel", "")] * (gpus > 1)
+    added += CPU_OPTIONS if cpu else ()
+    uneven = plan is not None and len({len(held) for held_G in plan.models[0].placement.slots_LG for held in held_G}) > 1
+    replicas = plan is not None and any(sum(map(len, held_G)) > experts for held_G in plan.models[0].placement.slots_LG)
+    if gpus > 1 and (survive or uneven or replicas or (apply and not cpu)):
+        added += [("--enable-eplb", "")]
+        redundant = (experts if survive else 0) + -experts % gpus
+        if redundant and plan is None and option(words, "--eplb-config") is None:
+            added += [("--eplb-config.num_redundant_experts", str(redundant))]
+    if survive:
+        added += [("--enable-fault-tolerance", "")]
+        added += [("--fault-tolerance-config", json.dumps({"engine_recovery_timeout_sec": RECOVERY_S}))]
+    return [word for name, value in added if option(words, name) is None for word in (name, value) if word]
+
+
+def _with_settings(words: list[str], settings: Mapping[str, Any]) -> list[str]:
+    """Returns the words with settings of the plugin, beside those that the user gives, which have precedence."""
+    given = option(words, "--additional-config")
+    try:
+        config = json.loads(given or "{}")
+        config["aurora"] = {**settings, **config.get("aurora", {})}
+    except (ValueError, TypeError, AttributeError):
+        raise BadInput(f"--additional-config: expected a JSON object, found {given}") from None
+    read_settings(config["aurora"], os.environ)
+    return [*without(words, "--additional-config"), "--additional-config", json.dumps(config)]
+
+
+async def serve(
+    command: ServeCommand, hang_s: float, after_s: float | None, as_json: bool, say: Callable[[str], None]
+) -> tuple[str, dict[str, Any] | None]:
+    """Serves until Ctrl-C or SIGTERM, or until a rank is lost that vLLM cannot do without.
+
+    Args:
+        command: what to start.
+        hang_s: seconds without an answer after which a rank is cut off.
+        after_s: seconds of serving after which advice is asked for; None: after ENOUGH_TOKENS.
+        as_json: whether advice is returned instead of printed.
+        say: called with sentences for the user.
+
+    Returns:
+        Why the server ended, empty if it was asked to; and with `as_json` the advice.
+
+    Raises:
+        RankFailed: if vLLM does not start.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    host, port = command.address
+    (rpc_port,) = free_ports(1)
+    async with ClientSession() as session:
+        servers = RankServers(
+            lambda rank, own, store: command.command(rank, own, store, rpc_port), command.ranks,
+            None if command.several else port, command.state, hang_s, command.survive, session, say,
+        )  # fmt: skip
+        lost, front = "", None
+        stopped, advice = asyncio.create_task(stop.wait()), None
+        try:
+            while not stop.is_set():
+                start = asyncio.create_task(servers.start())
+                if await _first(stopped, start) is stopped:
+                    start.cancel()
+                    break
+                start.result()
+                if command.several and front is None:
+                    context = await _context_tokens(session, servers.servers[command.ranks[0]].url)
+                    front = web.AppRunner(ResumingProxy(lambda: servers.router, session, servers.changes, context).app())
+                    await front.setup()
+                    await web.TCPSite(front, host, port).start()
+                say(f"ready on http://{host}:{port}")
+                advice = advice or asyncio.create_task(_advise_in_time(command, session, servers, after_s, as_json, say))
+                watch = asyncio.create_task(servers.watch())
+                if await _first(stopped, watch) is stopped:
+                    watch.cancel()
+                    break
+                lost = watch.result()
+                if not command.survive:
+                    break
+                say(f"all servers are started anew: {lost}")
+                await servers.end()
+                lost = ""
+        finally:
+            servers.changes.ended = True
+            if front is not None:
+                await front.cleanup()
+            await servers.end()
+            if advice is not None and not advice.done():
+                advice.cancel()
+    told = advice is not None and advice.done()
+    if advice is None or lost:
+        return lost, advice.result() if told and advice is not None else None
+    return lost, advice.result() if told else await advise(command, as_json, say)
+
+
+async def _first(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    """Waits for the first of the tasks, and returns it."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return next(task for task in tasks if task in done)
+
+
+async def _context_tokens(session: ClientSession, url: str) -> int:
+    async with session.get(f"{url}/v1/models") as answer:
+        return int((await answer.json())["data"][0]["max_model_len"])
+
+
+async def _advise_in_time(
+    command: ServeCommand, session: ClientSession, servers: RankServers, after_s: float | None, *how: Any
+) -> dict[str, Any] | None:
+    """Asks for advice when there was enough traffic."""
+    tokens = 0.0
+    while after_s is None and tokens < ENOUGH_TOKENS:
+        await asyncio.sleep(ASKED_EVERY_S)
+        with suppress(ClientError):
+            tokens = sum([await _tokens(session, server.url) for server in servers.servers.values()])
+    await asyncio.sleep(RECORD_EVERY_S if after_s is None else after_s)
+    return await advise(command, *how)
+
+
+async def _tokens(session: ClientSession, url: str) -> float:
+    """Returns the tokens that a server has computed."""
+    async with session.get(f"{url}/metrics") as answer:
+        found = re.findall(r"^vllm:(?:prompt|generation)_tokens_total\{.*\} (\S+)$", await answer.text(), re.MULTILINE)
+    return sum(map(float, found))
+
+
+async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Has `aurora recommend` say what a plan would bring by the record, and keeps the plan for the next start.
+
+    It runs beside the servers in a process of its own. Returns what it says with `as_json`.
+    """
+    folder, began = command.state, time.time()
+    words = ["import", str(folder / "seen"), "--format", "vllm-record", "-o", str(folder / "profile.npz")]
+    if (await _aurora(words, quiet=True))[0]:
+        return None
+    inputs = ["--profile", str(folder / "profile.npz"), "--cluster", str(folder / "cluster.toml")]
+    words = ["recommend", "--engine", "vllm", "--model", command.model, *inputs, "-o", str(folder / "recommended")]
+    code, text = await _aurora(words + ["--json"] * as_json, quiet=as_json)
+    plan = folder / "recommended/plan.json"
+    if command.survive:
+        await _aurora(["plan", *inputs, "--engine", "vllm", "--min-replicas", "2", "-o", str(plan)], quiet=True)
+    if plan.exists() and plan.stat().st_mtime >= began:
+        say(f"wrote {plan}; the next `aurora vllm ... --apply` begins with it")
+    return json.loads(text) if as_json and code == 0 else None
+
+
+async def _aurora(words: list[str], quiet: bool) -> tuple[int, str]:
+    """Runs a subcommand below the servers' priority; returns its exit code, and its output if it is not shown."""
+    process = await asyncio.create_subprocess_exec(
+        "nice", sys.executable, "-m", "aurora", *words, stdout=asyncio.subprocess.PIPE if quiet else None
+    )
+    try:
+        text, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    return process.returncode or 0, (text or b"").decode()

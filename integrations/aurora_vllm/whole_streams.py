@@ -1,0 +1,320 @@
+"""HTTP layer in front of vllm-router: resumes generations that a lost rank ended, so that clients see them whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
+DONE = b"data: [DONE]\n\n"
+HOP_BY_HOP = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade"}
+IDS = ("token_ids", "prompt_token_ids")
+LARGEST_BODY = 1 << 29
+SAMPLING = (  # fields of a request that a resumed one keeps
+    "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "ignore_eos",
+    "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "stream_options",
+    "priority", "user", "include_stop_str_in_output",
+)  # fmt: skip
+COUNTED = ("stop", "presence_penalty", "frequency_penalty")  # what they do depends on where the answer begins
+NOT_RESUMED = (
+    "echo", "logprobs", "top_logprobs", "prompt_logprobs", "suffix", "tools", "functions", "response_format", "use_beam_search",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "kv_transfer_params",
+)  # fmt: skip
+
+
+class ServingChanges:
+    """Numbers of the changes of the ranks that serve; requests wait for the one that follows their fault.
+
+    Args:
+        detected_s: seconds in which a fault is noticed at the latest.
+        patience_s: seconds that requests wait for ranks that serve again.
+
+    Attributes:
+        number: the last change that is complete.
+        serving: set while all ranks that are left serve.
+        ended: True if no rank will serve again.
+    """
+
+    def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
+        self._detected_s, self._patience_s = detected_s, patience_s
+        self.number, self.serving, self.ended = 0, asyncio.Event(), False
+
+    async def after(self, number: int) -> bool:
+        """Waits until ranks serve after a change beyond `number`. Returns False if there was none."""
+        began = time.monotonic()
+        while not self.ended and (waited_s := time.monotonic() - began) < self._patience_s:
+            if self.serving.is_set() and (self.number > number or waited_s > self._detected_s):
+                return self.number > number
+            await asyncio.sleep(0.05)
+        return False
+
+
+class ResumedStream:
+    """The stream of one request with one answer, over as many upstream streams as it takes.
+
+    Args:
+        path: the path of the request.
+        body: its body.
+        context_tokens: tokens that a prompt and its answer may have together.
+
+    Attributes:
+        aborted: True once the current upstream stream was aborted by the engine.
+    """
+
+    def __init__(self, path: str, body: dict[str, Any], context_tokens: int) -> None:
+        self._path, self._body, self._chat, self._context = path, body, path == CHAT, context_tokens
+        self._head: dict[str, Any] = {}  # id and the like, of the first chunk
+        self._prompt: list[int] | None = None
+        self._tokens: list[int] = []  # those whose text the client has
+        self._held: list[int] = []  # those that have brought no text yet
+        self._text = 0  # characters that the client has
+        self._drop, self._base = (0, 0), 0  # what a replay repeats: tokens and characters; tokens before a continuation
+        self._plain, self._finished, self._converted, self.aborted = True, False, False, False
+
+    def first(self) -> tuple[str, dict[str, Any]]:
+        """Returns the path and the body of the first upstream request."""
+        return self._path, {**self._body, "return_token_ids": True}
+
+    def resumed(self) -> tuple[str, dict[str, Any]] | None:
+        """Returns the path and the body of the request that goes on with the stream; None if nothing can."""
+        body, self.aborted, self._held = self._body, False, []
+        if not self._tokens and not self._text:
+            return self.first()
+        several = any((body.get(name) or 1) > 1 for name in ("n", "best_of"))
+        if several or self._prompt is None or not self._plain or any(body.get(name) for name in NOT_RESUMED):
+            return None
+        greedy, counted = body.get("temperature") == 0, any(body.get(name) for name in COUNTED)
+        if counted or (body.get("seed") is not None and not greedy):  # the same tokens come again from the beginning
+            self._drop, self._base, self._converted = (len(self._tokens), self._text), 0, False
+            return self.first() if greedy or body.get("seed") is not None else None
+        self._drop, self._base, self._converted = (0, 0), len(self._tokens), self._chat
+        kept = {name: body[name] for name in SAMPLING if name in body}
+        kept |= {"min_tokens": max(0, body["min_tokens"] - self._base)} if body.get("min_tokens") else {}
+        return COMPLETIONS, kept | {
+            "prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True,
+        }  # fmt: skip
+
+    @property
+    def left(self) -> int:
+        """Tokens that the answer may still have."""
+        most = self._context - len(self._prompt or ()) if self._chat else DEFAULT_TOKENS
+        asked = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
+        return max(0, int(asked) - len(self._tokens))
+
+    @property
+    def complete(self) -> bool:
+        """True if the client has all tokens of the answer."""
+        return self._finished or (bool(self._tokens) and self.left == 0)
+
+    def rest(self) -> bytes:
+        """Returns the events that follow the last token of an answer."""
+        choice: dict[str, Any] = {"index": 0, "delta": {}} if self._chat else {"index": 0, "text": ""}
+        choice |= {"finish_reason": "length", "stop_reason": None}
+        prompt, answer = len(self._prompt or ()), len(self._tokens)
+        usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        told = [] if self._finished else [{**self._head, "choices": [choice]}]
+        told += (
+            [{**self._head, "choices": [], "usage": usage}]
+            if (self._body.get("stream_options") or {}).get("include_usage")
+            else []
+        )
+        return b"".join(map(event, told)) + DONE
+
+    def feed(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """Takes a chunk of the upstream stream. Returns the chunk for the client; None if there is nothing to tell."""
+        if "error" in chunk:
+            self.aborted = True
+            return None
+        self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}
+        self._prompt = self._prompt or chunk.pop("prompt_token_ids", None)  # of chats
+        chunk.pop("prompt_token_ids", None)
+        if usage := chunk.get("usage"):
+            prompt, answer = len(self._prompt or ()) or usage["prompt_tokens"], usage["completion_tokens"] + self._base
+            chunk["usage"] = {**usage, "prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        told = [choice for each in chunk.get("choices", []) if (choice := self._choice(each)) is not None]
+        if chunk.get("choices") and not told:
+            return None
+        return {**chunk, **self._head, "choices": told}
+
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        ids, prompt = choice.pop("token_ids", None) or [], choice.pop("prompt_token_ids", None)
+        self._prompt = self._prompt or prompt
+        if choice.get("finish_reason") == "abort":
+            self.aborted, choice["finish_reason"] = True, None
+        if self._converted:
+            choice["delta"] = {"content": choice.pop("text")}
+        delta = choice.get("delta", {})
+        self._plain &= not any(value for name, value in delta.items() if name not in ("role", "content"))
+        text = (delta.get("content") if self._chat else choice.get("text")) or ""
+        drop_tokens, drop_text = min(self._drop[0], len(ids)), min(self._drop[1], len(text))
+        self._drop = self._drop[0] - drop_tokens, self._drop[1] - drop_text
+        ids, text = self._held + ids[drop_tokens:], text[drop_text:]
+        ended, opening = choice.get("finish_reason") is not None, bool(delta.get("role")) and not self._text
+        self._finished |= ended
+        if not text and not ended and not opening:  # a part of a character, or a repetition
+            self._held = ids
+            return None
+        self._tokens, self._held, self._text = self._tokens + ids, [], self._text + len(text)
+        if self._chat and (text or delta.get("content") is not None):
+            delta["content"] = text
+        elif not self._chat:
+            choice["text"] = text
+        if self._body.get("return_token_ids"):
+            choice |= {"token_ids": ids} | ({"prompt_token_ids": prompt} if prompt and len(self._tokens) == len(ids) else {})
+        return choice
+
+
+class ResumingProxy:
+    """Passes requests on to the router; completions and chats that a lost rank ended are sent again.
+
+    Args:
+        upstream: returns the URL of the router.
+        session: the HTTP client.
+        changes: the changes of the serving ranks.
+        context_tokens: tokens that a prompt and its answer may have together.
+    """
+
+    def __init__(
+        self, upstream: Callable[[], str], session: ClientSession, changes: ServingChanges, context_tokens: int
+    ) -> None:
+        self._upstream, self._session, self._changes, self._context = upstream, session, changes, context_tokens
+
+    def app(self) -> web.Application:
+        """Returns the server's application."""
+        app = web.Application(client_max_size=LARGEST_BODY)
+        app.router.add_post(COMPLETIONS, self._generate)
+        app.router.add_post(CHAT, self._generate)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        return app
+
+    def _send(self, request: web.Request, path: str, **given: Any) -> Any:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        return self._session.request(
+            request.method, self._upstream() + path, headers=headers, timeout=ClientTimeout(total=None), **given
+        )
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        """Passes a request on as it is."""
+        try:
+            async with self._send(request, request.path_qs, data=await request.read(), allow_redirects=False) as answer:
+                headers = {"Content-Type": answer.headers.get("Content-Type", "")}
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await response.prepare(request)
+                async for part in answer.content.iter_any():
+                    await response.write(part)
+                return response
+        except ClientError as error:
+            return failure(502, f"the router does not answer: {error}")
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = json.loads(await request.read())
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            return await self._pass(request)
+        return await (self._stream if body.get("stream") else self._answer)(request, body)
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Answers in one piece. Nothing has reached the client before, so a request that a fault ended is sent anew."""
+        while True:
+            number = self._changes.number
+            try:
+                async with self._send(request, request.path_qs, json=body) as answer:
+                    status, kind, text = answer.status, answer.content_type, await answer.read()
+            except ClientError as error:
+                status, kind, text = 502, "text/plain", str(error).encode()
+            if not (status >= 500 or was_aborted(text)) or not await self._changes.after(number):
+                return web.Response(status=status, body=text, content_type=kind)
+
+    async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Streams an answer, over as many upstream streams as it takes."""
+        stream, response = ResumedStream(request.path, body, self._context), None
+        path, asked = stream.first()
+        while True:
+            number, failed = self._changes.number, failure(502, "no rank answers")
+            try:
+                async with self._send(request, path, json=asked) as answer:
+                    if answer.status != 200:
+                        failed = web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+                        if answer.status < 500 and response is None:
+                            return failed
+                    else:
+                        response = response or await opened(request)
+                        if await told(stream, answer.content, response):
+                            return response
+            except ClientError:
+                pass
+            if response is not None and (request.transport is None or request.transport.is_closing()):
+                return response  # the client has gone
+            if stream.complete and response is not None:
+                await response.write(stream.rest())
+                return response
+            if (resumed := stream.resumed() if await self._changes.after(number) else None) is not None:
+                path, asked = resumed
+                continue
+            if response is None:
+                return failed
+            lost = {"message": "a rank was lost, and this stream cannot be resumed", "type": "RankLost", "code": 503}
+            await response.write(event({"error": lost}) + DONE)
+            return response
+
+
+async def opened(request: web.Request) -> web.StreamResponse:
+    """Returns a stream of server-sent events to the client."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    return response
+
+
+async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse) -> bool:
+    """Tells the client what comes from upstream. Returns whether it came to its regular end."""
+    async for chunk in chunks(content):
+        if chunk is None:
+            await response.write(DONE)
+            return True
+        if (passed := stream.feed(chunk)) is not None:
+            await response.write(event(passed))
+        if stream.aborted:
+            break
+    return False
+
+
+def was_aborted(text: bytes) -> bool:
+    """Returns whether an answer has a choice that the engine aborted."""
+    if b'"abort"' not in text:
+        return False
+    try:
+        choices = json.loads(text)["choices"]
+        return any(choice.get("finish_reason") == "abort" for choice in choices)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """Returns a chunk as a server-sent event."""
+    return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
+
+
+def failure(status: int, message: str) -> web.Response:
+    """Returns an error in OpenAI's form."""
+    return web.json_response({"error": {"message": message, "type": "RankLost", "code": status}}, status=status)
+
+
+async def chunks(content: StreamReader) -> AsyncIterator[dict[str, Any] | None]:
+    """Yields the chunks of a stream of server-sent events; None: its regular end."""
+    buffer = b""
+    async for part in content.iter_any():
+        *events, buffer = (buffer + part).split(b"\n\n")
+        for each in events:
+            data = each.strip().removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                yield None
+            elif data.startswith(b"{"):
+                yield json.loads(data)

@@ -1,0 +1,227 @@
+"""The parent of rank servers: who is lost, what the others are told, and that no process is left; with stand-ins for vLLM."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
+from aiohttp import ClientSession
+from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, process_groups
+
+from aurora.errors import RankFailed
+
+HANG_S = 1.5
+SERVER = """
+import ctypes, os, subprocess, sys, time
+from aiohttp import web
+
+rank, port = map(int, sys.argv[1:3])
+if sys.argv[3] == "broken":
+    sys.exit("ValueError: no such model")
+engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::Engine'); time.sleep(600)"
+state = {"id": rank, "status": "healthy", "change": 0}
+told = []
+subprocess.Popen([sys.executable, "-c", engine])
+print("INFO Initializing a V1 LLM engine")
+print("INFO [plugin] aurora: rank %d places experts" % rank)
+
+async def health(request):
+    return web.json_response({})
+
+async def status(request):
+    return web.json_response({"engines": [state], "told": told})
+
+async def apply(request):
+    body = await request.json()
+    told.append(body)
+    if sys.argv[3] == "refuses":
+        state.update(status="ft_error", last_ft_request_id="r")
+    else:
+        state.update(status="healthy", change=body["params"]["change"])
+    return web.json_response({"request_id": "r"}, status=202)
+
+app = web.Application()
+app.add_routes([web.get("/health", health), web.get("/fault_tolerance/status", status), web.post("/fault_tolerance/apply", apply)])
+time.sleep(0.5)
+web.run_app(app, host="127.0.0.1", port=port, print=None)
+"""
+ROUTER = """
+import sys
+from aiohttp import web
+
+removed = []
+
+async def remove(request):
+    removed.append(request.query["url"])
+    return web.json_response({})
+
+async def health(request):
+    return web.json_response({"removed": removed})
+
+app = web.Application()
+app.add_routes([web.get("/health", health), web.post("/remove_worker", remove)])
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 1]), print=None)
+"""
+
+
+def looks(**changed):
+    """A look at each of three ranks that serve."""
+    usual = {rank: Look(processes=frozenset({10 + rank})) for rank in range(3)}
+    return usual | {int(name.removeprefix("rank")): look for name, look in changed.items()}
+
+
+@pytest.mark.parametrize(
+    ("look", "why"),
+    [
+        (Look(exit_code=-9), "its server ended, killed by signal 9"),
+        (Look(exit_code=1), "its server ended, exit code 1"),
+        (Look(), "its process 11 ended"),
+        (Look(processes=frozenset({11}), status="dead"), "its workers ended"),
+    ],
+)
+def test_a_rank_whose_process_ended_is_lost_at_once(look, why):
+    ranks = ServingRanks(range(3), HANG_S)
+    assert ranks.lost(looks(), 0.0) == {}
+    assert ranks.lost(looks(rank1=look), 0.1) == {1: why}
+    assert (ranks.alive, ranks.dead, ranks.change) == ([0, 2], [1], 1)
+    assert ranks.lost(looks(), 0.2) == {}
+    assert ranks.change == 1
+
+
+@pytest.mark.parametrize(
+    ("look", "how"),
+    [(Look(None, frozenset({11}), stopped=True), "is stopped"), (Look(None, frozenset({11}), status=None), "does not answer")],
+)
+def test_a_rank_that_is_silent_is_lost_after_a_while_and_not_if_it_comes_back(look, how):
+    ranks = ServingRanks(range(3), HANG_S)
+    for now_s, each in ((0.0, looks()), (1.0, looks(rank1=look)), (1.4, looks()), (2.8, looks(rank1=look))):
+        assert ranks.lost(each, now_s) == {}
+    assert ranks.lost(looks(rank1=look), 2.9) == {1: f"it {how} for 1.5 s"}
+
+
+def test_a_change_is_complete_when_all_that_are_left_have_made_it():
+    ranks = ServingRanks(range(3), HANG_S)
+    ranks.lost(looks(), 0.0)
+    ranks.lost(looks(rank0=Look(exit_code=0)), 0.1)
+    made, old = Look(processes=frozenset({11}), change=1), Look(processes=frozenset({12}))
+    assert not ranks.complete(looks(rank1=made, rank2=old))
+    ranks.lost(looks(rank1=made, rank2=Look(exit_code=0)), 0.2)
+    assert ranks.change == 2
+    assert not ranks.complete(looks(rank1=made))
+    assert ranks.complete(looks(rank1=Look(change=2)))
+
+
+class Parent:
+    """A parent of stand-ins; what it says and asks."""
+
+    def __init__(self, folder, monkeypatch, kinds, survive=True):
+        (folder / "vllm_router").mkdir()
+        (folder / "vllm_router/__init__.py").touch()
+        (folder / "vllm_router/launch_router.py").write_text(ROUTER)
+        (folder / "server.py").write_text(SERVER)
+        monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+        self.folder, self.kinds, self.survive, self.said = folder, kinds, survive, []
+
+        async def keeper(_):
+            return "127.0.0.1:1"
+
+        monkeypatch.setattr(RankServers, "_start_keeper", keeper)
+
+    def command(self, rank, port, store):
+        assert bool(store) == self.survive
+        return [sys.executable, "-u", str(self.folder / "server.py"), str(rank), str(port), self.kinds[rank]], {}
+
+    def run(self, course):
+        async def run():
+            async with ClientSession() as session:
+                ranks = range(len(self.kinds))
+                servers = RankServers(self.command, ranks, None, self.folder, HANG_S, self.survive, session, self.said.append)
+                groups = []
+                try:
+                    await servers.start()
+                    groups = [server.process.pid for server in servers.servers.values()]
+                    await course(servers, session, groups)
+                finally:
+                    await servers.end()
+                assert not any(process_groups().get(group) for group in groups)
+
+        asyncio.run(run())
+
+
+async def until(condition, limit_s=30.0):
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < limit_s
+        await asyncio.sleep(0.05)
+
+
+async def get(session, url):
+    async with session.get(url) as answer:
+        return await answer.json()
+
+
+def engine_of(group):
+    return next(pid for pid, (name, _) in process_groups()[group].items() if name.startswith("VLLM::"))
+
+
+def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 4)
+
+    async def course(servers, session, groups):
+        urls = {rank: server.url for rank, server in servers.servers.items()}
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        os.kill(engine_of(groups[2]), signal.SIGKILL)  # a worker
+        await until(lambda: servers.changes.number == 2)
+        os.killpg(groups[0], signal.SIGSTOP)
+        await until(lambda: servers.changes.number == 3)
+        assert groups[0] not in process_groups()
+        assert groups[2] not in process_groups()
+        first, second = (told["params"] for told in (await get(session, f"{urls[1]}/fault_tolerance/status"))["told"])
+        assert first == {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 20.0}
+        assert second == {"change": 2, "dead": [0, 2], "alive": [1, 3], "within_s": 20.0}
+        assert (await get(session, f"{servers.router}/health"))["removed"] == [urls[2], urls[0]]
+        os.kill(groups[1], signal.SIGKILL)  # an API server
+        await until(lambda: servers.changes.number == 4)
+        os.kill(groups[3], signal.SIGKILL)
+        assert await watch == "its server ended, killed by signal 9"
+
+    parent.run(course)
+    assert any(said.startswith("rank 0 is lost: it is stopped for 1.5 s") for said in parent.said)
+    assert "rank 1 places experts" in parent.said
+    assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
+
+
+def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        killed = engine_of(groups[1])
+        os.kill(killed, signal.SIGKILL)
+        assert await watch == f"its process {killed} ended"
+
+    parent.run(course)
+
+
+def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves", "serves", "refuses"])
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        os.killpg(groups[0], signal.SIGKILL)
+        assert (await watch).startswith("change 1 failed: rank 2 refused it")
+
+    parent.run(course)
+
+
+def test_a_server_that_ends_while_it_starts_is_named_with_its_reason(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves", "broken"])
+    with pytest.raises(RankFailed, match="rank 1 ended while it started, exit code 1: ValueError: no such model"):
+        parent.run(None)

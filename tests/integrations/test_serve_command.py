@@ -1,0 +1,179 @@
+"""How `aurora vllm` starts servers: what is refused before loading, options that are added, and command lines of ranks."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
+
+from aurora_vllm import serve_command
+from aurora_vllm.serve_command import prepare
+
+from aurora.advisor.engines.vllm import option, rank_words, without
+from aurora.errors import AuroraError
+from aurora.io import load_cluster, save
+from aurora.planner.plan import make_plan
+from aurora.planner.workload.synthetic import draw_profile
+from aurora.types import PlanOptions, SyntheticOptions
+
+CONFIG = {
+    "num_local_experts": 8, "num_hidden_layers": 3, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 64,
+    "head_dim": 32,
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Prepares a command with a CPU build of vLLM, whether it is installed here or not."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr(serve_command, "find_spec", lambda name: name)
+    monkeypatch.setattr(serve_command, "metadata", SimpleNamespace(version=lambda name: "0.32.0+cpu"))
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    said = []
+
+    def made(*words, model=None, cluster=None, apply=False, survive=False):
+        found = prepare(model or str(tmp_path / "model"), list(words), cluster, tmp_path / "state", apply, survive, said.append)
+        return found, " ".join(said)
+
+    return made
+
+
+def settings(found):
+    return json.loads(option(found.words, "--additional-config"))["aurora"]
+
+
+def test_options_are_found_in_all_of_vllms_spellings():
+    words = ["--data_parallel_size=4", "-tp", "2", "--enforce-eager", "--port", "9"]
+    assert option(words, "--data-parallel-size", "-dp") == "4"
+    assert option(words, "--tensor-parallel-size", "-tp") == "2"
+    assert option(words, "--enforce-eager") == ""
+    assert option(words, "--host") is None
+    assert without(words, "--data-parallel-size", "-tp", "--enforce-eager") == ["--port", "9"]
+
+
+def test_every_rank_has_a_server_of_its_own(command):
+    found, _ = command("-dp", "2", "--port", "9", "--host", "0.0.0.0", "--max-model-len", "64")
+    assert found.address == ("0.0.0.0", 9)
+    for rank in range(2):
+        words, environ = found.command(rank, 700 + rank, "", 600)
+        assert words[3:5] == ["serve", str(found.model)]
+        expected = rank_words([], rank, 2, 700 + rank, ("127.0.0.1", 600))
+        assert words[-len(expected) :] == expected
+        assert [word for word in words if word == "--port"] == ["--port"]
+        assert "64" in words
+        assert environ["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_two_cpu_ranks_are_the_default_and_are_said_to_be_no_measurement(command):
+    found, said = command()
+    assert (found.size, list(found.ranks), found.several) == (2, [0, 1], True)
+    assert "2 cpu at 1e+09 bytes/s, a default, not measured" in said
+    assert load_cluster(found.state / "cluster.toml") == found.cluster
+    for name in ("--enable-expert-parallel", "--enforce-eager", "--dtype"):
+        assert option(found.words, name) is not None
+    assert option(found.words, "--enable-eplb") is None
+    assert settings(found) == {"record": str(found.state / "seen"), "record_every_s": 10.0}
+
+
+def test_options_that_are_given_stay(command):
+    own = json.dumps({"other": 1, "aurora": {"record": "/tmp/mine", "order": "online"}})
+    found, _ = command("-dp", "2", "--dtype", "bfloat16", "--additional-config", own)
+    assert option(found.words, "--dtype") == "bfloat16"
+    assert settings(found) == {"record": "/tmp/mine", "record_every_s": 10.0, "order": "online"}
+    assert json.loads(option(found.words, "--additional-config"))["other"] == 1
+
+
+def test_one_rank_is_a_server_as_vllms_own(command):
+    found, _ = command("-tp", "2")
+    words, _ = found.command(0, 8000, "", 600)
+    assert (found.several, option(words, "--data-parallel-rank")) == (False, None)
+    assert option(words, "--tensor-parallel-size", "-tp") == "2"
+
+
+def test_ranks_of_one_of_several_hosts(command, tmp_path):
+    found, _ = command("-dp", "4", "-dpl", "2", "-dpr", "2", "-dpa", "10.0.0.1", "-dpp", "77")
+    assert list(found.ranks) == [2, 3]
+    words, _ = found.command(3, 700, "", 600)
+    assert [option(words, f"--data-parallel-{name}") for name in ("rank", "size", "address", "rpc-port")] == [
+        "3",
+        "4",
+        "10.0.0.1",
+        "77",
+    ]
+    assert option(words, "-dpl") is None
+
+
+def test_survival_takes_two_replicas_of_each_expert_and_the_keepers_store(command):
+    found, _ = command("-dp", "4", survive=True, apply=True)
+    assert option(found.words, "--eplb-config.num_redundant_experts") == "8"
+    assert option(found.words, "--enable-eplb") == option(found.words, "--enable-fault-tolerance") == ""
+    assert "adapt" not in settings(found)  # a controller that drops replicas would end survival
+    words, _ = found.command(0, 700, "127.0.0.1:5", 600)
+    assert json.loads(option(words, "--additional-config"))["aurora"]["fault_store"] == "127.0.0.1:5"
+
+
+@pytest.mark.parametrize(
+    ("options", "eplb"), [(PlanOptions(slots_per_gpu=4), False), (PlanOptions(place="equal-split", slots_per_gpu=6), True)]
+)
+def test_the_next_start_serves_by_the_plan(command, options, eplb):
+    found, said = command("-dp", "2", apply=True)
+    assert "no plan yet" in said
+    assert settings(found)["adapt"]
+    profile = draw_profile("zipf:0.8", CONFIG, SyntheticOptions(sources=2))
+    (found.state / "recommended").mkdir()
+    plan = found.state / "recommended/plan.json"
+    cluster = replace(found.cluster, gpus=tuple(replace(gpu, kind=next(iter(profile.curves))) for gpu in found.cluster.gpus))
+    save(make_plan(cluster, [profile], options), plan)
+    again, said = command("-dp", "2", apply=True)
+    assert again.plan == plan
+    assert settings(again)["plan"] == str(plan)
+    assert (option(again.words, "--enable-eplb") is not None) is eplb
+    assert option(again.words, "--eplb-config.num_redundant_experts") is None  # the plugin sets what the plan needs
+    assert "plan" not in settings(command("-dp", "2")[0])
+    assert command("-dp", "2", apply=True, survive=True)[0].plan is None  # not two replicas of each
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "message"),
+    [
+        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number, found 'x'"),
+        (["--headless"], {}, "--headless: expected none"),
+        (["--additional-config", "{"], {}, "--additional-config: expected a JSON object"),
+        (["--additional-config", '{"aurora": {"paln": 1}}'], {}, "aurora knows no 'paln'; expected plan"),
+        (["-dp", "2", "-dpl", "1"], {"survive": True}, "`survive`: expected several data-parallel ranks, all on this host"),
+        (["-dp", "3"], {"cluster": "demo-4"}, "`cluster`: expected 3 GPUs, one for each rank, found 4"),
+        ([], {"model": "nowhere"}, "nowhere: no such file"),
+        ([], {"model": "--dtype"}, "`model`: expected the model first"),
+        ([], {"model": "qwen3moe-stdlib"}, "expected attention heads of 32 or more"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_loaded(command, given, named, message):
+    with pytest.raises(AuroraError) as refused:
+        command(*given, **named)
+    assert message in str(refused.value)
+
+
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(command, monkeypatch):
+    monkeypatch.setattr(serve_command, "find_spec", lambda name: name if name != "vllm_router" else None)
+    assert command("-tp", "2")
+    with pytest.raises(AuroraError, match=r'vllm-router is needed .* pip install "aurora-moe\[vllm\]"'):
+        command("-dp", "2")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed here; make test-vllm installs it")
+def test_no_option_of_ours_is_one_of_vllms():
+    import typer.main
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from aurora.cli import main
+
+    theirs = {name for action in make_arg_parser(FlexibleArgumentParser())._actions for name in action.option_strings}
+    ours = {name for param in typer.main.get_command(main.app).commands["vllm"].params for name in param.opts}
+    assert not theirs & ours
+    assert {"--data-parallel-rank", "--enable-fault-tolerance"} <= theirs

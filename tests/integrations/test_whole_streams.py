@@ -1,0 +1,198 @@
+"""Streams that a lost rank ends, in front of a stand-in for the router: clients see them whole, or an error."""
+
+import asyncio
+import json
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+from aurora_vllm.whole_streams import ResumingProxy, ServingChanges
+
+CONTEXT, END = 64, 7
+SIGNS = [chr(97 + number) for number in range(26)] + ["é", "日"]  # of tokens 0 to 27; the last two come as two tokens each
+
+
+def next_token(ids):
+    """The token that the stand-in's model chooses."""
+    return (31 * sum(ids) + 7 * len(ids)) % 26
+
+
+class Engine:
+    """Stands in for router and vLLM: a model of 26 tokens, some of which bring their text one token late, and faults as asked.
+
+    Args:
+        faults: for each request in sequence, the number of tokens after which it ends by a fault, and how; None: no fault.
+    """
+
+    def __init__(self, *faults, seeded=False):
+        self.faults, self.asked, self.seeded = list(faults), [], seeded
+        self.changes = ServingChanges(detected_s=0.3)
+        self.changes.serving.set()
+
+    async def answer(self, request):
+        body = await request.json()
+        chat = request.path.endswith("chat/completions")
+        self.asked.append((request.path, body))
+        after, how = self.faults.pop(0) if self.faults else (None, "")
+        prompt = body["messages"][0]["content"] if chat else body["prompt"]
+        ids = [ord(sign) % 26 for sign in prompt] if isinstance(prompt, str) else list(prompt)
+        given, text, parts = list(ids), "", []
+        most = body.get("max_tokens") or (CONTEXT - len(ids) if chat else 16)
+        for _ in range(most):
+            token = next_token(given) if not (self.seeded and body.get("seed")) else (len(given) * 5 + len(ids)) % 26
+            given.append(token)
+            whole = token % 3 == 0 or len(given) - len(ids) == most  # else the text comes with the next token
+            text += SIGNS[token]
+            parts.append(([token], text if whole else ""))
+            text = "" if whole else text
+        if how:
+            asyncio.get_running_loop().call_later(0.05, self.recover)
+            self.changes.serving.clear()
+        if not body.get("stream"):
+            if how == "500":
+                return web.json_response({"error": {"message": "gone"}}, status=500)
+            said = "".join(part for _, part in parts[:after])
+            return web.json_response({"choices": [{"index": 0, "text": said, "finish_reason": "abort" if how else "length"}]})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if chat:
+            await self.tell(
+                response, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": ids}
+            )
+        for number, (tokens, said) in enumerate(parts):
+            if number == after:
+                break
+            choice = {"index": 0, "token_ids": tokens, "finish_reason": "length" if number + 1 == most else None}
+            choice |= {"delta": {"content": said}} if chat else {"text": said}
+            choice |= {"prompt_token_ids": ids} if not number and not chat else {}
+            await self.tell(response, {"choices": [choice]})
+        if how == "abort":
+            last = {"delta": {}} if chat else {"text": ""}
+            await self.tell(response, {"choices": [{"index": 0, **last, "finish_reason": "abort", "token_ids": []}]})
+        elif how == "error":
+            await self.tell(response, {"error": {"message": "EngineCore encountered an issue", "code": 500}})
+        elif how == "cut":
+            request.transport.close()
+            return response
+        if body.get("stream_options", {}).get("include_usage"):
+            usage = {"prompt_tokens": len(ids), "completion_tokens": len(parts), "total_tokens": len(given)}
+            await self.tell(response, {"choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def recover(self):
+        self.changes.number += 1
+        self.changes.serving.set()
+
+    async def tell(self, response, chunk):
+        head = {"id": f"request-{len(self.asked)}", "object": "a chunk", "created": 1, "model": "m"}
+        await response.write(b"data: " + json.dumps(head | chunk).encode() + b"\n\n")
+
+
+def ask(engine, path="/v1/completions", **body):
+    """Status and events of one request through the layer."""
+
+    async def run():
+        upstream = web.Application()
+        upstream.router.add_post("/v1/completions", engine.answer)
+        upstream.router.add_post("/v1/chat/completions", engine.answer)
+        async with TestServer(upstream) as router, ClientSession() as session:
+            url = str(router.make_url("")).rstrip("/")
+            proxy = ResumingProxy(lambda: url, session, engine.changes, CONTEXT)
+            async with (
+                TestServer(proxy.app()) as front,
+                session.post(front.make_url(path), json={"model": "m", **body}) as answer,
+            ):
+                return answer.status, await answer.text()
+
+    return asyncio.run(run())
+
+
+def streamed(text):
+    """Text, chunks and end of a stream."""
+    events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
+    chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    choices = [choice for chunk in chunks for choice in chunk.get("choices", [])]
+    said = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+    return said, chunks, events[-1]
+
+
+FAULTS = [(0, "abort"), (1, "abort"), (4, "abort"), (5, "error"), (6, "cut"), (12, "abort")]
+CHATS = {"path": "/v1/chat/completions", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("asked", [{"prompt": "hello"}, {"prompt": [3, 9, 4], "temperature": 0}, CHATS])
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 12, "stream_options": {"include_usage": True}, "return_token_ids": True}])
+def test_a_stream_that_a_fault_ends_is_the_stream_without_it(fault, asked, more):
+    _, without = ask(Engine(), stream=True, **asked, **more)
+    engine = Engine(fault, (2, "abort"))
+    status, text = ask(engine, stream=True, **asked, **more)
+    said, chunks, end = streamed(text)
+    expected, plain, _ = streamed(without)
+    assert (status, said, end) == (200, expected, "[DONE]")
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", [])]
+    assert ids == [token for chunk in plain for choice in chunk["choices"] for token in choice.get("token_ids", [])]
+    assert [chunk.get("usage") for chunk in chunks if "usage" in chunk] == [
+        chunk["usage"] for chunk in plain if "usage" in chunk
+    ]
+    assert bool(ids) == bool(more)
+    finish = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
+    assert finish == ["length"]
+
+
+def test_delivered_tokens_are_not_computed_again():
+    engine = Engine((9, "abort"))
+    ask(engine, stream=True, prompt="hello", max_tokens=40)
+    (_, first), (path, second) = engine.asked
+    kept = len(second["prompt"]) - 5
+    assert path == "/v1/completions"
+    assert first["prompt"] == "hello"
+    assert 0 < kept <= 9
+    assert second["max_tokens"] == 40 - kept
+
+
+@pytest.mark.parametrize("more", [{"seed": 3}, {"stop": ["zzz"], "temperature": 0}, {"seed": 3, "frequency_penalty": 1.0}])
+def test_what_depends_on_where_the_answer_begins_is_computed_again_from_there(more):
+    expected, _, _ = streamed(ask(Engine(seeded=True), stream=True, prompt="hello", **more)[1])
+    engine = Engine((9, "abort"), seeded=True)
+    said, _, _ = streamed(ask(engine, stream=True, prompt="hello", **more)[1])
+    assert said == expected
+    assert [body["prompt"] for _, body in engine.asked] == ["hello", "hello"]
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"logprobs": 1}, {"stop": ["zzz"]}, {"response_format": {"type": "json_object"}}])
+def test_what_cannot_be_resumed_ends_with_an_error(more):
+    engine = Engine((9, "abort"))
+    _, text = ask(engine, stream=True, prompt="hello", **more)
+    assert len(engine.asked) == 1
+    assert streamed(text)[1][-1]["error"]["type"] == "RankLost"
+
+
+@pytest.mark.parametrize("how", ["abort", "500"])
+def test_an_answer_in_one_piece_is_asked_for_anew(how):
+    engine = Engine((3, how))
+    assert ask(engine, prompt="hello") == ask(Engine(), prompt="hello")
+    assert len(engine.asked) == 2
+
+
+def test_an_error_without_a_lost_rank_is_passed_on():
+    engine = Engine()
+
+    async def refuse(request):
+        engine.asked.append(request.path)
+        return web.json_response({"error": {"message": "this prompt"}}, status=500)
+
+    engine.answer = refuse
+    assert ask(engine, prompt="hello")[0] == 500
+    assert len(engine.asked) == 1
+
+
+def test_without_ranks_that_serve_again_requests_end():
+    engine = Engine((3, "abort"))
+    engine.recover = lambda: setattr(engine.changes, "ended", True)
+    _, text = ask(engine, stream=True, prompt="hello")
+    assert streamed(text)[1][-1]["error"]["code"] == 503
