@@ -1,5 +1,7 @@
 """aurora as a vLLM plugin: planned expert placement, ordered all-to-all, traffic records. Inert until it is configured."""
 
+import os
+
 
 def register() -> None:
     """Registers the plugin with vLLM, which calls this entry point in every process before any configuration exists."""
@@ -7,3 +9,7 @@ def register() -> None:
 
     install_settings_check()
     install_worker_hook()
+    if "AURORA_FAULT_STORE" in os.environ:
+        from aurora_vllm.vllm_internals.fault_tolerance import install
+
+        install()

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -116,6 +117,13 @@ class EplbPlacement:
         self._move_s, self._began_s = 0.0, clock()
         if facts.rank == 0:
             compile_decisions()
+
+    def change_ranks(self, rank: int, ranks: int) -> None:
+        """Goes on without lost ranks: a new controller begins with what EPLB holds, and with equal GPUs."""
+        self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
+        self._controller = self._follower = self._wanted = self._asked_s = None
+        self._handover, self._late, self.under_way = MovesHandover(), False, False
+        self._rounds.clear()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
         """Returns (L, P) int64, the expert in each physical expert from now on, the same on all ranks. A collective call.

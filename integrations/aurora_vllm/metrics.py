@@ -107,6 +107,10 @@ class Metrics:
             if path.exists():
                 written.labels(**self._labels).set(path.stat().st_mtime)
 
+    def change_ranks(self, rank: int) -> None:
+        """Counts from now on what concerns this number among fewer ranks, for which there is no plan and so no bound."""
+        self._rank, self._plan = rank, None
+
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
         """Adds one all-to-all.
 

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -101,6 +101,11 @@ class PeerProcesses:
             host, pid = self._store.get(f"{self._key}/process/{rank}").decode().rsplit(" ", 1)
             self._process_R[rank] = (host, int(pid))
         return True
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Forgets all but some ranks: `kept` counts among those that were there until now. Ranks keep their numbers."""
+        left = list(self._process_R)
+        self._process_R = {left[index]: self._process_R[left[index]] for index in kept}
 
     @property
     def on_one_host(self) -> bool:

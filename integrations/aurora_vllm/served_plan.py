@@ -224,6 +224,11 @@ class ServedPlan:
         """Leaves placement and all-to-all to vLLM."""
         self.plan, self.physical_LP, self.hierarchy, self.order, self.disabled = None, None, None, "stock", True
 
+    def change_ranks(self, rank: int, ranks: int) -> None:
+        """Goes on with other ranks than planned for: all-to-alls are flat, and ordered batch by batch or vLLM's."""
+        self.plan, self.hierarchy, self._rank, self._ranks = None, None, rank, ranks
+        self.order = "stock" if self.order == "stock" else "online"
+
     @property
     def fingerprint(self) -> str:
         """Hash of what must be equal on all ranks: placement, orders, and the settings that hold for all of them."""

@@ -46,6 +46,7 @@ class Settings:
         bytes_per_s: with adapt: bytes of expert weights that may move in a second; None: as many as pay.
         period_s: with adapt and without EPLB, which has a `step_interval`: seconds between two windows of traffic.
         dry_run: with adapt: whether nothing moves, and the log says what would.
+        fault_store: address of the store at which ranks meet that go on without lost ones; `aurora vllm` sets it.
         required: whether the server ends if the plugin cannot do what is asked for, instead of serving without it.
 
     Raises:
@@ -68,6 +69,7 @@ class Settings:
     bytes_per_s: float | None = None
     period_s: float = ControlOptions.period_s
     dry_run: bool = False
+    fault_store: str | None = None
     required: bool = False
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +106,22 @@ class WorkerIntegration:
         if self._transport is None:
             self._transport = self._make_transport()
         return self._transport
+
+    def change_ranks(self, kept: Sequence[int], make_transport: Callable[[], Transport]) -> None:
+        """Goes on without lost ranks, before the next forward pass.
+
+        Args:
+            kept: the expert-parallel ranks that are left, by their numbers until now.
+            make_transport: makes the transport to them.
+        """
+        self.rank, self.ranks = kept.index(self.rank), len(kept)
+        self.served.change_ranks(self.rank, self.ranks)
+        self._make_transport, self._watched = make_transport, None
+        self._alltoall_of_layer.clear()
+        if self.metrics is not None:
+            self.metrics.change_ranks(self.rank)
+        if self.live is not None:
+            self.live.change_ranks(self.rank, self.ranks)
 
     def begin_serving(
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None

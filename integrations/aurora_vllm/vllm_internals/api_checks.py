@@ -207,6 +207,46 @@ PIECE_API_CHECKS = (
         ("model_state", "new_physical_to_logical_map", "layer"),
     ),
 )
+SENTINEL = "vllm.v1.fault_tolerance.engine_core_sentinel:EngineCoreSentinel"
+GOING_ON = "going on without a lost rank"
+FAULT_API_CHECKS = (
+    ApiCheck(GOING_ON, f"{SENTINEL}.__init__", ("engine", "parallel_config")),
+    ApiCheck(GOING_ON, f"{SENTINEL}.handle_command", ("client_idx", "call_id", "ft_args")),
+    ApiCheck(GOING_ON, f"{SENTINEL}._push_status"),
+    ApiCheck(GOING_ON, f"{SENTINEL}.on_fault", ("exc",)),
+    ApiCheck(GOING_ON, "vllm.v1.worker.sentinel.gpu_worker_sentinel:FT_BACKEND_SET.__dir__"),
+    ApiCheck(GOING_ON, "vllm.v1.worker.sentinel.gpu_worker_sentinel:WorkerSentinel.__init__", ("worker",)),
+    ApiCheck(GOING_ON, "vllm.v1.worker.sentinel.gpu_worker_sentinel:WorkerSentinel._clean_worker_state"),
+    ApiCheck(GOING_ON, "vllm.v1.worker.gpu_worker:Worker.handle_ft_command", ("ft_request",)),
+    ApiCheck(GOING_ON, "vllm.entrypoints.serve.fault_tolerance.api_router:_validate_payload", ("body",)),
+    ApiCheck(GOING_ON, "vllm.v1.engine.utils:DPCoordinator.get_engine_socket_addresses"),
+    ApiCheck(GOING_ON, "vllm.v1.engine.utils:DPCoordinator.get_stats_publish_address"),
+    ApiCheck(
+        GOING_ON,
+        "vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator",
+        ("engine_count", "front_publish_address", "back_output_address", "back_publish_address", "zmq_addr_pipe"),
+    ),
+    ApiCheck(
+        GOING_ON,
+        "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
+        ("vllm_config", "rank", "distributed_init_method", "local_rank", "backend"),
+    ),
+    ApiCheck(GOING_ON, "vllm.distributed.parallel_state:_group_name_counter.__dir__"),
+    ApiCheck(GOING_ON, "vllm.distributed.parallel_state:destroy_model_parallel"),
+    ApiCheck(GOING_ON, "vllm.distributed.parallel_state:destroy_distributed_environment"),
+    ApiCheck(
+        GOING_ON,
+        "vllm.distributed.eplb.eplb_state:EplbModelState",
+        ("physical_to_logical_map_buffer", "expert_load_pass_buffer", "expert_load_window", "pending_result", "communicator"),
+    ),
+    ApiCheck(
+        GOING_ON,
+        "vllm.distributed.eplb.eplb_communicator:create_eplb_communicator",
+        ("group_coordinator", "backend", "expert_weights", "expert_buffer"),
+    ),
+    ApiCheck(GOING_ON, f"{MOE}.runner.moe_runner:MoERunner._set_moe_config", ("new_moe_config",)),
+    ApiCheck(GOING_ON, "vllm.utils:is_moe_layer"),
+)
 CPU_EPLB_API_CHECKS = (
     ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),
     ApiCheck("EPLB on the CPU", f"{EPLB_STATE}.__init__", ("parallel_config", "device")),

@@ -2,11 +2,12 @@
 
 Interface between the parent, which starts the servers and alone decides who is lost, and the survivors:
 
-1. The parent starts the **keeper**: `python -m aurora_vllm.vllm_internals.fault_tolerance RANKS`, in the environment of vLLM. It
-   holds the TCP store at which survivors meet, and vLLM's data-parallel coordinator, so that no rank is special. It prints one
-   line on stdout once both are ready, {"store": "127.0.0.1:PORT"}, and ends when its stdin is closed, or on SIGTERM.
-2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a rank
-   off whole (server, engine, workers):
+1. The parent starts the **keeper**, `python -m aurora_vllm.vllm_internals.fault_tolerance RANKS`, in the environment of vLLM.
+   It holds the TCP store at which survivors meet, and vLLM's data-parallel coordinator, so that no rank is special. It prints
+   one line on stdout once both are ready, {"store": "127.0.0.1:PORT"}, and ends when its stdin is closed, or on SIGTERM. A line
+   with a change's number on its stdin ("1"), before the change is posted, frees survivors that wait for a lost rank.
+2. For each rank r of N the parent starts one server, in a process group of its own, so that `os.killpg(pid, SIGKILL)` cuts a
+   rank off whole (server, engine, workers):
 
        vllm serve MODEL --data-parallel-size N --data-parallel-rank r --data-parallel-address 127.0.0.1
            --data-parallel-rpc-port PORT (equal for all) --port PORT_r --api-server-count 1
@@ -16,18 +17,18 @@ Interface between the parent, which starts the servers and alone decides who is 
 
    `fault_store` (or AURORA_FAULT_STORE) turns all of this on. All servers must start: a loss before `/health` of every rank
    answers 200 ends the start, and the parent starts anew.
-3. When ranks are lost, the parent kills their process groups, draws the next change number (1, 2, 3, ...; never again the same one),
-   and posts to every survivor's server, idle or not, all at once:
+3. When ranks are lost, the parent kills their process groups, draws the next change number (1, 2, 3, ...; never again the same
+   one), and posts to every survivor's server, idle or not, all at once:
 
        POST /fault_tolerance/apply
        {"instruction": "scale_down", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 20}}
 
    Ranks are numbered as at start, for ever: `dead` has all ranks that were lost since, `alive` the others; together they are
-   0 ... N-1. `within_s` is how long survivors wait for each other. The answer is vLLM's: 202 {"request_id": ..., "message": ...}.
-4. The parent polls `GET /fault_tolerance/status` of every survivor, {"engines": [{"id": r, "status": ..., "change": 1}], ...}:
+   0 ... N-1. `within_s` is how long survivors wait for each other. vLLM answers 202 {"request_id": ..., "message": ...}.
+4. The parent polls `GET /fault_tolerance/status` of every survivor, {"engines": [{"id": r, "status": ..., "change": 1}]}:
    - status "healthy" and change 1: this survivor serves on. The change is done when all survivors say so.
-   - "ft_error" with "last_ft_request_id" equal to the request_id: this survivor refused or failed, and says why (an older change
-     number; an expert that nobody holds; other survivors that did not come). It still waits for a newer change.
+   - "ft_error" with "last_ft_request_id" equal to the request_id: this survivor refused or failed, and says why (an older
+     change number; an expert that nobody holds; other survivors that did not come). It still waits for a newer change.
    - "unhealthy": it waits for a change (its requests were aborted: HTTP 200, finish reason "abort"). "dead": it is lost.
    A rank lost during a change is a new change with a greater number, posted to those who are left; the older one is given up.
    Requests that come meanwhile wait, and are served after the change.
@@ -35,3 +36,444 @@ Interface between the parent, which starts the servers and alone decides who is 
    kills itself. Ranks that the parent has cut off have no connection to survivors, which have closed theirs.
 6. The last survivor serves alone. With no survivor left, and whenever a change fails, the parent starts all servers anew.
 """
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from aurora.errors import BadInput
+from aurora_vllm.vllm_internals.api_checks import FAULT_API_CHECKS, MOE, check_api, find
+
+LOG = logging.getLogger("vllm.aurora")
+VARIABLE = "AURORA_FAULT_STORE"
+INSTRUCTION = "scale_down"
+BACK_END = "allgather_reducescatter"
+DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
+WAIT_S = 0.005  # between two looks at an engine that is about to stop
+
+
+class RankLost(RuntimeError):
+    """Raised in an engine that is idle when it is told that other ranks are lost."""
+
+
+@dataclass(frozen=True)
+class RanksChange:
+    """A change of the ranks that serve, as the parent tells it: its number, and ranks numbered as at start.
+
+    Raises:
+        BadInput: if ranks are missing, or in both `dead` and `alive`.
+    """
+
+    number: int
+    dead: tuple[int, ...]
+    alive: tuple[int, ...]
+    within: timedelta
+
+    @classmethod
+    def read(cls, params: Mapping[str, Any], ranks: int) -> RanksChange:
+        """Reads the parameters of an instruction for a server of so many ranks."""
+        try:
+            dead, alive = (tuple(sorted({int(rank) for rank in params[name]})) for name in ("dead", "alive"))
+            change = cls(int(params["change"]), dead, alive, timedelta(seconds=float(params.get("within_s", 20.0))))
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{INSTRUCTION}: expected change, dead, alive and within_s, found {dict(params)}") from error
+        if sorted(dead + alive) != list(range(ranks)) or not alive:
+            raise BadInput(f"{INSTRUCTION}: expected ranks 0 to {ranks - 1}, each dead or alive, found {dead} and {alive}")
+        return change
+
+    def store(self, address: str, prefix: str) -> Store:
+        """Returns the keeper's store, for what survivors of this change tell each other."""
+        store = connect(address, self.within)
+        return PrefixStore(f"{self.number}/{prefix}", store)
+
+
+def connect(address: str, timeout: timedelta) -> Store:
+    """Connects to the keeper's store."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+class GroupConnections:
+    """TCP connections of a process's process groups. A newer change shuts them down: aborting a gloo group does nothing.
+
+    So a survivor that waits for another survivor, which has left the collective, does not wait until a time-out.
+    """
+
+    def __init__(self) -> None:
+        self._change, self._others, self._lock = -1, frozenset[int](), threading.Lock()
+
+    def begin(self, change: int, others: frozenset[int] | None = None) -> None:
+        """Begins the connections of a change: those that are made from now on, or all but `others`."""
+        with self._lock:
+            self._change, self._others = change, frozenset(number for number, _ in _tcp()) if others is None else others
+
+    def shut(self, change: int) -> None:
+        """Shuts the connections of older changes down."""
+        with self._lock:
+            if self._change >= change:
+                return
+            _abort_nccl()
+            for number, connection in _tcp():
+                if number not in self._others:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def watch(self, address: str) -> None:
+        """Shuts connections down, in a thread, as soon as the keeper knows of a newer change."""
+        store = connect(address, timedelta(minutes=1))
+
+        def wait() -> None:
+            change = 1
+            while True:
+                try:
+                    store.wait([f"change/{change}"], timedelta(days=1))
+                except RuntimeError:  # the keeper has ended, and so will this server
+                    return
+                self.shut(change)
+                change += 1
+
+        threading.Thread(target=wait, daemon=True, name="aurora-changes").start()
+
+
+def _tcp() -> Iterator[tuple[int, socket.socket]]:
+    """Yields the number (inode) and a socket of each TCP connection of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # no socket
+            os.close(copy)
+            continue
+        with connection:
+            try:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                    yield os.fstat(copy).st_ino, connection
+            except OSError:  # it is not connected
+                continue
+
+
+def _abort_nccl() -> None:
+    """Aborts communicators of NCCL, whose kernels wait for a lost rank for ever."""
+    if not torch.cuda.is_available() or not dist.is_initialized():
+        return
+    for group in (reference() for reference in find("vllm.distributed.parallel_state:_groups").values()):
+        communicator = getattr(getattr(group, "device_communicator", None), "pynccl_comm", None)
+        if communicator is not None:
+            communicator.destroy()  # by ncclCommAbort
+    for group in list(dist.distributed_c10d._world.pg_map):
+        group.abort()
+
+
+def install() -> None:
+    """Adds `scale_down` to this process, if it is an engine or a worker of a server that the parent has given a store."""
+    address, name = os.environ.get(VARIABLE), multiprocessing.current_process().name
+    if address and name.startswith("EngineCore"):
+        install_in_engine(address)
+    if address and name.startswith(("EngineCore", "VllmWorker")):  # an engine of one rank may be its own worker
+        install_in_worker(address)
+
+
+# Engine
+
+
+def install_in_engine(address: str) -> None:
+    """Adds `scale_down` to an engine's sentinel. Called in the engine's process before it serves."""
+    module = find("vllm.v1.engine.core:")
+    known = frozenset(number for number, _ in _tcp())
+    connections = GroupConnections()
+    connections.watch(address)
+    connections.begin(0, frozenset(number for number, _ in _tcp()) - known)
+    make = find("vllm.distributed.utils:init_gloo_process_group")
+    message = find("vllm.v1.engine:")
+
+    class ScalingSentinel(module.EngineCoreSentinel):  # type: ignore[misc, name-defined]
+        """vLLM's sentinel of an engine, which can go on with fewer ranks.
+
+        Attributes:
+            change: number of the last change that was made.
+        """
+
+        def __init__(self, engine: Any, parallel_config: Any) -> None:
+            super().__init__(engine, parallel_config)
+            self.change = self._tried = 0
+            self._rank, self._ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
+            self._handle = engine._handle_client_request
+            engine._handle_client_request = self._handle_client_request
+
+        def handle_command(self, client_idx: int, call_id: int, ft_args: dict[str, Any]) -> None:
+            """Handles a command; vLLM refuses one if the engine runs, so a change stops it first."""
+            if ft_args["instruction"] == INSTRUCTION:
+                self._stop(ft_args["params"])
+            super().handle_command(client_idx, call_id, ft_args)
+
+        def scale_down(self, request: Any) -> Any:
+            """Goes on with the ranks that are alive. Called in the thread of the input sockets, while the engine waits."""
+            engine, change = self.engine, RanksChange.read(request.params, self._ranks)
+            if change.number <= self._tried:
+                raise BadInput(f"{INSTRUCTION}: expected a change after {self._tried}, found {change.number}")
+            self._tried = change.number
+            connections.begin(change.number)
+            rank, ranks = change.alive.index(self._rank), len(change.alive)
+            engine.dp_store = change.store(address, "engine")
+            engine.dp_group = make(engine.dp_store, rank, ranks, change.within)
+            executor, within_s = engine.model_executor, change.within.total_seconds()
+            request.params["store"] = address
+            executor.collective_rpc("handle_ft_command", timeout=within_s, args=(request,))
+            wave = torch.tensor([engine.current_wave])
+            engine.dp_group.allreduce([wave], dist.ReduceOp.MAX).wait()  # all survivors have come so far
+            parallel = engine.vllm_config.parallel_config
+            engine.dp_group.set_timeout(parallel.cpu_distributed_timeout or DEFAULT_TIMEOUT)
+            engine.dp_rank, engine.dp_size = parallel.data_parallel_rank, parallel.data_parallel_size = rank, ranks
+            engine.scheduler.reset_prefix_cache()  # it knows blocks of the pass that failed
+            engine.step_counter, engine.current_wave, engine.engines_running = 0, int(wave), True
+            engine.pending_pause = engine.ignore_start_dp_wave = False
+            self.change, self.status_type = change.number, message.EngineStatusType.HEALTHY
+            self.resumed.set()
+            self._push_status()
+            LOG.info("aurora: change %d: ranks %s serve on", change.number, ", ".join(map(str, change.alive)))
+            return find("vllm.v1.fault_tolerance.utils:FaultToleranceResult")(request_id=request.request_id, success=True)
+
+        def _stop(self, params: dict[str, Any]) -> None:
+            """Brings the engine to wait for the change, whether it is idle, computes, or waits for a lost rank."""
+            try:
+                change = RanksChange.read(params, self._ranks)
+            except BadInput:
+                return  # `scale_down` says so
+            if change.number <= self._tried:
+                return
+            if self._rank in change.dead:
+                LOG.error("aurora: change %d: this rank, %d, is not to serve any longer", change.number, self._rank)
+                os.kill(os.getpid(), signal.SIGKILL)
+            _announce(connect(address, change.within), change.number)
+            connections.shut(change.number)
+            if self.resumed.is_set():
+                self.engine.input_queue.put_nowait((message.EngineCoreRequestType.WAKEUP, change))
+            until_s = time.monotonic() + change.within.total_seconds()
+            while self.status_type == message.EngineStatusType.HEALTHY and time.monotonic() < until_s:
+                time.sleep(WAIT_S)
+
+        def _handle_client_request(self, request_type: Any, request: Any) -> None:
+            if not isinstance(request, RanksChange):
+                self._handle(request_type, request)
+            elif request.number > self._tried:  # else the engine had noticed by itself
+                raise RankLost(f"ranks {', '.join(map(str, request.dead))} are lost")
+
+        def _push_status(self) -> None:
+            status = {"id": self.engine_index, "status": self.status_type.name.lower(), "change": self.change}
+            if self.status_type == message.EngineStatusType.UNHEALTHY:
+                status["fault_info"] = self.fault_info
+            result = find("vllm.v1.serial_utils:UtilityResult")(status)
+            told = message.UtilityOutput(call_id=message.FT_STATUS_CALL_ID, result=result)
+            outputs = message.EngineCoreOutputs(utility_output=told)
+            outputs.engine_index = self.engine_index
+            self.engine.output_queue.put_nowait((0, outputs))
+
+    module.EngineCoreSentinel = ScalingSentinel
+
+
+def _announce(store: Store, number: int) -> None:
+    """Lets all processes that watch know of a change."""
+    while number > 0 and not store.check([f"change/{number}"]):
+        store.set(f"change/{number}", "")
+        number -= 1
+
+
+# Worker
+
+
+def install_in_worker(address: str) -> None:
+    """Adds `scale_down` to the sentinel of a worker, which accepts vLLM's stock all-to-all. Called before the worker exists."""
+    module, backends = find("vllm.v1.worker.gpu_worker:"), find("vllm.v1.worker.sentinel.gpu_worker_sentinel:")
+    backends.FT_BACKEND_SET = backends.FT_BACKEND_SET | {BACK_END}
+    connections = GroupConnections()
+    connections.watch(address)
+
+    class ScalingWorkerSentinel(module.WorkerSentinel):  # type: ignore[misc, name-defined]
+        """vLLM's sentinel of a worker, which can form its groups anew with fewer ranks.
+
+        A worker's `ranks_changed`, if it has one, is called with the expert-parallel ranks that are kept, by their old numbers.
+        """
+
+        def __init__(self, worker: Any) -> None:
+            super().__init__(worker)
+            self._alive = tuple(range(self.dp_size))
+            connections.begin(0)
+
+        def scale_down(self, request: Any) -> None:
+            """Forms all groups anew, and leaves the lost ranks' slots out of EPLB's maps. A collective call of survivors."""
+            change, worker = RanksChange.read(request.params, self.dp_size), self.worker
+            connections.begin(change.number)
+            self._clean_worker_state()
+            parallel = worker.vllm_config.parallel_config
+            rank, ranks = change.alive.index(self.dp_rank), len(change.alive)
+            parallel.data_parallel_rank, parallel.data_parallel_size = rank, ranks
+            form_groups(worker, change.store(address, "workers"), change.within)
+            size = parallel.world_size
+            kept = [self._alive.index(each) * size + part for each in change.alive for part in range(size)]
+            self._alive = change.alive
+            drop_slots(worker, kept)
+            if (ranks_changed := getattr(worker, "ranks_changed", None)) is not None:
+                ranks_changed(kept)
+            if torch.cuda.is_available() and ranks > 1:
+                worker.elastic_ep_executor.warm_and_capture()  # graphs know the old communicators
+
+    module.WorkerSentinel = ScalingWorkerSentinel
+    end_with_parent()
+
+
+def form_groups(worker: Any, store: Store, within: timedelta) -> None:
+    """Forms vLLM's process groups anew by its parallel configuration. A collective call of all its ranks.
+
+    Args:
+        worker: vLLM's worker.
+        store: where the ranks meet.
+        within: how long they wait for each other.
+    """
+    state, config = find("vllm.distributed.parallel_state:"), worker.vllm_config
+    parallel, backend = config.parallel_config, dist.get_backend()
+    state.destroy_model_parallel()
+    state.destroy_distributed_environment()
+    state._group_name_counter.clear()  # compiled graphs know groups by name
+    rank = parallel.data_parallel_rank * parallel.world_size + worker.rank
+    timeouts = parallel.distributed_timeout_seconds, parallel.cpu_distributed_timeout_seconds
+    parallel.distributed_timeout_seconds = parallel.cpu_distributed_timeout_seconds = max(1, round(within.total_seconds()))
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=parallel.world_size_across_dp, timeout=within)
+        find("vllm.v1.worker.gpu_worker:init_worker_distributed_environment")(
+            config, worker.rank, worker.distributed_init_method, worker.local_rank, backend
+        )
+    finally:
+        parallel.distributed_timeout_seconds, parallel.cpu_distributed_timeout_seconds = timeouts
+    for group, (name, _) in dist.distributed_c10d._world.pg_map.items():
+        seconds = timeouts[name == "gloo"]
+        group.set_timeout(DEFAULT_TIMEOUT if seconds is None else timedelta(seconds=seconds))
+
+
+def drop_slots(worker: Any, kept: list[int]) -> None:
+    """Leaves physical experts of lost ranks out of EPLB's maps and of the layers' expert maps.
+
+    Args:
+        worker: vLLM's worker, whose groups are the new ones.
+        kept: the expert-parallel ranks that are left, by their numbers before.
+
+    Raises:
+        BadInput: if an expert was in lost slots only.
+    """
+    runner, parallel = worker.model_runner, worker.vllm_config.parallel_config
+    balancer, is_moe_layer = runner.eplb_state, find("vllm.utils:is_moe_layer")
+    groups = find("vllm.distributed.parallel_state:")
+    sizes = groups.get_tp_group().world_size, groups.get_pcp_group().world_size, groups.get_dp_group().world_size
+    sequence = sizes[0] if parallel.use_sequence_parallel_moe else 1
+    for model in balancer.model_states.values():
+        layers = [module for module in model.model.modules() if is_moe_layer(module)]
+        local = layers[0].moe_config.num_local_experts
+        held_LRS = model.physical_to_logical_map.cpu().unflatten(1, (-1, local))
+        held_LP = held_LRS[:, kept].flatten(1)
+        experts = model.logical_replica_count.shape[1]
+        for layer, held_P in enumerate(held_LP.tolist()):
+            if lost := set(range(experts)) - set(held_P):
+                raise BadInput(f"{INSTRUCTION}: nobody holds expert {min(lost)} of MoE layer {layer} any longer")
+        shape = find(f"{MOE}.config:FusedMoEParallelConfig").make(*sizes, sequence, parallel)
+        for layer in layers:
+            layer._set_moe_config(replace(layer.moe_config, num_experts=held_LP.shape[1], moe_parallel_config=shape))
+        parallel.eplb_config.num_redundant_experts = held_LP.shape[1] - experts
+        slots = slice(0, held_LP.shape[1])
+        model.physical_to_logical_map = model.physical_to_logical_map_buffer[:, slots]
+        model.expert_load_pass = model.expert_load_pass_buffer[:, slots]
+        model.expert_load_window = torch.zeros_like(model.expert_load_window[..., slots])
+        model.model.update_physical_experts_metadata(held_LP.shape[1], local)
+        find("vllm.distributed.eplb.eplb_state:_commit_eplb_maps")(model, new_physical_to_logical_map=held_LP)
+        model.rebalanced, model.pending_result = False, None
+        model.communicator = find("vllm.distributed.eplb.eplb_communicator:create_eplb_communicator")(
+            groups.get_eplb_group(), parallel.eplb_config.communicator, model.model.expert_weights, model.expert_buffer
+        )
+    balancer.expert_rearrangement_step = balancer.expert_load_window_step = 0  # equal on all ranks
+
+
+def end_with_parent() -> None:
+    """Ends this process when its parent has ended, whatever this process waits for."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="aurora-parent").start()
+
+
+# Server and keeper
+
+
+def install_in_server(address: str) -> None:
+    """Lets a server's HTTP endpoint take `scale_down`, and its engines use the keeper's coordinator. Called before it has any.
+
+    Raises:
+        BadInput: if this vLLM lacks what is needed.
+    """
+    check_api(FAULT_API_CHECKS)
+    os.environ[VARIABLE] = address  # for its engine and workers
+    find("vllm.entrypoints.serve.fault_tolerance.api_router:")._ALLOWED_INSTRUCTIONS.add(INSTRUCTION)
+    module = find("vllm.v1.engine.utils:")
+
+    class KeptCoordinator:
+        """The coordinator of the keeper's, as vLLM's server of rank 0 sees its own: it does not end with that server."""
+
+        def __init__(self, *_args: Any, **_named: Any) -> None:
+            found = json.loads(connect(address, timedelta(seconds=30)).get("coordinator"))
+            self._front, self._output, self._input = found
+            self._pipe = multiprocessing.Pipe(duplex=False)  # never ready
+            self.proc = self
+            self.pid, self.name, self.exitcode, self.sentinel = 0, "coordinator", None, self._pipe[0].fileno()
+
+        def get_stats_publish_address(self) -> str:
+            return str(self._front)
+
+        def get_engine_socket_addresses(self) -> tuple[str, str]:
+            return self._input, self._output
+
+        def shutdown(self, timeout: float | None = None) -> None:
+            """Leaves it to the keeper."""
+
+    module.DPCoordinator = KeptCoordinator
+
+
+def keep(ranks: int) -> None:
+    """Holds the store and vLLM's coordinator of so many ranks until stdin is closed, and announces changes that stdin tells."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    run = find("vllm.v1.engine.coordinator:DPCoordinatorProc.run_coordinator")
+    threading.Thread(target=run, args=(ranks, *addresses, writer), daemon=True).start()
+    reader.recv()  # once its sockets are there
+    store.set("coordinator", json.dumps(addresses))
+    print(json.dumps({"store": f"127.0.0.1:{store.port}"}), flush=True)
+    for line in sys.stdin:
+        _announce(store, int(line))
+    for address in addresses:
+        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    keep(int(sys.argv[1]))

@@ -28,7 +28,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     find,
 )
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
-from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
+from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
 SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
@@ -51,6 +51,8 @@ def install_settings_check() -> None:
         config = original(self, *args, **named)
         if settings is not None and settings.plan is not None:
             set_redundant_experts(config, settings.plan)
+        if settings is not None and settings.fault_store is not None:
+            serve_on_without_lost_ranks(config, settings.fault_store)
         return config
 
     create_engine_config._aurora = True  # type: ignore[attr-defined]
@@ -116,6 +118,19 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant
         LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)
+
+
+def serve_on_without_lost_ranks(config: Any, address: str) -> None:
+    """Prepares a server to go on without lost ranks. Raises BadInput if it, or this vLLM, cannot."""
+    parallel = config.parallel_config
+    for flag, given in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
+        if not given:
+            raise BadInput(f"fault_store: expected {flag}, found none")
+    if parallel.all2all_backend != BACK_END or parallel.pipeline_parallel_size > 1:
+        raise BadInput(f"fault_store: expected --all2all-backend {BACK_END} and no pipeline parallelism, found another")
+    from aurora_vllm.vllm_internals.fault_tolerance import install_in_server
+
+    install_in_server(address)
 
 
 def install_worker_hook() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +102,15 @@ class WorkerStartup:
             integration.connect(lambda: _transport(group, cluster))
         self._patched.integration, self._patched.group = integration, group
         patch_model_runner(worker, self._patched, self._config, processes)
+        if self._settings.fault_store is not None:
+            worker.ranks_changed = partial(self._change_ranks, integration, processes)
+
+    def _change_ranks(self, integration: WorkerIntegration, processes: PeerProcesses | None, kept: Sequence[int]) -> None:
+        """Goes on without lost ranks, in vLLM's new groups; `kept` are the ranks that are left, by their numbers until now."""
+        self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
+        integration.change_ranks(kept, lambda: _transport(group, None))
+        if processes is not None:
+            processes.keep(kept)
 
     @property
     def _reports(self) -> bool:

@@ -1,0 +1,110 @@
+"""Going on without lost ranks, as far as it needs no vLLM: what a change says, connections that it shuts, processes that end."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from aurora_vllm.vllm_internals.fault_tolerance import GroupConnections, RanksChange, _announce, connect, end_with_parent
+
+from aurora.errors import BadInput
+
+SPAWN = multiprocessing.get_context("spawn")
+PARAMS = {"change": 2, "dead": [2], "alive": [3, 0, 1], "within_s": 5}
+
+
+def test_a_change_names_every_rank_once():
+    change = RanksChange.read(PARAMS, 4)
+    assert change == RanksChange(2, (2,), (0, 1, 3), timedelta(seconds=5))
+    for wrong in ({"alive": [0, 1]}, {"dead": [1, 2]}, {"alive": [0, 1, 4]}, {"alive": [], "dead": [0, 1, 2, 3]}):
+        with pytest.raises(BadInput, match="expected ranks 0 to 3, each dead or alive"):
+            RanksChange.read({**PARAMS, **wrong}, 4)
+    for wrong in ({"change": "two"}, {"within_s": None}, {"dead": 2}):
+        with pytest.raises(BadInput, match="scale_down: expected change, dead, alive and within_s, found"):
+            RanksChange.read({**PARAMS, **wrong}, 4)
+
+
+def wait_for_one_that_left(rank, port, told):
+    """Ranks 1 and 2 broadcast with rank 0, which is in no collective; all connections are shut by the change."""
+    address, within = f"127.0.0.1:{port}", timedelta(seconds=60)
+    connections = GroupConnections()
+    connections.watch(address)
+    connections.begin(0)
+    store = connect(address, within)
+    dist.init_process_group("gloo", store=dist.PrefixStore("first", store), rank=rank, world_size=3, timeout=within)
+    dist.all_reduce(torch.ones(1))
+    began_s = time.monotonic()
+    try:
+        if rank == 0:
+            time.sleep(1)
+            _announce(connect(address, within), 1)
+        else:
+            dist.broadcast(torch.ones(10), src=0)
+            told.put((rank, "ended", 0.0, 0.0))
+    except RuntimeError as error:
+        freed_s = time.monotonic() - began_s
+        dist.destroy_process_group()
+        connections.begin(1)
+        alive = dist.PrefixStore("second", connect(address, within))
+        dist.init_process_group("gloo", store=alive, rank=rank - 1, world_size=2, timeout=within)
+        total = torch.full((1,), float(rank))
+        dist.all_reduce(total)
+        connections.shut(1)  # it is that of these connections
+        dist.all_reduce(total)
+        told.put((rank, str(error), freed_s, float(total)))
+
+
+def test_a_change_frees_those_that_wait_for_a_rank_that_has_left():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = SPAWN.Queue()
+    processes = [SPAWN.Process(target=wait_for_one_that_left, args=(rank, store.port, told)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    found = sorted(told.get(timeout=120) for _ in range(2))
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert [rank for rank, _, _, _ in found] == [1, 2]
+    for _, error, freed_s, total in found:
+        assert "losed" in error, error  # connection closed
+        assert 0.5 < freed_s < 30, "before gloo's time-out"
+        assert total == 6.0
+
+
+def have_a_child(told):
+    child = SPAWN.Process(target=outlive)
+    child.start()
+    told.put(child.pid)
+    time.sleep(600)
+
+
+def outlive():
+    end_with_parent()
+    time.sleep(600)
+
+
+def runs(pid):
+    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout
+    return bool(stat.strip()) and stat[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_worker_ends_with_its_engine():
+    told = SPAWN.Queue()
+    engine = SPAWN.Process(target=have_a_child, args=(told,))
+    engine.start()
+    worker = told.get(timeout=60)
+    time.sleep(0.5)
+    assert runs(worker)
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.join()
+    until = time.monotonic() + 60
+    while runs(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs(worker)
