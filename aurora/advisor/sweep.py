@@ -191,35 +191,6 @@ class GridCell:
         return self.compared.batch
 
 
-@dataclass(frozen=True)
-class MeasuredCell:
-    """A cell of the grid that was run on processes, beside its simulation.
-
-    Attributes:
-        skew, bandwidth, batch: as in `GridCell`.
-        stage: "prefill": each step is of new prompts; "decode": each step is a token of each of as many requests.
-        seconds: by way, of all steps.
-        gains: by way, over one after the other.
-        predicted: by way, the simulated gain.
-        tpot_s_M: by way, for each model (p50, p99) of the seconds between two of its steps.
-        winner: the simplest way within 2 % of the fastest, as measured.
-        right: whether the way that the simulator names is among those that are as fast as the fastest.
-        loss: by how much longer the way that the simulator names takes than the fastest, for the same work.
-    """
-
-    skew: float
-    bandwidth: float
-    batch: int
-    stage: str
-    seconds: Mapping[str, float]
-    gains: Mapping[str, float]
-    predicted: Mapping[str, float]
-    tpot_s_M: Mapping[str, tuple[tuple[float, float], ...]]
-    winner: str
-    right: bool
-    loss: float
-
-
 def compare_over_grid(
     cluster: Cluster,
     profiles: Sequence[Profile],

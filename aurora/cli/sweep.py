@@ -1,7 +1,6 @@
 """aurora sweep: a grid of settings -> where ordering transfers and colocating models pay, or which way of sharing GPUs wins."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 SHAPE, CLUSTER, WAYS_CLUSTER = "mixtral-topics", Path("paper-equal-8"), Path("demo-4")
 COMPARED = "With --ways"
-OF_WAYS = ("profile", "batch", "bandwidth", "skew", "steps", "measure", "time_limit_s")  # options that go with --ways
+OF_WAYS = ("profile", "batch", "bandwidth", "skew", "steps")  # options that go with --ways
 
 Swept = tuple[dict[str, Any], str, list["RenderableType"]]  # a table in JSON, its page, and what is shown in the terminal
 
@@ -37,8 +36,6 @@ def sweep(
     bandwidth: Annotated[list[float] | None, OptionField(panel=COMPARED)] = None,
     skew: Annotated[list[float] | None, OptionField(panel=COMPARED)] = None,
     steps: Annotated[int, OptionField(least=2, most=1000, panel=COMPARED)] = SIMULATED_STEPS,
-    measure: Annotated[bool, OptionField(panel=COMPARED)] = False,
-    time_limit_s: Annotated[float, OptionField(flag="--time-limit", above=0, panel=COMPARED)] = 120.0,
     as_json: bool = False,
 ) -> None:
     """Map where ordering transfers, colocating models, both or neither pays, by simulating a MoE layer of synthetic traffic.
@@ -57,19 +54,11 @@ def sweep(
         bandwidth: factor on the ports' bytes per second; repeat it. Default: 0.25, 1, 4.
         skew: exponent on the experts' shares, 1: as profiled, 0: all equal; repeat it. Default: 0, 1.
         steps: number of simulated steps of each model.
-        measure: also run some cells with the shipped models, as processes of this machine.
-        time_limit_s: with --measure: start no cell after this many seconds.
     """
     if ways:
         if grid:
             raise BadInput("`grid`: expected none with `ways`, which has settings of its own")
         refuse_given(("shape",), "without `ways`")
-        if not measure:
-            refuse_given(("time_limit_s",), "with `measure`")
-        if measure and profile:
-            raise BadInput("`measure`: runs the shipped models, expected no `profile`")
-        if measure and skew and 1.0 not in skew:
-            raise BadInput("`skew`: expected 1 among them with `measure`, as the models that are run route as they do")
     else:
         refuse_given(OF_WAYS, "with `ways`")
         if not grid:
@@ -80,8 +69,7 @@ def sweep(
     if output is not None:
         check_folder(output, f"{name}.json", f"{name}.md")
     if ways:
-        values, limit_s = (batch, bandwidth, skew), time_limit_s if measure else None
-        table, page, shown = _compare_ways(cluster or WAYS_CLUSTER, profile or [], values, steps, seed, limit_s)
+        table, page, shown = _compare_ways(cluster or WAYS_CLUSTER, profile or [], (batch, bandwidth, skew), steps, seed)
     else:
         table, page, shown = _sweep(cluster or CLUSTER, shape or SHAPE, grid or [], seed)
     if output is not None:
@@ -115,7 +103,6 @@ def _compare_ways(
     given: tuple[Sequence[int] | None, Sequence[float] | None, Sequence[float] | None],
     steps: int,
     seed: int,
-    limit_s: float | None,
 ) -> Swept:
     """Compares who wins where: one model after the other, micro-batches, two models or three at once.
 
@@ -125,40 +112,31 @@ def _compare_ways(
         given: batches, bandwidths and skews; None: those of `compare_over_grid`.
         steps: steps of each model.
         seed: for the draws.
-        limit_s: seconds after which no cell is run any more; None: cells are only simulated.
     """
     from aurora.advisor.sweep import BANDWIDTHS, BATCHES, SKEWS, compare_over_grid
     from aurora.io import load_cluster
-    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, markdown, measured_table, summary_table
+    from aurora.reports.comparisons import LEGEND, left_out_lines, map_tables, markdown, summary_table
     from aurora.reports.json_objects import cell_json
 
     machines = load_cluster(cluster)
     profiles = traffic_of(paths, len(machines))
-    if limit_s is not None and machines.fabric is not None:
-        raise BadInput(f"{cluster}: `measure` holds ports to their rates, but not the links of a fabric")
     if not profiles:
         need("torch", "transformers")
     batches, bandwidths, skews = given[0] or BATCHES, given[1] or BANDWIDTHS, given[2] or SKEWS
-    measured, tables = [], list["RenderableType"]()
     with progress_bars() as progress, TemporaryDirectory() as folder:
         if not profiles:
             from aurora.cli.demo import shipped_profiles
 
             profiles = shipped_profiles(Path(folder), len(machines), progress)
         cells = compare_over_grid(machines, profiles, batches, bandwidths, skews, steps, seed, progress=progress)
-        if limit_s is not None:
-            from aurora.cli.measured_ways import measure_cells
-
-            measured = measure_cells(machines, profiles, cells, Path(folder), steps, limit_s, progress)
-            tables = [measured_table(measured)]
     names = [each.model for each in profiles]
     head = {"models": names, "cluster": machines.name, "steps": steps, "seed": seed}
-    table = {**head, "cells": [cell_json(cell) for cell in cells], "measured": [asdict(cell) for cell in measured]}
+    table: dict[str, Any] = {**head, "cells": [cell_json(cell) for cell in cells]}
     where = f"{' and '.join(names)} on {machines.name}"
     heading = (
         f"{where}, {steps} steps of each, simulated. Gains are over the same requests one after the other; three models are "
         "compared with three. Of ways within 2 % the simplest is named."
     )
     title = f"{where}, simulated: in each cell what wins, and its gain over one after the other"
-    shown = [title, *map_tables(cells), LEGEND, summary_table(cells), *left_out_lines(cells), *tables]
+    shown: list[RenderableType] = [title, *map_tables(cells), LEGEND, summary_table(cells), *left_out_lines(cells)]
     return table, markdown(cells, [heading]), shown

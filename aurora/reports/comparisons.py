@@ -7,7 +7,7 @@ from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
-from aurora.advisor.sweep import GridCell, MeasuredCell
+from aurora.advisor.sweep import GridCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
@@ -62,18 +62,6 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
         ties = sum(way in winners(cell.compared.gains) for cell in cells)
         of_gains = (speedup(gain, 1.0) for gain in (min(gains), median(gains), max(gains)))
         table.add_row(way, str(wins), str(ties), *of_gains, percent(median(outcome.utilisation for outcome in found)))
-    return table
-
-
-def measured_table(measured: Sequence[MeasuredCell]) -> Table:
-    """Returns a table of gains as measured, beside those that were simulated."""
-    ways = list(dict.fromkeys(way for cell in measured for way in cell.gains))[1:]
-    heads = right("bandwidth", "batch", *ways)
-    table = Table("stage", *heads, "fastest", "named", *right("loss"), title="measured (simulated)")
-    for cell in measured:
-        gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else DASH for way in ways)
-        right_or = "right" if cell.right else "wrong"
-        table.add_row(cell.stage, f"x {cell.bandwidth:g}", str(cell.batch), *gains, cell.winner, right_or, percent(cell.loss))
     return table
 
 

@@ -1,20 +1,17 @@
-"""aurora sweep --ways: the page, cells that are run for real, and what is refused."""
+"""aurora sweep --ways: the page, and what is refused."""
 
 import json
 
 import pytest
 
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
-from aurora.cli import demo, measured_ways
-from aurora.io import load_model_config, save
+from aurora.advisor.sharing import WAYS
+from aurora.io import save
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import SyntheticOptions
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import CONFIG
 
 pytestmark = pytest.mark.full
-
-ONE_CELL = ("--step-tokens", 4, "--bandwidth", 1, "--skew", 1, "--steps", 2)
 
 
 @pytest.fixture
@@ -41,39 +38,13 @@ def test_a_page_with_all_ways_and_a_map_in_the_terminal(aurora, profile, tmp_pat
     assert {file.name for file in (tmp_path / "won").iterdir()} == {"colocate.json", "colocate.md"}
 
 
-@pytest.mark.parametrize("stage", measured_ways.STAGES)
-def test_a_cell_is_run_for_real(aurora, monkeypatch, stage):
-    """In threads of this process; only `aurora sweep --ways` itself starts processes."""
-    monkeypatch.setattr(measured_ways, "STAGES", (stage,))
-    monkeypatch.setattr(measured_ways, "TRANSPORT", "memory")
-    drawn = SyntheticOptions(window_tokens=50)
-    monkeypatch.setattr(demo, "_profile", lambda _, name, *rest: draw_profile("zipf:1", load_model_config(name), drawn))
-    code, out, err = aurora("sweep", "--ways", *ONE_CELL, "--measure", "--time-limit", 0.001, "--json")
-    assert code == 0, err
-    (cell,) = json.loads(out)["measured"]
-    assert (cell["batch"], cell["bandwidth"], cell["skew"], cell["stage"]) == (4, 1, 1, stage)
-    assert set(cell["gains"]) == set(cell["predicted"]) == {
-        IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS,
-    }  # fmt: skip
-    assert cell["gains"][IN_SEQUENCE] == 1
-    assert all(seconds > 0 for seconds in cell["seconds"].values())
-    assert all(len(tpot_s_M) == 2 + (way == THREE_MODELS) for way, tpot_s_M in cell["tpot_s_M"].items())
-    assert cell["winner"] in cell["gains"]
-    assert cell["right"] or cell["loss"] > 0
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--measure", "--profile", "PROFILE"), "--measure: runs the shipped models, expected no --profile"),
-        (("--measure", "--skew", 0), "--skew: expected 1 among them with --measure"),
-        (("--measure", "--cluster", "h100-servers-32"), "h100-servers-32: --measure holds ports"),
         (("--profile", "PROFILE", "--step-tokens", 4, "--step-tokens", 4), "--step-tokens: expected different values"),
         (("--profile", "PROFILE", "--skew", -1), "--skew: expected different values from 0 to 99, found -1"),
         (("--profile", "PROFILE", "--seed", -1), "--seed: expected"),
         (("--profile", "PROFILE", "--steps", 1), "--steps: expected 2 or more"),
-        (("--profile", "PROFILE", "--time-limit", 5), "--time-limit: expected with --measure"),
-        (("--measure", "--time-limit", 0), "--time-limit: expected more than zero"),
         (("--profile", "PROFILE") * 4, "--profile: expected from 1 to 3 models"),
     ],
 )

@@ -1,11 +1,19 @@
-"""Cells of the comparison run for real: the shipped models as processes of this machine, ports held to the cluster's rates."""
+"""Ways of sharing GPUs as measured, beside their simulation: `python bench/measured_ways.py` writes a dated table.
 
+Each cell runs the shipped models as processes of this machine, ports held to the cluster's rates: cells of
+`aurora sweep --ways`, in random sequence, in prefill and in decode, for about --time-limit seconds.
+"""
+
+import argparse
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+from tables import Table, write
 
 from aurora.advisor.sharing import (
     BY_EXCHANGE,
@@ -20,10 +28,10 @@ from aurora.advisor.sharing import (
     served_steps,
     winners,
 )
-from aurora.advisor.sweep import GridCell, MeasuredCell
-from aurora.cli.demo import MODELS
+from aurora.advisor.sweep import GridCell, compare_over_grid
+from aurora.cli.demo import MODELS, shipped_profiles
 from aurora.errors import BadInput
-from aurora.io import shipped
+from aurora.io import load_cluster, shipped
 from aurora.models.loading import load_tokenizer
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_micro_batches, with_time_slice
@@ -39,6 +47,35 @@ OF = (0, 1, 0)  # which of MODELS each model is
 REQUESTS = 2  # of a rank in a step, if it has two tokens or more
 
 
+@dataclass(frozen=True)
+class MeasuredCell:
+    """A cell of the grid that was run on processes, beside its simulation.
+
+    Attributes:
+        skew, bandwidth, batch: as in `GridCell`.
+        stage: "prefill": each step is of new prompts; "decode": each step is a token of each of as many requests.
+        seconds: by way, of all steps.
+        gains: by way, over one after the other.
+        predicted: by way, the simulated gain.
+        tpot_s_M: by way, for each model (p50, p99) of the seconds between two of its steps.
+        winner: the simplest way within 2 % of the fastest, as measured.
+        right: whether the way that the simulator names is among those that are as fast as the fastest.
+        loss: by how much longer the way that the simulator names takes than the fastest, for the same work.
+    """
+
+    skew: float
+    bandwidth: float
+    batch: int
+    stage: str
+    seconds: Mapping[str, float]
+    gains: Mapping[str, float]
+    predicted: Mapping[str, float]
+    tpot_s_M: Mapping[str, tuple[tuple[float, float], ...]]
+    winner: str
+    right: bool
+    loss: float
+
+
 def measure_cells(
     cluster: Cluster,
     profiles: Sequence[Profile],
@@ -46,7 +83,6 @@ def measure_cells(
     folder: Path,
     steps: int,
     limit_s: float,
-    progress: Callable[[str, int, int], None],
 ) -> list[MeasuredCell]:
     """Runs cells with the profiles' own skew, in prefill and decode, in random sequence until no time is left.
 
@@ -59,15 +95,13 @@ def measure_cells(
         folder: where the texts of the models are.
         steps: steps of each model.
         limit_s: no cell begins after so many seconds.
-        progress: called with (what is being done, cells done, cells in all).
     """
     own = [cell for cell in cells if cell.skew == 1.0]
     paths = [shipped(f"models/{name}") for name in MODELS]
     texts = [load_tokenizer(path).encode((folder / f"{path.name}.txt").read_text()) for path in paths]
     began_s, found = time.perf_counter(), list[MeasuredCell]()
     settings = list(itertools.product(own, STAGES))
-    for done, number in enumerate(np.random.default_rng(0).permutation(len(settings)).tolist()):
-        progress("measuring", done, len(settings))
+    for number in np.random.default_rng(0).permutation(len(settings)).tolist():
         if found and time.perf_counter() - began_s > limit_s:
             break
         cell, stage = settings[number]
@@ -97,7 +131,7 @@ def _measured(
     def serve(plan: Plan, *models: int) -> ServedSteps:
         result = run(plan, [paths[OF[model]] for model in models], [prompts_M[model] for model in models], options)
         if result is None:
-            raise BadInput("sweep --ways: starts its own ranks; run it without torchrun's environment variables")
+            raise BadInput("starts its own ranks: run it without torchrun's environment variables")
         return served_steps(result.trace, [0] * plan.options.micro_batches if plan.options.micro_batches > 1 else None)
 
     given = [profiles[of] for of in OF]
@@ -120,3 +154,32 @@ def _measured(
     tpot_s_M = {way: each.tpot_s_M for way, each in served.items()}
     where = cell.skew, cell.bandwidth, cell.batch, stage
     return MeasuredCell(*where, seconds, gains, predicted, tpot_s_M, fastest[0], named in fastest, loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", default="demo-4")
+    parser.add_argument("--step-tokens", type=int, nargs="+", default=(4, 32, 128))
+    parser.add_argument("--bandwidth", type=float, nargs="+", default=(1.0, 4.0))
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--time-limit", type=float, default=120.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    cluster = load_cluster(given.cluster)
+    with TemporaryDirectory() as folder:
+        profiles = shipped_profiles(Path(folder), len(cluster), lambda what, done, total: None)
+        cells = compare_over_grid(cluster, profiles, given.step_tokens, given.bandwidth, (1.0,), given.steps)
+        measured = measure_cells(cluster, profiles, cells, Path(folder), given.steps, given.time_limit)
+    ways = list(measured[0].gains)[1:]
+    table = Table(
+        "Measured (simulated) gains", f"stage | bandwidth | step tokens | {' | '.join(ways)} | fastest | named | loss"
+    )
+    for cell in measured:
+        gains = (f"{cell.gains[way]:.2f} ({cell.predicted[way]:.2f})" if way in cell.gains else "-" for way in ways)
+        right = "right" if cell.right else "wrong"
+        table.add(cell.stage, f"x {cell.bandwidth:g}", cell.batch, *gains, cell.winner, right, f"{cell.loss:.1%}")
+    write("measured-ways", [__doc__.strip()], table.lines, out=given.out)
+
+
+if __name__ == "__main__":
+    main()
