@@ -135,6 +135,7 @@ class RankServer:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
+@dataclass(eq=False)
 class RankServers:
     """Servers of vLLM and what belongs to them: the router, and with `survive` the keeper of the store.
 
@@ -147,24 +148,27 @@ class RankServers:
         survive: whether the others serve on when a rank is lost.
         session: the HTTP client.
         say: called with sentences for the user.
+
+    Attributes:
+        router: URL of the router.
+        servers: the servers by rank, also those that were lost.
+        changes: the changes of the ranks that serve.
     """
 
-    def __init__(
-        self,
-        command: Callable[[int, int, str], tuple[list[str], dict[str, str]]],
-        ranks: Sequence[int],
-        port: int | None,
-        folder: Path,
-        hang_s: float,
-        survive: bool,
-        session: ClientSession,
-        say: Callable[[str], None],
-    ) -> None:
-        self._command, self._port, self._folder, self._survive, self._say = command, port, folder, survive, say
-        self._ranks, self._hang_s, self._session = ranks, hang_s, session
-        self.changes = ServingChanges(hang_s + 2.0)
-        self.servers: dict[int, RankServer] = {}
-        self.router = ""
+    command: Callable[[int, int, str], tuple[list[str], dict[str, str]]]
+    ranks: Sequence[int]
+    port: int | None
+    folder: Path
+    hang_s: float
+    survive: bool
+    session: ClientSession
+    say: Callable[[str], None]
+    router: str = ""
+    servers: dict[int, RankServer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.changes = ServingChanges(self.hang_s + 2.0)
+        self._keeper: asyncio.subprocess.Process | None = None
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
     async def start(self) -> None:
@@ -173,21 +177,21 @@ class RankServers:
         Raises:
             RankFailed: if a server ends before.
         """
-        ports = [self._port] if self._port is not None else free_ports(len(self._ranks))
-        store = await self._start_keeper() if self._survive else ""
-        for rank, port in zip(self._ranks, ports, strict=True):
-            words, environ = self._command(rank, port, store)
-            log = self._folder / f"rank-{rank}.log"
+        ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
+        store = await self._start_keeper() if self.survive else ""
+        for rank, port in zip(self.ranks, ports, strict=True):
+            words, environ = self.command(rank, port, store)
+            log = self.folder / f"rank-{rank}.log"
             process = await self._run(words, log, {**os.environ, **environ})
             self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
-        self._ranks_now, self._change_s, self._asked = ServingRanks(self._ranks, self._hang_s), 0.0, set[str]()
+        self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         began_s = told_s = time.monotonic()
         before: dict[int, str] = {}
         while any(server.phase != SERVES for server in self.servers.values()):
             await asyncio.sleep(LOOK_S)
             self._relay()
             for server in self.servers.values():
-                if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self._hang_s) is not None:
+                if server.phase != SERVES and await self._ask("GET", f"{server.url}/health", self.hang_s) is not None:
                     server.phase = SERVES
             now_s, phases = time.monotonic(), {rank: server.phase for rank, server in self.servers.items()}
             for server in self.servers.values():
@@ -197,9 +201,9 @@ class RankServers:
                     )
             if phases != before or now_s - told_s > SILENT_S:
                 ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
-                self._say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
+                self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
                 before, told_s = phases, now_s
-        if self._port is None:
+        if self.port is None:
             await self._start_router()
         self.changes.number += 1
         self.changes.serving.set()
@@ -215,21 +219,21 @@ class RankServers:
             looks = dict(zip(ranks.alive, await asyncio.gather(*asked), strict=True))
             reasons = ranks.lost(looks, time.monotonic())
             for rank, why in reasons.items():
-                self._say(f"{self._name(rank)} is lost: {why}")
+                self.say(f"{self._name(rank)} is lost: {why}")
                 self.servers[rank].kill()
-            if reasons and (not self._survive or not ranks.alive):
+            if reasons and (not self.survive or not ranks.alive):
                 return "; ".join(reasons.values())
             if reasons:
                 await self._begin_change(list(reasons))
             elif not self.changes.serving.is_set() and ranks.complete(looks):
                 self.changes.number += 1
                 self.changes.serving.set()
-                self._say(
-                    f"{len(ranks.alive)} of {len(self._ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s"
+                self.say(
+                    f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s"
                 )
             elif not self.changes.serving.is_set() and (why := self._failure(looks)):
                 return f"change {ranks.change} failed: {why}"
-            if self._port is None and self._others[-1].returncode is not None:
+            if self.port is None and self._others[-1].returncode is not None:
                 await self._start_router()
 
     async def end(self) -> None:
@@ -238,7 +242,7 @@ class RankServers:
         processes = [server.process for server in self.servers.values()] + self._others
         for process in processes:
             with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM if process in self._others else signal.SIGINT)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*(process.wait() for process in processes)), ENDED_S)
         for process in processes:
@@ -251,14 +255,14 @@ class RankServers:
         self._others.clear()
 
     def _name(self, *ranks: int) -> str:
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self._port is None else "vLLM"
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if self.port is None else "vLLM"
 
     def _relay(self) -> None:
         """Tells what the plugin writes into the servers' logs."""
         for server in self.servers.values():
             for line in server.new_lines():
                 if (found := re.search(r"(?<= )aurora: .*", line)) is not None:
-                    self._say(found[0].removeprefix("aurora: "))
+                    self.say(found[0].removeprefix("aurora: "))
 
     async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
         """Starts a process in a group of its own, which ends with this one."""
@@ -273,14 +277,15 @@ class RankServers:
             )
 
     async def _start_keeper(self) -> str:
-        words = [sys.executable, "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self._ranks))]
+        words = [sys.executable, "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self.ranks))]
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        keeper = await self._run(words, self._folder / "keeper.log", dict(os.environ), **pipes)
+        keeper = await self._run(words, self.folder / "keeper.log", dict(os.environ), **pipes)
+        self._keeper = keeper
         self._others.append(keeper)
         assert keeper.stdout is not None
         line = await keeper.stdout.readline()
         if not line:
-            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self._folder / 'keeper.log')}")
+            raise RankFailed(f"the keeper of the ranks' store ended: {reason(self.folder / 'keeper.log')}")
         return str(json.loads(line)["store"])
 
     async def _start_router(self) -> None:
@@ -289,11 +294,11 @@ class RankServers:
         urls = [self.servers[rank].url for rank in self._ranks_now.alive]
         words = [sys.executable, "-m", "vllm_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--worker-urls"]
         words += [*urls, "--policy", "round_robin", "--prometheus-port", str(metrics), "--worker-startup-check-interval", "1"]
-        self._others.append(await self._run(words, self._folder / "router.log", dict(os.environ)))
+        self._others.append(await self._run(words, self.folder / "router.log", dict(os.environ)))
         while self._others[-1].returncode is None and await self._ask("GET", f"{self.router}/health", 1.0) is None:
             await asyncio.sleep(LOOK_S)
         if self._others[-1].returncode is not None:
-            raise RankFailed(f"vllm-router ended: {reason(self._folder / 'router.log')}")
+            raise RankFailed(f"vllm-router ended: {reason(self.folder / 'router.log')}")
 
     async def _look(self, rank: int, processes: dict[int, tuple[str, str]]) -> Look:
         server = self.servers[rank]
@@ -301,10 +306,10 @@ class RankServers:
             return Look(code)
         engine = frozenset(pid for pid, (name, _) in processes.items() if name.startswith(OF_ENGINE))
         stopped = any(state in "Tt" for _, state in processes.values())
-        if not self._survive:
-            answer = await self._ask("GET", f"{server.url}/health", self._hang_s)
+        if not self.survive:
+            answer = await self._ask("GET", f"{server.url}/health", self.hang_s)
             return Look(None, engine, stopped, None if answer is None else "healthy")
-        answer = await self._ask("GET", f"{server.url}/fault_tolerance/status", self._hang_s)
+        answer = await self._ask("GET", f"{server.url}/fault_tolerance/status", self.hang_s)
         if answer is None:
             return Look(None, engine, stopped, None)
         (found,) = answer["engines"]
@@ -315,7 +320,7 @@ class RankServers:
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""
         try:
-            async with self._session.request(method, url, json=body, timeout=ClientTimeout(total=within_s)) as answer:
+            async with self.session.request(method, url, json=body, timeout=ClientTimeout(total=within_s)) as answer:
                 text = await answer.text()
                 if answer.status >= 500:
                     return None
@@ -327,11 +332,13 @@ class RankServers:
         """Tells the router and all survivors that ranks are lost."""
         ranks, self._change_s = self._ranks_now, time.monotonic()
         self.changes.serving.clear()
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
         body = {"instruction": "scale_down", "params": params}
         told: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
         told += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
-        answers = await asyncio.gather(*(self._ask("POST", url, self._hang_s, body) for url, body in told))
+        answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in told))
         self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
 
     def _failure(self, looks: dict[int, Look]) -> str:
@@ -339,8 +346,8 @@ class RankServers:
         refused = [rank for rank in self._ranks_now.alive if looks[rank].failed in self._asked and looks[rank].failed]
         if refused:
             return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
-        late = time.monotonic() - self._change_s > WITHIN_S + self._hang_s
-        return f"no answer within {WITHIN_S + self._hang_s:g} s" if late else ""
+        late = time.monotonic() - self._change_s > WITHIN_S + self.hang_s
+        return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""
 
 
 def free_ports(number: int) -> list[int]:
@@ -366,9 +373,9 @@ def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
 
 def reason(log: Path) -> str:
     """Returns the line of a log that probably says why its process ended."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception)\b: |error: ", line)]
-    return f"{(errors or lines or ['nothing was written'])[-1][-400:]} (see {log})"
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and " WARNING " not in line]
+    errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception): |error: ", line)]
+    return f"{(errors or lines[-1:] or ['nothing was written'])[0][-400:]} (see {log})"
 
 
 def _end_with_parent() -> None:

@@ -1,15 +1,17 @@
-"""What `aurora vllm` does: a server's command lines, its state folder, and the course from start-up over advice to the end."""
+"""Course of `aurora vllm`: what is checked before loading, the servers' command lines, advice while they serve, and the end."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,7 +21,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
 
-from aurora.advisor.engines.vllm import option, rank_words, without
+from aurora.advisor.engines.vllm import rank_words
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_model_config, load_plan, save_cluster
 from aurora.io.files import HUB_NAME, make_folder, served_model
@@ -38,11 +40,12 @@ CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
 CPU_RANKS, CPU_HEAD = 2, 32
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
-SIZE, TENSOR, START, LOCAL = (
-    ("--data-parallel-size", "-dp"), ("--tensor-parallel-size", "-tp"), ("--data-parallel-start-rank", "-dpr"),
-    ("--data-parallel-size-local", "-dpl"),
-)  # fmt: skip
-ADDRESS, RPC_PORT = ("--data-parallel-address", "-dpa"), ("--data-parallel-rpc-port", "-dpp")
+READ = {  # options of vLLM that are read and given to each server anew: their short names, types and defaults
+    "--data-parallel-size": ("-dp", int, None), "--tensor-parallel-size": ("-tp", int, None),
+    "--data-parallel-start-rank": ("-dpr", int, 0), "--data-parallel-size-local": ("-dpl", int, None),
+    "--data-parallel-address": ("-dpa", str, "127.0.0.1"), "--data-parallel-rpc-port": ("-dpp", int, None),
+    "--host": (None, str, "127.0.0.1"), "--port": (None, int, 8000), "--additional-config": (None, json.loads, {}),
+}  # fmt: skip
 REFUSED = (  # options of vLLM that divide ranks over servers in another way, or that what is in front cannot speak
     "--data-parallel-rank", "-dpn", "--headless", "--data-parallel-external-lb", "-dpe", "--data-parallel-hybrid-lb", "-dph",
     "--data-parallel-multi-port-external-lb", "--api-server-count", "-asc", "--nnodes", "--uds", "--ssl-keyfile",
@@ -55,7 +58,8 @@ class ServeCommand:
 
     Attributes:
         model: the model, as vLLM takes it.
-        words: vLLM's own options, with those that were added.
+        given: values of READ, by name with underscores.
+        words: vLLM's other options, with those that were added.
         ranks: numbers of the data-parallel ranks of this host; one number for a server of all ranks.
         size: number of data-parallel ranks of all hosts.
         tensor: GPUs of a data-parallel rank.
@@ -67,6 +71,7 @@ class ServeCommand:
     """
 
     model: str
+    given: argparse.Namespace
     words: tuple[str, ...]
     ranks: range
     size: int
@@ -82,22 +87,17 @@ class ServeCommand:
         """True if every rank has a server of its own."""
         return self.size > 1
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port that clients reach."""
-        return option(self.words, "--host") or "127.0.0.1", int(option(self.words, "--port") or 8000)
-
     def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
         """Returns the words and the environment of a rank's server; see `RankServers`."""
-        words, environ = [self.model, *self.words], dict[str, str]()
+        given, environ = self.given, dict[str, str]()
+        own = given.additional_config["aurora"] | ({"fault_store": store} if store else {})
+        config = {**given.additional_config, "aurora": own}
+        words = [self.model, *self.words, "--tensor-parallel-size", str(self.tensor), "--additional-config", json.dumps(config)]
         if self.several:
-            meeting = option(words, *ADDRESS) or "127.0.0.1", int(option(words, *RPC_PORT) or rpc_port)
-            words = without(words, "--host", "--port", *SIZE, *START, *LOCAL, *ADDRESS, *RPC_PORT)
+            meeting = given.data_parallel_address, given.data_parallel_rpc_port or rpc_port
             words = rank_words(words, rank, self.size, port, meeting)
-        if store:
-            config = json.loads(option(words, "--additional-config") or "{}")
-            config["aurora"]["fault_store"] = store
-            words = [*without(words, "--additional-config"), "--additional-config", json.dumps(config)]
+        else:
+            words += ["--host", given.host, "--port", str(port)]
         if self.cpu:
             threads = str(max(1, (os.cpu_count() or 1) // (len(self.ranks) * self.tensor)))
             environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
@@ -138,9 +138,9 @@ def prepare(
         raise BadInput(f"`model`: expected the model first and vLLM's own arguments after it, found {model}")
     if find_spec("vllm") is None:
         raise MissingDependency('vllm is needed: pip install "aurora-moe[vllm]"')
-    for name in REFUSED:
-        if option(words, name) is not None:
-            raise BadInput(f"{name}: expected none, since one server is started for each data-parallel rank")
+    given, words = _read(words)
+    if refused := [name for name in REFUSED if _has(words, name)]:
+        raise BadInput(f"{refused[0]}: expected none, since one server is started for each data-parallel rank")
     if HUB_NAME.fullmatch(model) and not Path(model).exists() and not os.environ.get("HF_HUB_OFFLINE"):
         with suppress(Exception):  # then the next line says what is missing
             from huggingface_hub import hf_hub_download
@@ -150,16 +150,14 @@ def prepare(
     shape = Shape.of(config)
     if cpu and (width := int(config.get("head_dim") or CPU_HEAD)) < CPU_HEAD:
         raise BadInput(f"`model`: expected attention heads of {CPU_HEAD} or more, which vLLM has on CPUs, found {width}")
-    given = {name: _count(words, *names) for name, names in {"size": SIZE, "tensor": TENSOR}.items()}
     found = None if cpu else find_devices().cluster
     described = load_cluster(cluster) if cluster is not None else None
-    size, tensor = given["size"] or 1, given["tensor"] or 1
-    if not any(given.values()) and option(words, "--pipeline-parallel-size", "-pp") is None:
+    size, tensor, parallel = given.data_parallel_size, given.tensor_parallel_size or 1, "--pipeline-parallel-size"
+    if size is None and given.tensor_parallel_size is None and not _has(words, parallel) and not _has(words, "-pp"):
         size = len(described or found or range(CPU_RANKS))
-        say(
-            f"one data-parallel rank on each of {size} {'CPU ranks' if cpu else 'GPUs'}; --data-parallel-size chooses otherwise"
-        )
-    first, local = _count(words, *START) or 0, _count(words, *LOCAL) or size
+        say(f"{size} data-parallel ranks, one on each {'CPU rank' if cpu else 'GPU'}; --data-parallel-size chooses otherwise")
+    size = size or 1
+    first, local = given.data_parallel_start_rank, given.data_parallel_size_local or size
     whole = described or _cluster(found, size * tensor)
     if len(whole) != size * tensor:
         raise BadInput(f"`cluster`: expected {size * tensor} GPUs, one for each rank, found {len(whole)}")
@@ -170,6 +168,10 @@ def prepare(
         raise BadInput("`survive`: expected several data-parallel ranks, all on this host")
     if size > 1 and find_spec("vllm_router") is None:
         raise MissingDependency('vllm-router is needed for data-parallel ranks: pip install "aurora-moe[vllm]"')
+    try:
+        socket.create_server((given.host, given.port)).close()
+    except OSError as error:
+        raise BadInput(f"--port: expected a free one on {given.host}, found {given.port}: {error.strerror}") from None
     slug = re.sub(r"[^\w.-]+", "-", served).strip("-.")[-80:]
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
@@ -185,17 +187,36 @@ def prepare(
     settings = {"record": str(folder / "seen"), "record_every_s": RECORD_EVERY_S}
     settings |= {"plan": str(plan), "order": "stock"} if plan else {}
     settings |= {"adapt": True} if apply and not survive and size * tensor > 1 else {}
-    return ServeCommand(
-        served, (*added, *_with_settings(words, settings)), range(first, first + local) if size > 1 else range(1),
-        size, tensor, whole, folder, plan, survive, cpu,
-    )  # fmt: skip
+    given.additional_config["aurora"] = settings | given.additional_config.get("aurora", {})
+    read_settings(given.additional_config["aurora"], os.environ)
+    ranks = range(first, first + local) if size > 1 else range(1)
+    return ServeCommand(served, given, (*added, *words), ranks, size, tensor, whole, folder, plan, survive, cpu)
 
 
-def _count(words: list[str], *names: str) -> int | None:
-    value = option(words, *names)
-    if value is not None and not re.fullmatch(r"[0-9]{1,4}", value):
-        raise BadInput(f"{names[0]}: expected a whole number, found {value!r}")
-    return None if value is None else int(value)
+def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the values of READ, and the other words. Raises BadInput if a value is of another type."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    for name, (short, kind, default) in READ.items():
+        names = [name, "--" + name[2:].replace("-", "_"), *([short] if short else [])]
+        parser.add_argument(*dict.fromkeys(names), type=kind, default=default)
+    try:
+        given, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).partition("/")[0]
+        raise BadInput(
+            f"{name}: expected {'JSON' if READ[name][1] is json.loads else 'a whole number'}: {error.message}"
+        ) from None
+    config = given.additional_config
+    if not isinstance(config, dict) or not isinstance(config.get("aurora", {}), dict):
+        raise BadInput(f"--additional-config: expected a JSON object, found {config}")
+    given.additional_config = dict(config)
+    return given, rest
+
+
+def _has(words: list[str], name: str) -> bool:
+    """Returns whether words of vLLM have an option, however its name is spelt."""
+    alike = name.replace("_", "-")
+    return any(word.partition("=")[0].replace("_", "-") == alike for word in words)
 
 
 def _cluster(found: Cluster | None, ranks: int) -> Cluster:
@@ -224,25 +245,13 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
     replicas = plan is not None and any(sum(map(len, held_G)) > experts for held_G in plan.models[0].placement.slots_LG)
     if gpus > 1 and (survive or uneven or replicas or (apply and not cpu)):
         added += [("--enable-eplb", "")]
-        redundant = (experts if survive else 0) + -experts % gpus
-        if redundant and plan is None and option(words, "--eplb-config") is None:
+        redundant = survive * experts + -experts * (1 + survive) % gpus
+        if redundant and plan is None and not _has(words, "--eplb-config"):
             added += [("--eplb-config.num_redundant_experts", str(redundant))]
     if survive:
         added += [("--enable-fault-tolerance", "")]
         added += [("--fault-tolerance-config", json.dumps({"engine_recovery_timeout_sec": RECOVERY_S}))]
-    return [word for name, value in added if option(words, name) is None for word in (name, value) if word]
-
-
-def _with_settings(words: list[str], settings: Mapping[str, Any]) -> list[str]:
-    """Returns the words with settings of the plugin, beside those that the user gives, which have precedence."""
-    given = option(words, "--additional-config")
-    try:
-        config = json.loads(given or "{}")
-        config["aurora"] = {**settings, **config.get("aurora", {})}
-    except (ValueError, TypeError, AttributeError):
-        raise BadInput(f"--additional-config: expected a JSON object, found {given}") from None
-    read_settings(config["aurora"], os.environ)
-    return [*without(words, "--additional-config"), "--additional-config", json.dumps(config)]
+    return [word for name, value in added if not _has(words, name) for word in (name, value) if word]
 
 
 async def serve(
@@ -266,7 +275,7 @@ async def serve(
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    host, port = command.address
+    host, port = command.given.host, command.given.port
     (rpc_port,) = free_ports(1)
     async with ClientSession() as session:
         servers = RankServers(

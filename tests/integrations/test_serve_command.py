@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aurora_vllm import serve_command
 from aurora_vllm.serve_command import prepare
 
-from aurora.advisor.engines.vllm import option, rank_words, without
+from aurora.advisor.engines.vllm import rank_words
 from aurora.errors import AuroraError
 from aurora.io import load_cluster, save
 from aurora.planner.plan import make_plan
@@ -44,21 +45,28 @@ def command(tmp_path, monkeypatch):
 
 
 def settings(found):
-    return json.loads(option(found.words, "--additional-config"))["aurora"]
+    return json.loads(value(found.command(0 if 0 in found.ranks else found.ranks[0], 700, "", 600)[0], "--additional-config"))[
+        "aurora"
+    ]
 
 
-def test_options_are_found_in_all_of_vllms_spellings():
-    words = ["--data_parallel_size=4", "-tp", "2", "--enforce-eager", "--port", "9"]
-    assert option(words, "--data-parallel-size", "-dp") == "4"
-    assert option(words, "--tensor-parallel-size", "-tp") == "2"
-    assert option(words, "--enforce-eager") == ""
-    assert option(words, "--host") is None
-    assert without(words, "--data-parallel-size", "-tp", "--enforce-eager") == ["--port", "9"]
+def value(words, name):
+    """What words give an option, which they have once at most; None if they do not."""
+    where = [number for number, word in enumerate(words) if word == name]
+    assert len(where) <= 1
+    return words[where[0] + 1] if where else None
+
+
+@pytest.mark.parametrize("words", [["--data_parallel_size=4", "-tp", "2"], ["-dp", "4", "--tensor-parallel-size=2"]])
+def test_options_are_read_in_all_of_vllms_spellings(command, words):
+    found, _ = command(*words)
+    assert (found.size, found.tensor) == (4, 2)
+    assert value(found.command(1, 700, "", 600)[0], "--tensor-parallel-size") == "2"
 
 
 def test_every_rank_has_a_server_of_its_own(command):
     found, _ = command("-dp", "2", "--port", "9", "--host", "0.0.0.0", "--max-model-len", "64")
-    assert found.address == ("0.0.0.0", 9)
+    assert (found.given.host, found.given.port) == ("0.0.0.0", 9)
     for rank in range(2):
         words, environ = found.command(rank, 700 + rank, "", 600)
         assert words[3:5] == ["serve", str(found.model)]
@@ -75,46 +83,46 @@ def test_two_cpu_ranks_are_the_default_and_are_said_to_be_no_measurement(command
     assert "2 cpu at 1e+09 bytes/s, a default, not measured" in said
     assert load_cluster(found.state / "cluster.toml") == found.cluster
     for name in ("--enable-expert-parallel", "--enforce-eager", "--dtype"):
-        assert option(found.words, name) is not None
-    assert option(found.words, "--enable-eplb") is None
+        assert name in found.words
+    assert "--enable-eplb" not in found.words
     assert settings(found) == {"record": str(found.state / "seen"), "record_every_s": 10.0}
 
 
 def test_options_that_are_given_stay(command):
     own = json.dumps({"other": 1, "aurora": {"record": "/tmp/mine", "order": "online"}})
     found, _ = command("-dp", "2", "--dtype", "bfloat16", "--additional-config", own)
-    assert option(found.words, "--dtype") == "bfloat16"
+    assert value(found.words, "--dtype") == "bfloat16"
     assert settings(found) == {"record": "/tmp/mine", "record_every_s": 10.0, "order": "online"}
-    assert json.loads(option(found.words, "--additional-config"))["other"] == 1
+    assert found.given.additional_config["other"] == 1
 
 
 def test_one_rank_is_a_server_as_vllms_own(command):
     found, _ = command("-tp", "2")
     words, _ = found.command(0, 8000, "", 600)
-    assert (found.several, option(words, "--data-parallel-rank")) == (False, None)
-    assert option(words, "--tensor-parallel-size", "-tp") == "2"
+    assert (found.several, value(words, "--data-parallel-rank")) == (False, None)
+    assert (value(words, "--tensor-parallel-size"), value(words, "--port")) == ("2", "8000")
 
 
 def test_ranks_of_one_of_several_hosts(command, tmp_path):
     found, _ = command("-dp", "4", "-dpl", "2", "-dpr", "2", "-dpa", "10.0.0.1", "-dpp", "77")
     assert list(found.ranks) == [2, 3]
     words, _ = found.command(3, 700, "", 600)
-    assert [option(words, f"--data-parallel-{name}") for name in ("rank", "size", "address", "rpc-port")] == [
+    assert [value(words, f"--data-parallel-{name}") for name in ("rank", "size", "address", "rpc-port")] == [
         "3",
         "4",
         "10.0.0.1",
         "77",
     ]
-    assert option(words, "-dpl") is None
+    assert not {"-dpl", "-dpr", "-dpa"} & set(words)
 
 
 def test_survival_takes_two_replicas_of_each_expert_and_the_keepers_store(command):
     found, _ = command("-dp", "4", survive=True, apply=True)
-    assert option(found.words, "--eplb-config.num_redundant_experts") == "8"
-    assert option(found.words, "--enable-eplb") == option(found.words, "--enable-fault-tolerance") == ""
+    assert value(found.words, "--eplb-config.num_redundant_experts") == "8"
+    assert {"--enable-eplb", "--enable-fault-tolerance"} <= set(found.words)
     assert "adapt" not in settings(found)  # a controller that drops replicas would end survival
     words, _ = found.command(0, 700, "127.0.0.1:5", 600)
-    assert json.loads(option(words, "--additional-config"))["aurora"]["fault_store"] == "127.0.0.1:5"
+    assert json.loads(value(words, "--additional-config"))["aurora"]["fault_store"] == "127.0.0.1:5"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +140,8 @@ def test_the_next_start_serves_by_the_plan(command, options, eplb):
     again, said = command("-dp", "2", apply=True)
     assert again.plan == plan
     assert settings(again)["plan"] == str(plan)
-    assert (option(again.words, "--enable-eplb") is not None) is eplb
-    assert option(again.words, "--eplb-config.num_redundant_experts") is None  # the plugin sets what the plan needs
+    assert ("--enable-eplb" in again.words) is eplb
+    assert "--eplb-config.num_redundant_experts" not in again.words  # the plugin sets what the plan needs
     assert "plan" not in settings(command("-dp", "2")[0])
     assert command("-dp", "2", apply=True, survive=True)[0].plan is None  # not two replicas of each
 
@@ -141,9 +149,10 @@ def test_the_next_start_serves_by_the_plan(command, options, eplb):
 @pytest.mark.parametrize(
     ("given", "named", "message"),
     [
-        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number, found 'x'"),
+        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number: invalid int value: 'x'"),
         (["--headless"], {}, "--headless: expected none"),
-        (["--additional-config", "{"], {}, "--additional-config: expected a JSON object"),
+        (["--additional-config", "[1]"], {}, "--additional-config: expected a JSON object"),
+        (["--additional-config", "{"], {}, "--additional-config: expected JSON: "),
         (["--additional-config", '{"aurora": {"paln": 1}}'], {}, "aurora knows no 'paln'; expected plan"),
         (["-dp", "2", "-dpl", "1"], {"survive": True}, "`survive`: expected several data-parallel ranks, all on this host"),
         (["-dp", "3"], {"cluster": "demo-4"}, "`cluster`: expected 3 GPUs, one for each rank, found 4"),
@@ -156,6 +165,11 @@ def test_bad_input_is_refused_before_anything_is_loaded(command, given, named, m
     with pytest.raises(AuroraError) as refused:
         command(*given, **named)
     assert message in str(refused.value)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(command):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AuroraError, match="--port: expected a free one on"):
+        command("--port", str(taken.getsockname()[1]))
 
 
 def test_what_is_not_installed_is_said_with_the_command_that_installs_it(command, monkeypatch):

@@ -87,33 +87,6 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     return launch_lines(way, lambda place: serve_words(way, model, place) + words, 8000)
 
 
-def option(words: Sequence[str], *names: str) -> str | None:
-    """Returns the value that words of `vllm serve` give an option, "" for one without a value; None if they do not have it.
-
-    Args:
-        words: words of a command line.
-        names: names of the option.
-    """
-    found, alike = None, {name.replace("_", "-") for name in names}
-    for number, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in alike:
-            follows = words[number + 1] if number + 1 < len(words) else ""
-            found = value if equals else "" if follows.startswith("-") else follows
-    return found
-
-
-def without(words: Sequence[str], *names: str) -> list[str]:
-    """Returns words of `vllm serve` without some options and their values."""
-    kept, dropped = list[str](), False
-    for word in words:
-        named = word.startswith("-")
-        dropped = option([word], *names) is not None if named else dropped
-        kept += [] if dropped else [word]
-        dropped = dropped and named and "=" not in word
-    return kept
-
-
 def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: tuple[str, int]) -> list[str]:
     """Returns the words of `vllm serve` for the server of one data-parallel rank, which others deal requests to.
 

@@ -1,0 +1,184 @@
+"""`aurora vllm` with a real vLLM on the CPU: from nothing to answers by a plan, and on without a lost rank."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(
+        not all(map(importlib.util.find_spec, ("vllm", "vllm_router"))),
+        reason="vllm is not installed here; make test-vllm installs it",
+    ),
+    pytest.mark.timeout(3600),
+]
+HERE = Path(__file__).parent
+LIMIT_S = 900
+PROMPTS = [[1 + (7 * seed + 13 * place) % 200 for place in range(4 + seed)] for seed in range(6)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model with a tokenizer."""
+    from aurora.io import shipped
+
+    folder = tmp_path_factory.mktemp("command") / "model"
+    subprocess.run([sys.executable, HERE / "tiny.py", "qwen3moe", folder], check=True)
+    for file in shipped("models/qwen3moe-stdlib").glob("tokenizer*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+class Served:
+    """A running `aurora vllm`; what it says, and its answers."""
+
+    def __init__(self, model, folder, *more):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        self.url, self.model, self.said = f"http://127.0.0.1:{port}", str(model), []
+        words = [
+            sys.executable,
+            "-m",
+            "aurora",
+            "vllm",
+            str(model),
+            "--json",
+            "--state",
+            str(folder / "state"),
+            "--port",
+            str(port),
+        ]
+        words += ["--max-model-len", "256", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", *more]
+        environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environ, start_new_session=True)
+        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
+
+    def wait_for(self, text):
+        """The first line that has this."""
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until and self.process.poll() is None:
+            if found := [line for line in self.said if re.search(text, line)]:
+                return found[0]
+            time.sleep(0.1)
+        raise AssertionError(f"no {text!r} in " + "".join(self.said))
+
+    def ask(self, prompt, stream=False, tokens=48):
+        """The token ids of a greedy answer."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        body |= {"return_token_ids": True}
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            text = answer.read().decode()
+        if not stream:
+            return json.loads(text)["choices"][0]["token_ids"]
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert not [chunk for chunk in chunks if "error" in chunk]
+        assert text.rstrip().endswith("data: [DONE]")
+        return [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+
+    def children(self):
+        """Process ids of all that it started and that have not ended."""
+        import psutil
+
+        return [each.pid for each in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def end(self, number=signal.SIGINT):
+        """Exit code and the object that it prints, after Ctrl-C; no process is left."""
+        started = self.children() if self.process.poll() is None else []
+        self.process.send_signal(number)
+        text, _ = self.process.communicate(timeout=LIMIT_S)
+        assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+        return self.process.returncode, json.loads(text) if text else None
+
+
+def test_one_command_from_nothing_to_an_answer_by_a_plan(model, tmp_path):
+    began_s = time.monotonic()
+    served = Served(model, tmp_path, "--apply")
+    try:
+        served.wait_for("ready on")
+        ready_s = time.monotonic() - began_s
+        with ThreadPoolExecutor(6) as pool:
+            before = list(pool.map(served.ask, PROMPTS))
+            while not any("move (gain)" in line for line in served.said):
+                assert list(pool.map(served.ask, PROMPTS)) == before
+                assert served.process.poll() is None
+                assert time.monotonic() - began_s < LIMIT_S
+            moved_s = time.monotonic() - began_s
+            after = [list(pool.map(served.ask, PROMPTS)) for _ in range(3)]
+        assert after == [before] * 3
+        print(f"ready after {ready_s:.0f} s, answers by a plan after {moved_s:.0f} s")
+        code, found = served.end()
+    finally:
+        served.process.kill()
+    assert code == 0
+    assert found["lost"] == ""
+    assert found["recommendation"]["engine"] == "vllm"
+    assert (found["plan"] is None) == (found["recommendation"]["recommendation"] is None)
+    shown = "".join(served.said)
+    assert "a default, not measured" in shown
+    for phase in ("starting processes", "loading the model", "serving"):
+        assert phase in shown
+
+
+def test_a_lost_rank_ends_the_server_with_an_exit_code_that_tells(model, tmp_path):
+    served = Served(model, tmp_path, "--data-parallel-size", "2")
+    try:
+        served.wait_for("ready on")
+        assert len(served.ask(PROMPTS[0])) == 48
+        started = served.children()
+        os.kill(next(pid for pid in started if "VLLM::Worker" in Path(f"/proc/{pid}/comm").read_text()), signal.SIGKILL)
+        served.wait_for(r"rank \d is lost: its process \d+ ended")
+        code, found = served.process.wait(LIMIT_S), json.loads(served.process.stdout.read())
+    finally:
+        served.process.kill()
+    assert code == 1
+    assert "ended" in found["lost"]
+    assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.slow
+def test_streams_are_whole_when_ranks_are_killed_and_stopped(model, tmp_path):
+    served = Served(model, tmp_path, "--data-parallel-size", "3", "--survive")
+    try:
+        served.wait_for("ready on")
+        with ThreadPoolExecutor(12) as pool:
+            expected = [served.ask(prompt, tokens=200) for prompt in PROMPTS]
+            for lost, number in ((1, signal.SIGKILL), (0, signal.SIGSTOP)):
+                streams = [pool.submit(served.ask, prompt, True, 200) for prompt in PROMPTS]
+                answers = [pool.submit(served.ask, prompt, False, 200) for prompt in PROMPTS]
+                time.sleep(1.0)
+                (group,) = {
+                    os.getpgid(pid) for pid in served.children() if Path(f"/proc/{pid}/comm").read_text().startswith(f"VLLM::Worker_DP{lost}"[:15])
+                    and f"_DP{lost}" in Path(f"/proc/{pid}/cmdline").read_text()
+                }  # fmt: skip
+                os.killpg(group, number)
+                served.wait_for(f"rank {lost} is lost")
+                assert [each.result(LIMIT_S) for each in streams] == expected
+                assert [each.result(LIMIT_S) for each in answers] == expected
+        served.wait_for("1 of 3 ranks serve on")
+        code, found = served.end(signal.SIGTERM)
+    finally:
+        served.process.kill()
+    assert (code, found["lost"]) == (0, "")
