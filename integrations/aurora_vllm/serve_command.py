@@ -40,7 +40,8 @@ CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
 CPU_RANKS, CPU_HEAD = 2, 32
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
-READ = {  # options of vLLM that are read and given to each server anew: their short names, types and defaults
+Read = tuple[str | None, Callable[[str], Any], Any]  # an option's short name, its type and its default
+READ: dict[str, Read] = {  # options of vLLM that are read, and given to each server anew
     "--data-parallel-size": ("-dp", int, None), "--tensor-parallel-size": ("-tp", int, None),
     "--data-parallel-start-rank": ("-dpr", int, 0), "--data-parallel-size-local": ("-dpl", int, None),
     "--data-parallel-address": ("-dpa", str, "127.0.0.1"), "--data-parallel-rpc-port": ("-dpp", int, None),
