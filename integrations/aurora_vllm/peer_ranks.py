@@ -11,9 +11,10 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from aurora.errors import RankFailed
+from aurora_vllm.stuck_rank import GONE, RUNS, STOPPED
 
 ACCEPTED = "go"
 REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict than rank 0 waits for their reports
@@ -84,22 +85,22 @@ EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
 class PeerProcesses:
-    """Host and process id of every rank, exchanged once over a torch.distributed Store under `key`."""
+    """Host, process id and status folder of every rank, exchanged once over a torch.distributed Store under `key`."""
 
-    def __init__(self, store: Any, key: str, rank: int, ranks: int) -> None:
+    def __init__(self, store: Any, key: str, rank: int, ranks: int, folder: str = "") -> None:
         """Publishes this rank's process."""
         self._store, self._key, self._rank, self._ranks = store, key, rank, ranks
         self._host = socket.gethostname()
-        store.set(f"{key}/process/{rank}", f"{self._host} {os.getpid()}")
-        self._process_R: dict[int, tuple[str, int]] = {}
+        store.set(f"{key}/process/{rank}", f"{self._host} {os.getpid()} {folder}")
+        self._process_R: dict[int, tuple[str, int, str]] = {}
 
     def read_all(self) -> bool:
         """Reads what the other ranks published. Returns False if a rank has published nothing."""
         if not self._store.check([f"{self._key}/process/{rank}" for rank in range(self._ranks)]):
             return False
         for rank in range(self._ranks):
-            host, pid = self._store.get(f"{self._key}/process/{rank}").decode().rsplit(" ", 1)
-            self._process_R[rank] = (host, int(pid))
+            host, pid, folder = self._store.get(f"{self._key}/process/{rank}").decode().split(" ", 2)
+            self._process_R[rank] = (host, int(pid), folder)
         return True
 
     def keep(self, kept: Sequence[int]) -> None:
@@ -108,30 +109,48 @@ class PeerProcesses:
         self._process_R = {left[index]: self._process_R[left[index]] for index in kept}
 
     @property
+    def here(self) -> dict[int, str]:
+        """The status folder of each rank that runs on this host, ascending."""
+        return {rank: folder for rank, (host, _, folder) in sorted(self._process_R.items()) if host == self._host}
+
+    @property
     def on_one_host(self) -> bool:
         """True if all ranks run on this host."""
-        return all(host == self._host for host, _ in self._process_R.values())
+        return len(self.here) == self._ranks
 
     def lost(self) -> list[int]:
         """Returns the other ranks of this host whose process has exited."""
         return [
             rank
-            for rank, (host, pid) in self._process_R.items()
+            for rank, (host, pid, _) in self._process_R.items()
             if host == self._host and rank != self._rank and not is_running(pid)
         ]
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process of this host runs. A zombie does not."""
+    """Returns whether a process of this host runs, or is stopped. A zombie does not."""
+    return process_state(pid) != GONE
+
+
+def process_state(pid: int) -> str:
+    """Returns whether a process of this host runs, is stopped, or is gone. A zombie is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+            letter = file.read().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return False
+        return GONE
+    return GONE if letter in "ZX" else STOPPED if letter in "Tt" else RUNS
+
+
+class Processes(Protocol):
+    """The processes of a server's ranks."""
+
+    def lost(self) -> list[int]:
+        """Returns the ranks whose process has exited."""
 
 
 @contextmanager
-def naming_lost_ranks(processes: PeerProcesses | None) -> Iterator[None]:
+def naming_lost_ranks(processes: Processes | None) -> Iterator[None]:
     """Context manager that turns an error into a RankFailed that names the lost ranks, if `processes` knows them."""
     try:
         yield

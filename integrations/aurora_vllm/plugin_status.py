@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, start_http_server
 
 from aurora.errors import RankFailed
+from aurora_vllm.served_metrics import MULTIPROCESS, MetricsWriter
 from aurora_vllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("vllm.aurora")
 WITHOUT_PLUGIN = "vLLM places experts and sends tokens as it would without the plugin"
-MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 ENGAGED = "1 if the plugin does what its settings ask for; 0 if it does not, for the reason in the label"
 BALANCEDNESS = "Mean over largest load of the GPUs in the last window, all layers: 1 is balanced"
 EXPECTED = "The same as expected in the next window, after the moves that were decided on"
@@ -58,6 +58,7 @@ class PluginStatus:
                 start_http_server(settings.metrics_port + rank, settings.metrics_host, registry)
         except (ValueError, OSError) as error:  # the name is taken in this process, or the port is
             LOG.warning("aurora: no metrics: %s", error)
+        self.show = MetricsWriter(registry).write_soon
 
     def engaged(self, how: str) -> None:
         """Says what serves by what, once in the log, and that the plugin is engaged unless it falls short.

@@ -1,7 +1,7 @@
 """Settings of the plugin: `--additional-config '{"aurora": {...}}'`, and AURORA_* variables for names that it leaves out."""
 
-import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ ORDERS = ("auto", "plan", "online", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 LONGEST_S = 1e9  # that may be waited
-OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG")  # which are not the plugin's
+OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER")  # which are not the plugin's
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
 
@@ -134,7 +134,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
                 f"additional_config: aurora knows no {name!r}; expected {_meant(name, names, 0.6) or ', '.join(names)}"
             )
     asked |= given or {}
-    settings = Settings(**{name: _value(name, value) for name, value in asked.items() if value is not None})
+    settings = Settings(**{name: _value(name, value) for name, value in asked.items()})
     stock = settings.order == "stock" or (settings.order == "auto" and settings.plan is None)
     if settings.colocate is not None and stock:
         raise BadInput("colocate: expected an order or a plan, found vLLM's own all-to-all, which has no time slices")
@@ -164,7 +164,7 @@ def check_files(settings: Settings) -> None:
     """Checks that the plan can be read and that the record can be written.
 
     Raises:
-        BadInput: if the plan's file is missing or is no plan, or `record` is no folder that can be written to.
+        BadInput: if the plan's file is missing or is no plan, or `record` is no folder that can be created and written to.
     """
     if settings.plan is not None:
         from aurora.io import load_plan
@@ -174,9 +174,12 @@ def check_files(settings: Settings) -> None:
         except AuroraError as error:
             raise BadInput(f"plan: {error}") from None
     if settings.record is not None:
-        nearest = next(path for path in (settings.record.resolve(), *settings.record.resolve().parents) if path.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise BadInput(f"record: expected a folder to write to, found {nearest}, which is none")
+        try:
+            settings.record.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=settings.record):
+                pass
+        except OSError as error:
+            raise BadInput(f"record: expected a folder to write to, found {settings.record}: {error.strerror}") from None
 
 
 def _meant(name: str, names: list[str], likeness: float = 0.8) -> str | None:
@@ -195,6 +198,8 @@ def _value(name: str, value: Any) -> Any:
     expected = {Path: "a path", float: "a number", int: "a whole number", str: "text", bool: "true or false"}[kind]
     if kind is bool and isinstance(value, str):
         value = TRUTH.get(value.lower(), value)
+    if value is None:
+        raise BadInput(f"{name}: expected {expected}, found null; leave the name out for the default")
     accepted = {float: float | int | str, int: float | int | str, bool: bool}.get(kind, str)
     if not isinstance(value, accepted) or isinstance(value, bool) is not (kind is bool):
         raise BadInput(f"{name}: expected {expected}, found {value!r}")

@@ -24,6 +24,7 @@ from aurora.types.plan import with_servers
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
+from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from aurora.runtime.order_choice import WatchedExchanges
     from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.expert_map_placement import ExpertMapPlacement
+    from aurora_vllm.watchdog import Watchdog
 
 LOG = logging.getLogger("vllm.aurora")
 Slots = tuple[tuple[int, ...], ...]
@@ -79,6 +81,8 @@ class WorkerIntegration:
         self.settings, self.rank, self.ranks = settings, rank, ranks
         self.served = ServedPlan(settings, rank, ranks, checkpoint, experts)
         self.records = WorkerRecords(settings, rank)
+        self.progress = RankProgress()
+        self.watchdog: Watchdog | None = None
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
         self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
@@ -168,7 +172,9 @@ class WorkerIntegration:
             self.moving.begin_pass()
         with self.records.between_passes:
             try:
+                self.progress.begin_pass(real_tokens)
                 yield
+                self.progress.end_pass()
                 if self.moving is not None and real_tokens:
                     self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self.records.active and real_tokens:
@@ -199,6 +205,7 @@ class WorkerIntegration:
         Raises:
             RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
         """
+        self.progress.layer(layer)
         thread, recorded = self._thread, self._recorded
         began = self._clock.mark() if recorded else None
         if recorded and layer != self._first_layer:

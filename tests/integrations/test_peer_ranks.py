@@ -51,7 +51,7 @@ def test_a_lost_rank_is_named():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = PeerProcesses(store, "k", 0, 2)
     assert not here.read_all()
-    store.set("k/process/1", f"{os.uname().nodename} {child.pid}")
+    store.set("k/process/1", f"{os.uname().nodename} {child.pid} /a folder")
     assert here.read_all()
     assert is_running(child.pid)
     assert here.lost() == []

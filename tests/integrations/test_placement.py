@@ -204,7 +204,7 @@ def test_redundant_experts_are_set_before_workers_start(eplb, given, ranks, expe
     plan = SimpleNamespace(models=(SimpleNamespace(placement=UNEVEN),))
     monkeypatch.setattr(hooks, "load_plan", lambda _path, checked: plan)
     parallel = SimpleNamespace(
-        enable_eplb=eplb, eplb_config=SimpleNamespace(num_redundant_experts=given), tensor_parallel_size=1, data_parallel_size=ranks
+        enable_expert_parallel=True, enable_eplb=eplb, eplb_config=SimpleNamespace(num_redundant_experts=given), tensor_parallel_size=1, data_parallel_size=ranks
     )  # fmt: skip
     model = SimpleNamespace(get_num_experts=lambda: experts)
     set_redundant_experts(SimpleNamespace(parallel_config=parallel, model_config=model), Path("plan.json"))

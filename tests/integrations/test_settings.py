@@ -43,6 +43,7 @@ def test_variables_fill_what_the_configuration_leaves_out():
         ({"order": "random"}, "order: expected one of auto, plan, online, stock, found 'random'"),
         ({"order": "plan"}, 'order: expected a plan for "plan", found none'),
         ({"plan": 3}, "plan: expected a path, found 3"),
+        ({"plan": None}, "plan: expected a path, found null; leave the name out for the default"),
         ({"record_every_s": "soon"}, "record_every_s: expected a number, found 'soon'"),
         ({"record_every_s": 0}, r"record_every_s: expected seconds above zero and up to 1e\+09, found 0"),
         ({"record_every_s": True}, "record_every_s: expected a number, found True"),
@@ -111,8 +112,9 @@ def test_files_that_cannot_be_used(tmp_path):
     check_files(Settings(record=tmp_path / "new" / "folder"))
     (tmp_path / "file").write_text("no plan")
     for settings, sentence in (
-        (Settings(record=tmp_path / "file" / "in"), "record: expected a folder to write to, found .*file, which is none"),
+        (Settings(record=tmp_path / "file" / "in"), "record: expected a folder to write to, found .*file/in: Not a directory$"),
         (Settings(plan=tmp_path / "file", order="plan"), "plan: .*file: not JSON"),
+        (Settings(record=Path("/proc/seen")), "record: expected a folder to write to, found /proc/seen: No such file or"),
         (Settings(plan=tmp_path / "none.json", order="plan"), "plan: .*none.json"),
     ):
         with pytest.raises(BadInput, match=sentence):
@@ -127,15 +129,17 @@ def engine_args(monkeypatch):
         def __init__(self, launcher=None, **additional):
             self.additional_config, self.distributed_executor_backend = additional, launcher
             self.made = 0
+            self.parallel = types.SimpleNamespace(enable_expert_parallel=True, tensor_parallel_size=2, data_parallel_size=2)
 
         def create_engine_config(self, usage_context=None, headless=False):
             self.made += 1
-            return "a configuration"
+            return types.SimpleNamespace(parallel_config=self.parallel)
 
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", types.SimpleNamespace(EngineArgs=EngineArgs))
     for name in [name for name in os.environ if name.startswith("AURORA_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(hooks, "check_api", lambda _checks: None)
+    monkeypatch.setenv("AURORA_STATUS_FOLDER", "there is one")
     hooks.install_settings_check()
     hooks.install_settings_check()
     return EngineArgs
@@ -150,9 +154,29 @@ def test_wrong_settings_end_a_server_before_anything_is_loaded(engine_args, monk
     assert wrong.made == 0
     assert not caplog.records
     monkeypatch.setenv("AURORA_RECORDS", "seen")
-    assert engine_args(aurora={"order": "online"}).create_engine_config() == "a configuration"
-    assert engine_args().create_engine_config("OPENAI_API_SERVER", headless=True) == "a configuration"
+    for settings in ({"aurora": {"order": "online"}}, {}):
+        right = engine_args(**settings)
+        right.create_engine_config("OPENAI_API_SERVER", headless=True)
+        assert right.made == 1
     assert caplog.text.count("AURORA_RECORDS is no setting of the plugin; expected AURORA_RECORD") == 2
+
+
+def test_null_is_no_settings(engine_args):
+    with pytest.raises(BadInput, match='expected "aurora" to be an object, found null'):
+        engine_args(aurora=None).create_engine_config()
+
+
+def test_a_required_plan_for_other_ranks_is_refused_before_loading(engine_args, monkeypatch, tmp_path):
+    plan = types.SimpleNamespace(cluster=range(2))
+    monkeypatch.setattr(hooks, "check_files", lambda _settings: None)
+    monkeypatch.setattr(hooks, "load_plan", lambda _path, checked: plan)
+    monkeypatch.setattr(hooks, "set_redundant_experts", lambda *_given: None)
+    engine_args(aurora={"plan": "p.json"}).create_engine_config()
+    asked = engine_args(aurora={"plan": "p.json", "required": True})
+    with pytest.raises(BadInput, match="expected a plan for the 4 expert-parallel ranks of this server .*, found one for 2$"):
+        asked.create_engine_config()
+    asked.parallel.tensor_parallel_size = 1
+    asked.create_engine_config()
 
 
 def test_a_vllm_without_the_hook_is_left_as_it_is_if_the_plugin_is_not_required(engine_args, monkeypatch, caplog):

@@ -159,7 +159,23 @@ CPU_API_CHECKS = (
     ),
     ApiCheck("torch.compile on the CPU", f"{MOE}.runner.moe_runner:MoERunner._select_forward"),
 )
-DP_API_CHECK = ApiCheck("naming a lost rank", "vllm.config:ParallelConfig.has_unfinished_dp", ("dp_group", "has_unfinished"))
+CORE = "vllm.v1.engine.core:DPEngineCoreProc"
+PASSES = f"{CORE}._has_global_unfinished_reqs"
+DP_API_CHECKS = (  # where data-parallel engines wait for each other: `vllm serve`, and LLM in processes of torchrun
+    ApiCheck("naming a lost rank", "vllm.config:ParallelConfig.sync_dp_state", ("dp_group", "has_unfinished"), PASSES),
+    ApiCheck(
+        "naming a lost rank",
+        "vllm.config:ParallelConfig.has_unfinished_dp",
+        ("dp_group", "has_unfinished"),
+        "vllm.v1.engine.llm_engine:LLMEngine.has_unfinished_requests_dp",
+    ),
+)
+DP_SYNC = "vllm.v1.worker.dp_utils"
+V2_SYNC = "vllm.v1.worker.gpu.dp_utils"
+STEP_API_CHECKS = (  # where workers wait for each other at the beginning of a pass: model runners V1 and V2
+    ApiCheck("naming a stuck rank", f"{DP_SYNC}:_synchronize_dp_ranks", (), f"{DP_SYNC}:coordinate_batch_across_dp"),
+    ApiCheck("naming a stuck rank", f"{V2_SYNC}:sync_cudagraph_and_dp_padding", (), f"{V2_SYNC}:dispatch_cg_and_sync_dp"),
+)
 RECORD_API_CHECKS = (
     ApiCheck("recording", CAPTURER, ("max_num_batched_tokens", "vllm_config")),
     ApiCheck("recording", BIND_CAPTURER, ("model", "capturer")),
@@ -183,6 +199,10 @@ REARRANGE = "vllm.distributed.eplb.eplb_state:rearrange_expert_weights_inplace"
 MIGRATION_FLOW = "vllm.distributed.eplb.migration_scheduler:MigrationFlow"
 EPLB_EXECUTE = "vllm.distributed.eplb.rebalance_execute"
 EPLB_ASYNC = "vllm.distributed.eplb.async_worker"
+BALANCER_API_CHECKS = (
+    ApiCheck("naming a stuck balancer", f"{EPLB_ASYNC}:run_rebalance_experts", (), f"{EPLB_ASYNC}:transfer_run_periodically"),
+    ApiCheck("naming a stuck balancer", f"{EPLB_ASYNC}:transfer_layer", (), f"{EPLB_ASYNC}:transfer_run_periodically"),
+)
 SCHEDULE = ("num_local_experts", "old_indices", "new_indices")
 REARRANGED = ("old_global_expert_indices", "new_global_expert_indices", "expert_weights", "expert_buffer")
 ADAPT_API_CHECKS = (

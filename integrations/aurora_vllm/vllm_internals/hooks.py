@@ -7,19 +7,23 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora.planner.placement.slot_counts import redundant_experts
+from aurora_vllm.peer_ranks import naming_lost_ranks
+from aurora_vllm.rank_progress import FOLDER, RankFiles
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import (
     API_CHECKS,
     CPU_API_CHECKS,
     CPU_EPLB_API_CHECKS,
     CREATE_CONFIG,
+    DP_API_CHECKS,
     HOOK_API_CHECKS,
     V1_API_CHECKS,
     V2_API_CHECKS,
@@ -49,10 +53,16 @@ def install_settings_check() -> None:
         reports = not torchrun or os.environ.get("RANK") == "0"
         settings = check_settings(getattr(self, "additional_config", None), reports, *args, **named)
         config = original(self, *args, **named)
-        if settings is not None and settings.plan is not None:
-            set_redundant_experts(config, settings.plan)
-        if settings is not None and settings.fault_store is not None:
-            serve_on_without_lost_ranks(config, settings.fault_store)
+        if settings is not None:
+            with _as_one_sentence(*args, **named):
+                check_ranks(settings, config.parallel_config)
+            if settings.plan is not None:
+                set_redundant_experts(config, settings.plan)
+            if settings.fault_store is not None:
+                serve_on_without_lost_ranks(config, settings.fault_store)
+            from aurora_vllm.served_metrics import open_status_folder  # not earlier: vLLM first says where metrics are collected
+
+            open_status_folder()
         return config
 
     create_engine_config._aurora = True  # type: ignore[attr-defined]
@@ -79,16 +89,55 @@ def check_settings(
     additional = additional if isinstance(additional, dict) else {}
     for sentence in misspelt(additional, os.environ) if reports else ():
         LOG.warning("aurora: %s", sentence)
-    try:
+    with _as_one_sentence(usage_context):
+        if additional.get("aurora", {}) is None:
+            raise BadInput('additional_config: expected "aurora" to be an object, found null')
         settings = read_settings(additional.get("aurora"), os.environ)
         if settings is not None:
             check_files(settings)
             _check_hook(settings, reports)
+    return settings
+
+
+@contextmanager
+def _as_one_sentence(usage_context: Any = None, *_args: Any, **_named: Any) -> Iterator[None]:
+    """Context manager in which bad input ends `vllm serve` with a sentence instead of a traceback."""
+    try:
+        yield
     except BadInput as error:
         if getattr(usage_context, "value", usage_context) == SERVER:
             raise SystemExit(f"aurora: {error}") from None
         raise
-    return settings
+
+
+def check_ranks(settings: Settings, parallel: Any) -> None:
+    """Checks, before anything is loaded, that the plan is for as many ranks as vLLM will run, if the plugin is required.
+
+    Without that setting workers say so, and serve without the plan.
+
+    Args:
+        settings: the plugin's settings.
+        parallel: vLLM's ParallelConfig.
+
+    Raises:
+        BadInput: if it is not.
+    """
+    if not settings.required or settings.plan is None:
+        return
+    planned, ranks = len(load_plan(settings.plan, checked=False).cluster), expert_parallel_ranks(parallel)
+    if planned != ranks:
+        raise BadInput(
+            f"plan: expected a plan for the {ranks} expert-parallel ranks of this server (data parallel times tensor parallel "
+            f"with --enable-expert-parallel, else 1), found one for {planned}"
+        )
+
+
+def expert_parallel_ranks(parallel: Any) -> int:
+    """Returns how many expert-parallel ranks a server has, by vLLM's ParallelConfig."""
+    if not parallel.enable_expert_parallel:
+        return 1
+    prefill = getattr(parallel, "prefill_context_parallel_size", 1)
+    return int(parallel.tensor_parallel_size * parallel.data_parallel_size * prefill)
 
 
 def _check_hook(settings: Settings, reports: bool) -> None:
@@ -113,8 +162,7 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
     if not parallel.enable_eplb or parallel.eplb_config.num_redundant_experts:
         return
     placement = load_plan(plan, checked=False).models[0].placement
-    ranks = parallel.tensor_parallel_size * parallel.data_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
-    redundant = redundant_experts(placement)
+    ranks, redundant = expert_parallel_ranks(parallel), redundant_experts(placement)
     if redundant and (placement.gpus, placement.experts) == (ranks, config.model_config.get_num_experts()):
         parallel.eplb_config.num_redundant_experts = redundant
         LOG.info("aurora: the plan needs --eplb-config.num_redundant_experts %d", redundant)
@@ -155,6 +203,28 @@ def install_worker_hook() -> None:
     wrapper.init_device = init_device
     if find("vllm.platforms:current_platform").is_cpu():
         accept_eplb()
+
+
+def install_dp_hook() -> None:
+    """Names lost ranks where data-parallel engines wait for each other between passes, once, if the plugin is configured."""
+    for check in DP_API_CHECKS:
+        with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
+            parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
+            if not getattr(original, "_aurora", False):
+                setattr(parallel, check.name, staticmethod(_naming(original)))
+
+
+def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that names lost ranks in its errors, by the server's status files."""
+
+    @functools.wraps(original)
+    def named(*args: Any, **named: Any) -> Any:
+        folder = os.environ.get(FOLDER)
+        with naming_lost_ranks(None if folder is None else RankFiles(Path(folder))):
+            return original(*args, **named)
+
+    named._aurora = True  # type: ignore[attr-defined]
+    return named
 
 
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:

@@ -13,9 +13,10 @@ import torch
 
 from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import PeerProcesses, naming_lost_ranks
-from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, DP_API_CHECK, RECORD_API_CHECKS, check_api, find
+from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
 from aurora_vllm.vllm_internals.patches import PatchedWorker
+from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps
 
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
@@ -61,7 +62,10 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         @functools.wraps(sample)
         def sample_tokens(*args: Any, **named: Any) -> Any:
             with naming_lost_ranks(processes):
-                return sample(*args, **named)  # EPLB moves experts in it
+                integration.progress.leave()
+                sampled = sample(*args, **named)  # EPLB moves experts in it
+                integration.progress.idle()
+                return sampled
 
         runner.sample_tokens = sample_tokens
 
@@ -71,6 +75,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
         warm = False  # the second model runner warms up by scheduled passes, whose tokens are nobody's
         warmed_up = warm_up(*args, **named)
         warm = True
+        integration.progress.serve()
         if integration.moving is not None:
             integration.moving.begin()
         return warmed_up
@@ -83,8 +88,7 @@ def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, process
                 return capture(*args, **named)
 
         runner.capture_model = capture_model
-    if DP_API_CHECK.missing() is None:
-        _patch_unfinished_check(processes)
+    watch_steps(integration.progress)
     runner.execute_model, runner._dummy_run, worker.load_model = execute_model, dummy_run, load_model
     worker.compile_or_warm_up_model = compile_or_warm_up_model
     worker.aurora = MethodType(lambda _self, *words: integration.records.command(*words), worker)
@@ -96,25 +100,14 @@ def _ending(shutdown: Callable[[], None], integration: WorkerIntegration) -> Cal
 
     @functools.wraps(shutdown)
     def end_and_shut_down(_self: Any) -> None:
+        if integration.watchdog is not None:
+            integration.watchdog.end()
         integration.records.end()
         if integration.moving is not None:
             integration.moving.close()
         shutdown()
 
     return end_and_shut_down
-
-
-def _patch_unfinished_check(processes: PeerProcesses | None) -> None:
-    """Names lost ranks in vLLM's check for unfinished requests: data-parallel ranks may lose each other there too."""
-    parallel = find(DP_API_CHECK.where.rpartition(".")[0])
-    original = parallel.has_unfinished_dp
-
-    @functools.wraps(original)
-    def has_unfinished_dp(*args: Any, **named: Any) -> Any:
-        with naming_lost_ranks(processes):
-            return original(*args, **named)
-
-    parallel.has_unfinished_dp = staticmethod(has_unfinished_dp)
 
 
 def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: Any = None) -> None:
@@ -136,6 +129,8 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
             decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
     if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
         integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
+    if integration.watchdog is not None:
+        integration.watchdog.balancer = watch_balancer(balancer)
     facts = _engine_facts(config, integration, patched.layers, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import PeerProcesses, Verdict, agree
+from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals.api_checks import (
     ADAPT_API_CHECKS,
@@ -35,6 +38,7 @@ from aurora_vllm.vllm_internals.patches import (
 if TYPE_CHECKING:
     from aurora.moe.transport import Transport
     from aurora.types import Cluster
+    from aurora_vllm.plugin_status import PluginStatus
     from aurora_vllm.worker_integration import WorkerIntegration
 
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
@@ -100,6 +104,8 @@ class WorkerStartup:
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
+        if processes is not None:
+            self._watch(integration, processes, integration.status)
         self._patched.integration, self._patched.group = integration, group
         patch_model_runner(worker, self._patched, self._config, processes)
         if self._settings.fault_store is not None:
@@ -111,6 +117,21 @@ class WorkerStartup:
         integration.change_ranks(kept, lambda: _transport(group, None))
         if processes is not None:
             processes.keep(kept)
+
+    def _watch(self, integration: WorkerIntegration, processes: PeerProcesses, status: PluginStatus) -> None:
+        """Begins to watch the ranks of this host, in the folder of the first of them."""
+        from aurora_vllm.watchdog import Watchdog
+
+        ranks = list(processes.here)
+        os.environ[FOLDER] = processes.here[ranks[0]]
+        if not os.environ[FOLDER]:  # nobody has created one: vLLM's configuration was made without the plugin
+            return
+        folder = Path(os.environ[FOLDER])
+        integration.progress = RankProgress(file_of(folder, integration.rank))
+        integration.watchdog = Watchdog(
+            integration.rank, integration.progress, RankFiles(folder, ranks), len(ranks) == integration.ranks,
+            self._config.model_config.served_model_name, status.show,
+        )  # fmt: skip
 
     @property
     def _reports(self) -> bool:
@@ -143,7 +164,7 @@ class WorkerStartup:
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
         store = dist.distributed_c10d._get_default_store()
         key = f"aurora/{'-'.join(map(str, group.ranks))}"
-        processes: PeerProcesses | None = PeerProcesses(store, key, rank, ranks)
+        processes: PeerProcesses | None = PeerProcesses(store, key, rank, ranks, os.environ.get(FOLDER, ""))
         verdict = agree(store, key, rank, ranks, integration.served.fingerprint, refusal, timeout_s)
         if processes is not None and not processes.read_all():
             processes = None

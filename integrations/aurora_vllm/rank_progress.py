@@ -1,0 +1,221 @@
+"""What each rank is doing, in a file for each that the other ranks of its host map: no locks, no messages, no system calls."""
+
+import mmap
+import os
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from aurora_vllm.links import connections, unanswering
+from aurora_vllm.peer_ranks import process_state
+from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
+
+FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
+WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES, BALANCER, BALANCER_SINCE, BALANCER_PASSES, BALANCER_LAYERS = (
+    range(13)
+)
+OWN, SILENT, RING = 16, 20, 32  # words at which lists begin
+ADDRESSES, MOST_PEERS, RING_PASSES, PASS_WORDS = 4, 12, 128, 5
+WORDS = RING + RING_PASSES * PASS_WORDS
+FILE = "rank-"
+NO_LAYER = -1
+_COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
+
+
+class RankProgress:
+    """What this rank is doing, as others see it.
+
+    Args:
+        path: the file to write to; None: nobody sees it.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._words = _mapped(path, create=True) if path is not None else memoryview(bytearray(8 * WORDS)).cast("q")
+        self._exchanges = self._compute_ns = self._began_ns = self._tokens = 0
+        self._phase, self._since_ns = _IDLE, time.monotonic_ns()
+        self._asked, self._unanswering = -1, set[str]()  # hosts are asked for an answer once in an exchange
+        self._words[LAYER] = NO_LAYER
+        self._words[WORKER], self._words[ENGINE] = os.getpid(), os.getppid()
+        self.beat()
+
+    def begin_pass(self, tokens: int) -> None:
+        """Says that a forward pass begins, with so many tokens of this rank."""
+        self._tokens, self._compute_ns, self._phase = tokens, 0, _IDLE
+        self._set(_COMPUTE)
+        self._began_ns = self._since_ns
+
+    def end_pass(self) -> None:
+        """Says that the forward pass has ended."""
+        self._set(_IDLE)
+        words, number = self._words, self._words[PASSES]
+        at = RING + number % RING_PASSES * PASS_WORDS
+        words[at + 1], words[at + 2] = max(self._tokens, 1).bit_length(), self._compute_ns
+        words[at + 3], words[at + 4] = self._since_ns - self._began_ns, self._since_ns
+        words[at] = self._exchanges
+        words[PASSES], words[LAYER] = number + 1, NO_LAYER
+
+    def layer(self, number: int) -> None:
+        """Says that a MoE layer begins."""
+        self._words[LAYER] = number
+
+    def arrive(self, phase: int) -> None:
+        """Says that this rank waits for all others, in the exchange with this index in PHASES."""
+        self._exchanges += 1
+        self._set(phase)
+
+    def leave(self) -> None:
+        """Says that the exchange has ended."""
+        self._set(_COMPUTE)
+
+    def idle(self) -> None:
+        """Says that nothing is computed."""
+        self._set(_IDLE)
+
+    def _set(self, phase: int) -> None:
+        now_ns = time.monotonic_ns()
+        if self._phase == _COMPUTE:
+            self._compute_ns += now_ns - self._since_ns
+        self._phase, self._since_ns = phase, now_ns
+        self._words[SINCE] = now_ns
+        self._words[DOING] = self._exchanges << 8 | phase
+
+    # What the watchdog's thread writes
+
+    def serve(self) -> None:
+        """Says that warm-up is over."""
+        self._words[SERVES] = 1
+
+    def end(self) -> None:
+        """Says that this rank ends as it should."""
+        self._words[LEFT] = 1
+
+    def beat(self) -> None:
+        """Gives a sign of life."""
+        self._words[BEAT] = time.monotonic_ns()
+
+    def balance(self, balancer: str, layers: int) -> None:
+        """Says what EPLB's background thread does, and of how many layers it has begun the moves so far."""
+        words, now = self._words, (BALANCERS.index(balancer), layers)
+        if (words[BALANCER], words[BALANCER_LAYERS]) != now:
+            words[BALANCER_SINCE], words[BALANCER_PASSES] = time.monotonic_ns(), words[PASSES]
+        words[BALANCER], words[BALANCER_LAYERS] = now
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has been in its exchange; 0 if it is in none."""
+        phase, since_ns = self._phase, self._since_ns
+        return 0.0 if phase in (_COMPUTE, _IDLE) else (time.monotonic_ns() - since_ns) / 1e9
+
+    def publish_links(self) -> None:
+        """Publishes the addresses of this rank's connections, and those at their ends that acknowledge or answer nothing."""
+        own, peers, silent = connections()
+        if self._asked != self._exchanges:
+            self._asked, self._unanswering = self._exchanges, unanswering(peers)
+        for start, length, found in ((OWN, ADDRESSES, own), (SILENT, MOST_PEERS, silent | self._unanswering)):
+            digests = sorted(zlib.crc32(address.encode()) + 1 for address in found)
+            for number, digest in enumerate([*digests, *[0] * length][:length]):
+                self._words[start + number] = digest
+
+
+class Waiting:
+    """Context manager of the exchanges of one kind, one of PHASES. An exchange that fails does not end."""
+
+    def __init__(self, progress: RankProgress, phase: str) -> None:
+        self._progress, self._phase = progress, PHASES.index(phase)
+
+    def __enter__(self) -> None:
+        self._progress.arrive(self._phase)
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is None:
+            self._progress.leave()
+
+
+class RankFiles:
+    """The files of a server's ranks on this host, as a reader of all of them.
+
+    Args:
+        folder: where they are.
+        ranks: the ranks that are looked for; None: those that have a file now.
+    """
+
+    def __init__(self, folder: Path, ranks: list[int] | None = None) -> None:
+        there = (int(path.name.removeprefix(FILE)) for path in folder.glob(f"{FILE}*"))
+        self._folder, self.ranks = folder, sorted(there) if ranks is None else ranks
+        self._words: dict[int, memoryview] = {}
+
+    def serving(self) -> bool:
+        """Returns whether the warm-up of all ranks is over, and none has ended as it should."""
+        for rank in self.ranks:
+            if rank not in self._words:
+                with suppress(OSError, ValueError):
+                    self._words[rank] = _mapped(file_of(self._folder, rank))
+        return len(self._words) == len(self.ranks) and all(w[SERVES] and not w[LEFT] for w in self._words.values())
+
+    def states(self, window_s: float) -> dict[int, RankState]:
+        """Returns the state of each rank, with the passes of the last `window_s` seconds."""
+        now_ns, engines = time.monotonic_ns(), {words[ENGINE] for words in self._words.values()}
+        owners = {rank: set(words[OWN : OWN + ADDRESSES]) - {0} for rank, words in self._words.items()}
+        return {
+            rank: _state(words, now_ns, window_s, len(engines) > 1, rank, owners) for rank, words in sorted(self._words.items())
+        }
+
+    def silent_s(self, rank: int) -> float:
+        """Returns the seconds since a rank's last sign of life; infinite if its process does not run."""
+        words = self._words[rank]
+        runs = process_state(words[WORKER]) == RUNS
+        return (time.monotonic_ns() - words[BEAT]) / 1e9 if runs else float("inf")
+
+    def lost(self) -> list[int]:
+        """Returns the ranks whose process, or whose engine's, has ended, if it is not this one."""
+        self.serving()
+        pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in self._words.items() if not words[LEFT]}
+        return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    """Returns the path of a rank's file."""
+    return folder / f"{FILE}{rank}"
+
+
+def _mapped(path: Path, create: bool = False) -> memoryview:
+    """The words of a rank's file."""
+    if create:
+        new = path.with_name(f".{path.name}-{os.getpid()}")
+        new.write_bytes(bytes(8 * WORDS))
+        new.replace(path)
+    with path.open("r+b" if create else "rb") as file:
+        access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(file.fileno(), 8 * WORDS, access=access)).cast("q")
+
+
+def _state(
+    words: memoryview, now_ns: int, window_s: float, own_engine: bool, rank: int, owners: dict[int, set[int]]
+) -> RankState:  # fmt: skip
+    """A rank's state."""
+    doing = words[DOING] - 1
+    while doing != words[DOING]:  # it goes on meanwhile
+        doing, since_ns = words[DOING], words[SINCE]
+    processes = {process_state(pid) for pid in (words[WORKER], *([words[ENGINE]] if own_engine else ()))}
+    passes = {}
+    for at in range(RING, WORDS, PASS_WORDS):
+        number, size, compute_ns, took_ns, ended_ns = words[at : at + PASS_WORDS]
+        if ended_ns and now_ns - ended_ns < window_s * 1e9:
+            passes[number] = Pass(size, compute_ns / 1e9, took_ns / 1e9)
+    silent = set(words[SILENT : SILENT + MOST_PEERS]) - {0}
+    mine = owners[rank]
+    return RankState(
+        process=next((each for each in (GONE, STOPPED) if each in processes), RUNS),
+        silent_s=(now_ns - words[BEAT]) / 1e9,
+        phase=PHASES[doing & 255],
+        since_s=(now_ns - since_ns) / 1e9,
+        exchanges=doing >> 8,
+        layer=None if words[LAYER] == NO_LAYER else words[LAYER],
+        passes=passes,
+        unacknowledged=frozenset(peer for peer, addresses in owners.items() if addresses - mine & silent),
+        balancer=BALANCERS[words[BALANCER]],
+        balancer_s=(now_ns - words[BALANCER_SINCE]) / 1e9,
+        balancer_passes=words[PASSES] - words[BALANCER_PASSES],
+        balancer_layers=words[BALANCER_LAYERS],
+    )

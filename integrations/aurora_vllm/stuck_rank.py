@@ -1,0 +1,181 @@
+"""Names the rank that the others wait for, from what each rank was last seen doing: a pure function of their states."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+RUNS, STOPPED, GONE = "runs", "stopped", "gone"  # of a process
+PHASES = IDLE, COMPUTE, STEP, DISPATCH, COMBINE = "idle", "compute", "step", "dispatch", "combine"
+EXCHANGES = (STEP, DISPATCH, COMBINE)  # phases in which a rank waits for all others
+BALANCERS = NO_BALANCER, RESTS, PLANS, WAITS, MOVES, READY, ENDED = "none", "rests", "plans", "waits", "moves", "ready", "ended"
+_DOES = {
+    NO_BALANCER: "is not there", RESTS: "rests", PLANS: "plans", WAITS: "waits for the others' plans", MOVES: "moves a layer",
+    READY: "has a layer ready that no pass takes",
+}  # fmt: skip
+CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
+WAIT_S = 3.0  # an exchange that lasts as long is stuck
+SILENT_S = 3.0  # a rank whose thread gives no sign of life for as long is stopped
+SLOW = 2.0  # times the others' median compute of the same passes: clearly below the three times that are to be seen
+LEAST_PASSES = 5  # that are compared
+LEAST_SHARE = 0.2  # of the passes' time that a slow rank takes longer than the others
+
+
+class Pass(NamedTuple):
+    """A forward pass that has ended."""
+
+    size: int  # binary digits of the number of own tokens
+    compute_s: float  # outside of exchanges
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank as it was last seen.
+
+    Args:
+        process: state of its processes, the worker's and the engine's.
+        silent_s: seconds since its watchdog's last sign of life.
+        phase: one of PHASES.
+        since_s: seconds since it is in the phase.
+        exchanges: number of exchanges that it has arrived at; the n-th is the same on all ranks.
+        layer: index of the MoE layer that it computes; None: it is in none.
+        passes: the forward passes of the last seconds, by the exchanges before their end.
+        unacknowledged: ranks that do not acknowledge bytes which it has sent repeatedly.
+        balancer: what EPLB's background thread does, one of BALANCERS: "rests" (nothing is to be moved), "plans", "waits" (for
+            the others' plans), "moves" (a layer's experts), "ready" (they are there, and a forward pass has to take them).
+        balancer_s: seconds since the balancer is in that state.
+        balancer_passes: forward passes since then.
+        balancer_layers: number of layers whose moves it has begun.
+    """
+
+    process: str = RUNS
+    silent_s: float = 0.0
+    phase: str = IDLE
+    since_s: float = 0.0
+    exchanges: int = 0
+    layer: int | None = None
+    passes: Mapping[int, Pass] = field(default_factory=dict)
+    unacknowledged: frozenset[int] = frozenset()
+    balancer: str = NO_BALANCER
+    balancer_s: float = 0.0
+    balancer_passes: int = 0
+    balancer_layers: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """True if it has been in an exchange for too long."""
+        return self.phase in EXCHANGES and self.since_s >= WAIT_S
+
+
+class Verdict(NamedTuple):
+    """The rank that the others wait for, and why."""
+
+    rank: int | None  # None: a link that is not known
+    cause: str  # one of CAUSES
+    reason: str  # a sentence without the rank
+
+    def __str__(self) -> str:
+        return f"{'a rank' if self.rank is None else f'rank {self.rank}'} {self.reason}"
+
+
+def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> Verdict | None:
+    """Returns the rank that the others wait for; None if no rank is stuck.
+
+    A rank whose process is gone or stopped is named at once. Else, where ranks have waited in an exchange for WAIT_S, it is
+    the rank that has not arrived there; if all have, their bytes do not come, and it is the rank at the end of most links with
+    bytes that nobody acknowledges. Else it is a rank that computes the same passes SLOW times as long as the others with as
+    many tokens; or one whose balancer has ended or is behind, while forward passes go on.
+
+    Args:
+        states: of each rank that is seen.
+        complete: whether these are all ranks; if not, an exchange at which all of these have arrived may lack another.
+    """
+    return _ended(states) or _late(states, complete) or _slow(states) or _balancer(states)
+
+
+def _ended(states: Mapping[int, RankState]) -> Verdict | None:
+    """A rank whose process is gone, or does not run."""
+    waiting = _where(states)
+    for rank, state in states.items():
+        if state.process == GONE:
+            return Verdict(rank, "gone", f"is gone: its process has ended{waiting}")
+    for rank, state in states.items():
+        if state.process == STOPPED or state.silent_s >= SILENT_S:
+            found = "its process is stopped" if state.process == STOPPED else "its process gives no sign of life"
+            return Verdict(rank, "stopped", f"is stopped: {found}{waiting}")
+    return None
+
+
+def _late(states: Mapping[int, RankState], complete: bool) -> Verdict | None:
+    """A rank that has not arrived at the exchange in which others wait, or a rank whose link carries no bytes."""
+    waiting = {rank: state for rank, state in states.items() if state.waits}
+    if not waiting:
+        return None
+    arrived, where = max(state.exchanges for state in waiting.values()), _where(waiting)
+    late = [rank for rank, state in states.items() if state.exchanges < arrived and state.phase not in EXCHANGES]
+    if late:
+        rank = min(late, key=lambda each: (states[each].exchanges, -states[each].since_s))
+        if states[rank].phase == IDLE:
+            return Verdict(rank, "late", f"is late: its engine has begun no forward pass{where}")
+        return Verdict(rank, "slow", f"is slow: it still computes{where}")
+    if len(waiting) < len(states):
+        return None
+    pairs = {frozenset((rank, peer)) for rank, state in states.items() for peer in state.unacknowledged - {rank}}
+    if not pairs and not complete:
+        return Verdict(None, "late", f"of another host has not arrived{where}")
+    ends = Counter(rank for pair in pairs for rank in sorted(pair))
+    first = min(state.exchanges for state in waiting.values())
+    behind = [rank for rank, state in waiting.items() if state.exchanges == first < arrived]
+    at_most = [rank for rank, count in ends.items() if count == max(ends.values())] or behind
+    if len(at_most) == 1:
+        return Verdict(at_most[0], "link", f"does not exchange bytes with the others: look at its link{where}")
+    peers = f" between ranks {' and '.join(map(str, sorted(at_most)))}" if len(at_most) == 2 else ""
+    return Verdict(min(at_most, default=None), "link", f"waits for bytes that do not come: look at the link{peers}{where}")
+
+
+def _slow(states: Mapping[int, RankState]) -> Verdict | None:
+    """The rank that computes the same passes longest, if that is SLOW times as long as the others, in the median of passes."""
+    ratios: dict[int, float] = {}
+    for rank, state in states.items():
+        others = [other.passes for each, other in states.items() if each != rank]
+        pairs: list[tuple[float, float]] = []
+        for number, mine in state.passes.items():
+            alike = [found.compute_s for passes in others if (found := passes.get(number)) and found.size == mine.size]
+            if alike:
+                usual_s = median(alike)
+                pairs.append((mine.compute_s / max(usual_s, 1e-9), (mine.compute_s - usual_s) / max(mine.seconds, 1e-9)))
+        if len(pairs) >= LEAST_PASSES and median(share for _, share in pairs) >= LEAST_SHARE:
+            ratios[rank] = median(ratio for ratio, _ in pairs)
+    slowest = max(ratios, key=lambda each: ratios[each], default=None)
+    if slowest is None or ratios[slowest] < SLOW:
+        return None
+    return Verdict(slowest, "slow", f"is slow: it computes {ratios[slowest]:.1f} times as long as ranks with as many tokens")
+
+
+def _balancer(states: Mapping[int, RankState]) -> Verdict | None:
+    """A rank whose balancer has ended; or the one furthest behind, if balancers stand still while forward passes go on."""
+    for rank, state in states.items():
+        if state.balancer == ENDED:
+            return Verdict(rank, "balancer", "has no balancer: EPLB's background thread has ended, and no expert moves")
+    standing = [s for s in states.values() if s.balancer_s >= WAIT_S and s.balancer_passes >= LEAST_PASSES]
+    if len(standing) < len(states) or not any(state.balancer in (WAITS, MOVES, READY) for state in standing):
+        return None
+    done = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
+    rank = min(done, key=lambda each: done[each])
+    what = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
+    others = "as on all ranks" if len(set(done.values())) == 1 else "and the others' are further"
+    return Verdict(rank, "balancer", f"{what}, {others}")
+
+
+def _where(states: Mapping[int, RankState]) -> str:
+    """A clause that says which of the ranks wait, and in which exchange; empty if none do."""
+    waiting = {rank: state for rank, state in states.items() if state.waits}
+    if not waiting:
+        return ""
+    last = max(waiting.values(), key=lambda state: state.exchanges)
+    layer = "" if last.layer is None else f" of MoE layer {last.layer}"
+    what = "beginning of a forward pass" if last.phase == STEP else f"{last.phase}{layer}"
+    ranks = ", ".join(map(str, sorted(waiting)))
+    return f"; rank {ranks} waits in the {what}" if len(waiting) == 1 else f"; ranks {ranks} wait in the {what}"

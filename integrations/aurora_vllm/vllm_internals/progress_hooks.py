@@ -1,0 +1,64 @@
+"""Hooks for the watchdog where ranks wait for each other outside of all-to-alls: as passes begin, and in EPLB's thread."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from aurora_vllm.rank_progress import RankProgress, Waiting
+from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, PLANS, READY, RESTS, STEP, WAITS
+from aurora_vllm.vllm_internals.api_checks import BALANCER_API_CHECKS, STEP_API_CHECKS, find
+
+
+def watch_steps(progress: RankProgress) -> None:
+    """Says when this rank waits for the others at the beginning of a pass, where they tell each other their tokens."""
+    waiting = Waiting(progress, STEP)
+    for check in STEP_API_CHECKS:
+        if check.missing() is None:
+            _wrap(check.where, lambda: waiting)
+
+
+def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
+    """Returns what tells the state of EPLB's background thread, and of how many layers it has begun the moves.
+
+    Args:
+        balancer: vLLM's EplbState; None: there is none.
+    """
+    if balancer is None or not balancer.is_async or any(check.missing() for check in BALANCER_API_CHECKS):
+        return None
+    doing, begun = RESTS, 0
+
+    @contextmanager
+    def at(what: str) -> Iterator[None]:
+        nonlocal doing, begun
+        doing, begun = what, begun + (what == MOVES)
+        yield
+        doing = RESTS
+
+    plan, move = BALANCER_API_CHECKS
+    _wrap(plan.where, lambda: at(PLANS))
+    _wrap(move.where, lambda: at(MOVES))
+
+    def state() -> tuple[str, int]:
+        if (thread := balancer.async_worker) is None:
+            return NO_BALANCER, 0
+        models = balancer.model_states.values()
+        found = READY if any(model.pending_result is not None for model in models) else doing
+        if found == RESTS and any(model.rebalanced for model in models):
+            found = WAITS
+        return found if thread.is_alive() else ENDED, begun
+
+    return state
+
+
+def _wrap(where: str, around: Callable[[], AbstractContextManager[None]]) -> None:
+    """Makes a function of a module run in a context manager."""
+    module, _, name = where.partition(":")
+    original = find(where)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **named: Any) -> Any:
+        with around():
+            return original(*args, **named)
+
+    setattr(find(f"{module}:"), name, wrapped)

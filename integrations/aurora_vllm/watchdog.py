@@ -1,0 +1,117 @@
+"""The watchdog of one rank: a thread that looks at what all ranks of its host do, and says which one the others wait for."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+
+from aurora_vllm.rank_progress import RankFiles, RankProgress
+from aurora_vllm.stuck_rank import SILENT_S, Verdict, stuck_rank
+
+LOG = logging.getLogger("vllm.aurora")
+LOOK_S = 0.5  # between two looks
+WINDOW_S = 2.0  # of the passes that are compared
+CONFIRMED = 2  # looks that have to find the same, unless a process is gone
+SUSPECT_S = 1.0  # in an exchange, after which links are looked at
+OVERSLEPT_S = 2.0  # between two looks: then this process was stopped, and what it saw before says nothing
+STUCK = "1 while the others wait for this rank, for the reason in the label; 0 when that is over"
+LOOKED = "When this rank's watchdog last looked at the ranks of its host, in Unix time"
+
+
+class Watchdog:
+    """Looks at the ranks of this host in a thread of its own; the first of them that can says which one is stuck.
+
+    It neither waits for another rank nor makes one wait.
+
+    Attributes:
+        balancer: returns what EPLB's background thread does, and of how many layers it has begun the moves; None: there is
+            none.
+        told: what was last said; None: that no rank is stuck.
+
+    Args:
+        rank: this rank.
+        progress: what this rank is doing.
+        files: what the ranks of this host are doing.
+        complete: whether these are all ranks of the server.
+        model_name: a label of its metrics.
+        changed: called when a rank is stuck, or is so no longer.
+        registry: where its metrics are registered.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        progress: RankProgress,
+        files: RankFiles,
+        complete: bool,
+        model_name: str,
+        changed: Callable[[], None] = lambda: None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._rank, self._progress, self._files, self._complete, self._changed = rank, progress, files, complete, changed
+        self.balancer: Callable[[], tuple[str, int]] | None = None
+        self.told: Verdict | None = None
+        self._seen: list[tuple[int | None, str] | None] = []
+        self._looked_s = time.monotonic()
+        self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
+        self._stuck = Gauge("aurora_stuck_rank", STUCK, (*self._labels, "cause", "reason"), **latest)
+        self._looked = Gauge("aurora_watchdog_timestamp_seconds", LOOKED, (*self._labels,), **latest).labels(**self._labels)
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="aurora-watchdog").start()
+
+    def end(self) -> None:
+        """Ends the watch, and says to the others that this rank ends as it should."""
+        self._progress.end()
+        self._ended.set()
+
+    def look(self) -> None:
+        """Gives a sign of life, and looks once."""
+        now_s = time.monotonic()
+        overslept, self._looked_s = now_s - self._looked_s > OVERSLEPT_S, now_s
+        self._progress.beat()
+        self._looked.set_to_current_time()
+        if self._progress.waited_s >= SUSPECT_S:
+            self._progress.publish_links()
+        if self.balancer is not None:
+            self._progress.balance(*self.balancer())
+        if overslept:
+            self._seen.clear()
+        elif self._files.serving() and self._first():
+            self._tell(stuck_rank(self._files.states(WINDOW_S), self._complete))
+
+    def _first(self) -> bool:
+        """Returns whether no rank before this one on its host looks."""
+        return all(self._files.silent_s(rank) >= SILENT_S for rank in self._files.ranks if rank < self._rank)
+
+    def _tell(self, verdict: Verdict | None) -> None:
+        """Says what CONFIRMED looks in a row have found, if that is new."""
+        found = None if verdict is None else (verdict.rank, verdict.cause)
+        self._seen = [*self._seen, found][-CONFIRMED:]
+        told = None if self.told is None else (self.told.rank, self.told.cause)
+        certain = verdict is not None and verdict.cause == "gone"
+        if found == told or not (certain or self._seen == [found] * CONFIRMED):
+            return
+        if self.told is not None:
+            self._gauge(self.told).set(0)
+            LOG.warning("aurora: %s: that is over", self.told)
+        if verdict is not None:
+            self._gauge(verdict).set(1)
+            LOG.warning("aurora: %s", verdict)
+        self.told = verdict
+        self._changed()
+
+    def _gauge(self, verdict: Verdict) -> Any:
+        rank = "" if verdict.rank is None else str(verdict.rank)
+        return self._stuck.labels(**self._labels | {"ep_rank": rank}, cause=verdict.cause, reason=verdict.reason)
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            try:
+                self.look()
+            except Exception:  # serving goes on without a watchdog
+                LOG.exception("aurora: the watchdog has ended")
+                return
