@@ -144,21 +144,25 @@ def _write(
     show(as_json, found, cluster_table(made), *remarks, f"wrote {output}", *tables)
 
 
-def doctor(*, as_json: bool = False) -> None:
-    """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1."""
+def doctor(*, vllm: str | None = None, as_json: bool = False) -> None:
+    """Check Python, libraries, GPUs and the network between ranks; exit code 0 if planning works, else 1.
+
+    Args:
+        vllm: address of a vLLM server with the plugin, http://HOST:PORT, to check instead: whether a rank is stuck, and why.
+    """
     from rich.table import Table
 
-    from aurora.profiler.doctor import BROKEN, WORKS, examine, healthy
+    from aurora.profiler.doctor import BROKEN, WORKS, examine, examine_server, healthy
 
     with progress_bars() as progress:
-        findings = examine(progress)
-    fine = healthy(findings)
-    table = Table("part", "state", "found", "what to do", title="what is here")
+        findings = examine(progress) if vllm is None else examine_server(vllm)
+    fine = healthy(findings) if vllm is None else all(finding.state == WORKS for finding in findings)
+    table = Table("part", "state", "found", "what to do", title="what is here" if vllm is None else vllm)
     for finding in findings:
         style = {WORKS: "green", BROKEN: "red"}.get(finding.state, "yellow")
         table.add_row(finding.name, finding.state, finding.found, finding.mend, style=style)
-    serving = all(finding.state == WORKS for finding in findings if finding.name in SERVING)
-    states = {"planning": fine, "serving with aurora run": serving}
+    serving = fine if vllm else all(finding.state == WORKS for finding in findings if finding.name in SERVING)
+    states = {"planning": fine, "serving with aurora run": serving} if vllm is None else {"the server": fine}
     said = [f"{what} {'works' if well else 'does not work'}" for what, well in states.items()]
     show(as_json, {"works": fine, "serves": serving, "findings": [asdict(finding) for finding in findings]}, table, *said)
     raise typer.Exit(0 if fine else 1)

@@ -1,12 +1,14 @@
-"""`aurora doctor`: which parts of aurora work on this machine, and what to install for the others."""
+"""`aurora doctor`: which parts of aurora work on this machine and what to install for the others, or how a vLLM server does."""
 
 import importlib
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
 WORKS, MISSING, BROKEN = "works", "missing", "broken"
 OLDEST = {"torch": (2, 11), "transformers": (5, 0), "numpy": (2, 0), "scipy": (1, 13), "networkx": (3, 3), "numba": (0, 60)}
+ALLOW = "where VLLM_PLUGINS is set, add aurora to it"
+SERVER_S, SILENT_S = 10.0, 6.0  # in which a server answers, and its watchdogs look, at least
+SAMPLE = re.compile(r"aurora_(\w+)\{(.*)\} (\S+)")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MEND = {  # by the cause that the watchdog of the vLLM plugin gives
+    "gone": "restart the server; the log has the process's last lines",
+    "stopped": "look at the process: a signal, a debugger, memory that is full",
+    "slow": "look at the GPU's clocks and temperature, and at other processes there",
+    "late": "look at the rank's engine process",
+    "link": "look at cables, NICs, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
+    "balancer": "restart; --eplb-config.use_async false moves experts without a background thread",
+}
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
 TRIPS = 20
 GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime.transports.process_groups"]  # not models
@@ -46,11 +60,54 @@ def examine(progress: Progress = untold) -> list[Finding]:
     parts += [partial(_library, name, basic=True) for name in ("numpy", "scipy", "networkx")]
     parts += [_numba, *(partial(_library, name, "run") for name in ("torch", "transformers"))]
     parts += [_cuda, _gpus, partial(_ranks, ready), partial(_library, "jinja2", "report")]
-    parts += [partial(_present, "vllm", "pip install vllm, to serve with vLLM"), _compiler]
+    parts += [_vllm, _compiler]
     findings = []
     for number, part in enumerate(parts):
         progress("examining", number, len(parts))
         findings.append(part())
+    return findings
+
+
+def examine_server(url: str) -> list[Finding]:
+    """Examines a vLLM server with the plugin by its metrics, which it shows while its ranks are stuck.
+
+    Args:
+        url: the server's address.
+
+    Raises:
+        BadInput: if nothing answers there as vLLM does.
+    """
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"{url.rstrip('/')}/metrics", timeout=SERVER_S) as reply:
+            lines, date = reply.read().decode().splitlines(), reply.headers["Date"]
+    except (OSError, ValueError, HTTPException) as error:
+        raise BadInput(f"--vllm: expected the address of a vLLM server, found {url}: {error}") from None
+    now_s = time.time() if date is None else parsedate_to_datetime(date).timestamp()
+    found = [match for line in lines if (match := SAMPLE.fullmatch(line)) is not None]
+    shown = [(match[1], dict(LABEL.findall(match[2])), float(match[3])) for match in found]
+    engaged = {labels["ep_rank"] for name, labels, value in shown if name == "engaged" and value}
+    refused = {labels["reason"] for name, labels, value in shown if name == "engaged" and not value}
+    if not engaged and not refused:
+        start = f"start with --additional-config '{{\"aurora\": {{}}}}'; {ALLOW}"
+        return [Finding("plugin", MISSING, "no metrics of it", start)]
+    findings = [Finding("plugin", BROKEN, reason, "see the server's log") for reason in sorted(refused)]
+    findings += [] if refused else [Finding("plugin", WORKS, f"engaged on {len(engaged)} ranks")]
+    looked = {labels["ep_rank"]: now_s - value for name, labels, value in shown if name == "watchdog_timestamp_seconds"}
+    silent = [rank for rank, ago_s in looked.items() if ago_s > SILENT_S]
+    if not looked:
+        findings.append(Finding("watchdog", MISSING, "none", "it is there for several expert-parallel ranks"))
+    elif silent:
+        said = f"silent on rank {', '.join(sorted(silent, key=int))}"
+        findings.append(Finding("watchdog", BROKEN, said, "these ranks are stopped, or have ended"))
+    else:
+        findings.append(Finding("watchdog", WORKS, f"looked {max(looked.values()):.0f} s ago or less, on {len(looked)} ranks"))
+    for name, labels, value in shown:
+        if name == "stuck_rank" and value:
+            rank = f"rank {labels['ep_rank']}" if labels["ep_rank"] else "a rank"
+            findings.append(Finding(rank, BROKEN, labels["reason"].replace(r"\"", '"'), MEND[labels["cause"]]))
     return findings
 
 
@@ -76,6 +133,15 @@ def _present(name: str, mend: str, basic: bool = False) -> Finding:
     if oldest is not None and parts < oldest:
         return Finding(name, BROKEN, f"{version}, expected {'.'.join(map(str, oldest))} or newer", mend, basic)
     return Finding(name, WORKS, version, "", basic)
+
+
+def _vllm() -> Finding:
+    """Examines if vLLM is present and may load the plugin, which an allow-list that lacks it would leave out in silence."""
+    found = _present("vllm", "pip install vllm, to serve with vLLM")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if found.state != WORKS or allowed is None or "aurora" in allowed.split(","):
+        return found
+    return Finding("vllm", BROKEN, f"{found.found}, VLLM_PLUGINS={allowed} leaves the plugin out", ALLOW)
 
 
 def _library(name: str, extra: str = "", basic: bool = False) -> Finding:

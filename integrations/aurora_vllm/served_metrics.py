@@ -56,7 +56,8 @@ class WorkersMetrics(Collector):  # type: ignore[misc]
             if path != metrics_file(self._folder):  # this process shows its own
                 with suppress(OSError, ValueError):
                     for family in text_string_to_metric_families(path.read_text()):
-                        families.setdefault(family.name, family).samples += family.samples
+                        known = families.setdefault(family.name, family)
+                        known.samples += [] if known is family else family.samples
         yield from families.values()
 
 

@@ -728,14 +728,14 @@ def test_two_servers_take_turns_and_one_outlives_the_other(ranks, victim, tmp_pa
 class Server:
     """`vllm serve` of one checkpoint on two data-parallel ranks; ready inside `with`, ended after it."""
 
-    def __init__(self, folder, checkpoint, settings):
+    def __init__(self, folder, checkpoint, settings, *options):
         folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint, self.port, self.log = str(checkpoint), free_port(), folder / "log"
         self._command = [
             str(Path(sys.executable).parent / "vllm"), "serve", self.checkpoint, "--port", str(self.port),
             "--data-parallel-size", "2", "--enable-expert-parallel", "--enforce-eager", "--skip-tokenizer-init",
             "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16", "--max-num-batched-tokens", "256",
-            "--no-enable-prefix-caching", "--additional-config", json.dumps({"aurora": settings}),
+            "--no-enable-prefix-caching", "--additional-config", json.dumps({"aurora": settings}), *options,
         ]  # fmt: skip
 
     def __enter__(self):

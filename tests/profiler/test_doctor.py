@@ -1,11 +1,14 @@
 """The doctor's findings where parts are there, missing or broken."""
 
 import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import metadata
+from threading import Thread
 
 import pytest
 
-from aurora.errors import RankFailed
+from aurora.errors import BadInput, RankFailed
 from aurora.profiler import doctor
 from aurora.profiler.doctor import BROKEN, MISSING, WORKS, Finding, examine, healthy
 from tests.profiler.nvml import Replay
@@ -76,3 +79,67 @@ def test_ranks_that_do_not_meet(monkeypatch):
     assert "rank 1 of 2 died" in found.found
     assert "loopback" in found.mend
     assert doctor._ranks(False).state == MISSING
+
+
+def test_an_allow_list_without_the_plugin_is_found(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "0.32.0")
+    for allowed, state in (("lora,aurora", WORKS), ("lora", BROKEN), ("", BROKEN)):
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+        assert doctor._vllm().state == state
+    assert doctor._vllm().mend == "where VLLM_PLUGINS is set, add aurora to it"
+
+
+METRICS = """# HELP aurora_engaged x
+vllm:num_requests_running{engine="0"} 0.0
+aurora_engaged{ep_rank="0",model_name="m",reason=""} 1.0
+aurora_engaged{ep_rank="1",model_name="m",reason=""} 1.0
+aurora_watchdog_timestamp_seconds{ep_rank="0",model_name="m"} NOW
+aurora_watchdog_timestamp_seconds{ep_rank="1",model_name="m"} LOOKED
+aurora_stuck_rank{cause="stopped",ep_rank="1",model_name="m",reason="is stopped: \\"it\\""} STUCK
+aurora_stuck_rank{cause="link",ep_rank="",model_name="m",reason="waits"} 0.0
+"""
+
+
+@pytest.fixture
+def server():
+    """The address of a server whose /metrics are set by its `shown`."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(self.server.shown.encode())
+
+        def log_message(self, *_given):
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Page) as made:
+        Thread(target=made.serve_forever, daemon=True).start()
+        made.url = f"http://127.0.0.1:{made.server_port}"
+        yield made
+        made.shutdown()
+
+
+def test_a_server_is_examined_by_its_metrics(server):
+    def said(looked_ago_s, stuck):
+        now_s = time.time()
+        server.shown = (
+            METRICS.replace("NOW", str(now_s)).replace("LOOKED", str(now_s - looked_ago_s)).replace("STUCK", str(stuck))
+        )
+        return [(finding.name, finding.state, finding.found) for finding in doctor.examine_server(server.url)]
+
+    healthy_server = [("plugin", WORKS, "engaged on 2 ranks"), ("watchdog", WORKS, "looked 1 s ago or less, on 2 ranks")]
+    assert [(name, state) for name, state, _ in said(1, 0.0)] == [each[:2] for each in healthy_server]
+    stuck = said(30, 1.0)
+    assert stuck[1:] == [("watchdog", BROKEN, "silent on rank 1"), ("rank 1", BROKEN, 'is stopped: "it"')]
+    server.shown = 'aurora_engaged{ep_rank="0",model_name="m",reason="no plan"} 0.0'
+    assert [finding.state for finding in doctor.examine_server(server.url)] == [BROKEN, MISSING]
+    server.shown = "vllm:num_requests_running 0.0"
+    (missing,) = doctor.examine_server(server.url)
+    assert (missing.state, "VLLM_PLUGINS" in missing.mend) == (MISSING, True)
+
+
+def test_where_no_server_is_one_sentence_says_so():
+    for url in ("http://127.0.0.1:9", "nowhere", "http://[", "http://127.0.0.1:9/\x00"):
+        with pytest.raises(BadInput, match="--vllm: expected the address of a vLLM server, found "):
+            doctor.examine_server(url)

@@ -1,0 +1,238 @@
+"""The watchdog over files of ranks: what ranks do is what others read, and what several looks find is said once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from aurora_vllm import rank_progress, served_metrics, watchdog
+from aurora_vllm.links import connections, unanswering
+from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, Waiting, file_of
+from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
+from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, Verdict
+from aurora_vllm.vllm_internals import progress_hooks
+from aurora_vllm.vllm_internals.api_checks import ApiCheck
+from aurora_vllm.watchdog import Watchdog
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+
+def run_pass(progress, tokens=5, layers=2):
+    """A forward pass with an exchange before it and one in each layer."""
+    progress.begin_pass(tokens)
+    with Waiting(progress, STEP):
+        pass
+    for layer in range(layers):
+        progress.layer(layer)
+        with Waiting(progress, DISPATCH):
+            pass
+    progress.end_pass()
+
+
+def test_ranks_read_what_a_rank_does(tmp_path):
+    progress, files = RankProgress(file_of(tmp_path, 0)), RankFiles(tmp_path, [0])
+    assert not files.serving(), "it warms up"
+    run_pass(progress)
+    progress.serve()
+    assert files.serving()
+    (state,) = files.states(60.0).values()
+    assert (state.phase, state.exchanges, state.layer, state.process) == ("idle", 3, None, "runs")
+    assert {number: found.size for number, found in state.passes.items()} == {3: 3}
+    progress.begin_pass(1)
+    progress.layer(7)
+    Waiting(progress, DISPATCH).__enter__()
+    (state,) = files.states(60.0).values()
+    assert (state.phase, state.exchanges, state.layer) == ("dispatch", 4, 7)
+    with pytest.raises(ValueError, match="bytes"), Waiting(progress, DISPATCH):
+        raise ValueError("no bytes")
+    (state,) = files.states(60.0).values()
+    assert (state.phase, state.exchanges) == ("dispatch", 5), "an exchange that fails does not end"
+    progress.balance(MOVES, 2)
+    assert next(iter(files.states(60.0).values())).balancer == MOVES
+    progress.end()
+    assert not files.serving()
+
+
+def test_many_passes_keep_the_last(tmp_path):
+    progress, files = RankProgress(file_of(tmp_path, 0)), RankFiles(tmp_path, [0])
+    for tokens in range(300):
+        run_pass(progress, tokens)
+    files.serving()
+    (state,) = files.states(3600.0).values()
+    assert sorted(state.passes) == [3 * number for number in range(301 - rank_progress.RING_PASSES, 301)]
+    assert not next(iter(files.states(0.0).values())).passes
+
+
+def test_states_of_processes(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    progress, files = RankProgress(file_of(tmp_path, 1)), RankFiles(tmp_path)
+    progress._words[rank_progress.WORKER] = child.pid
+    progress.serve()
+    assert files.serving()
+    assert files.silent_s(1) < 60
+    assert files.lost() == []
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert files.states(1.0)[1].process == STOPPED
+    child.kill()
+    child.communicate()
+    assert files.states(1.0)[1].process == GONE
+    assert files.silent_s(1) == float("inf")
+    assert files.lost() == [1]
+
+
+@pytest.fixture
+def dog(tmp_path, monkeypatch):
+    """The watchdog of rank 0 of 2, which looks when it is told to."""
+    monkeypatch.setattr(watchdog, "LOOK_S", 3600.0)
+    ranks = [RankProgress(file_of(tmp_path, rank)) for rank in range(2)]
+    for each in ranks:
+        each.serve()
+    registry = CollectorRegistry()
+    made = Watchdog(0, ranks[0], RankFiles(tmp_path, [0, 1]), True, "m", lambda: made.changes.append(made.told), registry)
+    made.changes, made.registry, made.ranks = [], registry, ranks
+    yield made
+    made.end()
+
+
+def test_two_looks_that_find_the_same_are_said_once(dog, monkeypatch, caplog):
+    found = []
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: found[-1])
+    slow, late = Verdict(1, "slow", "is slow: 2.9 times"), Verdict(1, "late", "is late")
+    for verdict in (None, slow, None, slow, slow._replace(reason="is slow: 3.1 times"), slow, late, None, None, None):
+        found.append(verdict)
+        dog.look()
+    assert [told and told.reason for told in dog.changes] == ["is slow: 3.1 times", None]
+    assert [record.message for record in caplog.records] == [
+        "aurora: rank 1 is slow: 3.1 times", "aurora: rank 1 is slow: 3.1 times: that is over"
+    ]  # fmt: skip
+    shown = generate_latest(dog.registry).decode()
+    assert 'aurora_stuck_rank{cause="slow",ep_rank="1",model_name="m",reason="is slow: 3.1 times"} 0.0' in shown
+
+
+def test_a_process_that_is_gone_is_said_at_once(dog, monkeypatch):
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: Verdict(1, "gone", "is gone"))
+    dog.look()
+    assert dog.told.rank == 1
+
+
+def test_a_watchdog_that_was_stopped_itself_begins_anew(dog, monkeypatch):
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: Verdict(1, "slow", "is slow"))
+    dog.look()
+    dog._looked_s -= 60
+    dog.look()
+    assert dog.told is None
+    dog.look()
+    dog.look()
+    assert dog.told is not None
+
+
+def test_nobody_looks_while_a_rank_warms_up_or_ends(dog, monkeypatch):
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda *_given: pytest.fail("it looked"))
+    dog.ranks[1].end()
+    dog.look()
+
+
+def test_the_first_rank_that_looks_speaks(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "LOOK_S", 3600.0)
+    ranks = [RankProgress(file_of(tmp_path, rank)) for rank in range(2)]
+    for each in ranks:
+        each.serve()
+    second = Watchdog(1, ranks[1], RankFiles(tmp_path, [0, 1]), True, "m", registry=CollectorRegistry())
+    second.look()
+    assert second.told is None
+    assert not second._first()
+    ranks[0]._words[rank_progress.BEAT] -= int(60e9)
+    second.look()
+    second.look()
+    assert (second.told.rank, second.told.cause) == (0, "stopped")
+    second.end()
+
+
+def test_what_a_watchdog_says_of_a_balancer(dog):
+    dog.balancer = lambda: (ENDED, 0)
+    dog.look()
+    assert RankFiles(dog._files._folder).serving()
+    assert next(iter(dog._files.states(1.0).values())).balancer == ENDED
+
+
+def test_the_balancers_thread_is_seen_at_its_functions(monkeypatch):
+    module = types.ModuleType("background")
+    module.plan, module.move = (lambda: seen.append(state())), (lambda: seen.append(state()))
+    monkeypatch.setitem(sys.modules, "background", module)
+    monkeypatch.setattr(
+        progress_hooks, "BALANCER_API_CHECKS", tuple(ApiCheck("b", f"background:{name}") for name in ("plan", "move"))
+    )
+    model = types.SimpleNamespace(pending_result=None, rebalanced=False)
+    thread = types.SimpleNamespace(is_alive=lambda: True)
+    balancer = types.SimpleNamespace(is_async=True, async_worker=thread, model_states={"m": model})
+    seen = []
+    state = progress_hooks.watch_balancer(balancer)
+    assert state() == (RESTS, 0)
+    module.plan()
+    module.move()
+    model.rebalanced = True
+    seen.append(state())
+    model.pending_result = "experts"
+    seen.append(state())
+    thread.is_alive = lambda: False
+    assert [*seen, state()] == [("plans", 0), ("moves", 1), ("waits", 1), ("ready", 1), ("ended", 1)]
+    assert progress_hooks.watch_balancer(None) is None
+
+
+def test_connections_and_hosts_that_answer():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+        own, peers, silent = connections()
+    assert "127.0.0.1" in own
+    assert "127.0.0.1" not in peers
+    assert silent == set()
+    assert unanswering({"127.0.0.1"}) == set()
+
+
+def test_workers_metrics_are_shown_by_another_process(tmp_path, monkeypatch):
+    for name, pid, rank in (("a", 1, 0), ("b", 2, 1)):
+        registry = CollectorRegistry()
+        Gauge("aurora_gap", "Gap", ("ep_rank",), registry=registry).labels(str(rank)).set(rank)
+        Counter("aurora_tokens", "Tokens", ("ep_rank",), registry=registry).labels(str(rank)).inc(5)
+        Gauge("vllm_own", "Own", registry=registry).set(1)
+        monkeypatch.setenv(FOLDER, str(tmp_path / name))
+        (tmp_path / f"metrics-{pid}.prom").write_bytes(generate_latest(MetricsWriter(registry)))
+    shown = generate_latest(WorkersMetrics(tmp_path)).decode()
+    assert shown.count("# TYPE aurora_gap gauge") == shown.count('aurora_gap{ep_rank="0"}') == 1
+    for line in ('aurora_gap{ep_rank="0"} 0.0', 'aurora_gap{ep_rank="1"} 1.0', 'aurora_tokens_total{ep_rank="1"} 5.0'):
+        assert line in shown
+    assert "vllm_own" not in shown
+
+
+def test_a_process_writes_its_metrics_where_its_server_looks(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.delenv(served_metrics.MULTIPROCESS, raising=False)
+    registry = CollectorRegistry()
+    Gauge("aurora_gap", "Gap", registry=registry).set(3)
+    MetricsWriter(registry)
+    path = served_metrics.metrics_file(tmp_path)
+    while not path.exists():
+        time.sleep(0.01)
+    assert "aurora_gap 3.0" in path.read_text()
+    assert not list(WorkersMetrics(tmp_path).collect()), "a process shows its own metrics itself"
+
+
+def test_a_server_has_one_folder_that_only_it_reads(monkeypatch, tmp_path):
+    registry = CollectorRegistry()
+    monkeypatch.setattr(served_metrics, "REGISTRY", registry)
+    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.delenv(served_metrics.MULTIPROCESS, raising=False)
+    open_status_folder()
+    folder = os.environ[FOLDER]
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    open_status_folder()
+    assert os.environ[FOLDER] == folder
+    served_metrics._remove(folder, 1)
+    assert os.path.isdir(folder)
+    served_metrics._remove(folder, os.getpid())
+    assert not os.path.exists(folder)
+    monkeypatch.delenv(FOLDER)
