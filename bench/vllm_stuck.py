@@ -1,8 +1,8 @@
 """Which rank is stuck: drawn faults of stand-ins for vLLM's ranks, and how soon the plugin's watchdog names the right one.
 
-`python bench/vllm_stuck.py [--cases 30] [--healthy 600]` writes bench/results/vllm_stuck-DATE.md. A stand-in is a process that goes
-through the phases of a vLLM rank (a rank's tokens, layers with a dispatch and a combine each, over gloo) and computes by waiting.
-As root, each is in a network namespace of its own. Faults, of a drawn rank among 3 to 5, at a drawn moment:
+`python bench/vllm_stuck.py [--cases 30] [--healthy 600]` writes bench/results/vllm_stuck-DATE.md. A stand-in is a process that
+goes through the phases of a vLLM rank (a rank's tokens, layers with a dispatch and a combine each, over gloo) and computes by
+waiting. As root, each is in a network namespace of its own. Faults, of a drawn rank among 3 to 5, at a drawn moment:
 
 - stopped: SIGSTOP. gone: SIGKILL. slow: its compute takes 3 times as long from then on. link: its host is taken off the switch.
 - healthy: nothing happens; tokens differ from rank to rank, up to 64 times as many, and compute goes with them. Every name is

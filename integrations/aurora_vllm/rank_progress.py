@@ -72,6 +72,11 @@ class RankProgress:
         """Says that nothing is computed."""
         self._set(_IDLE)
 
+    def count_anew(self) -> None:
+        """Forgets the exchanges until now, some of which failed on some ranks and not on others."""
+        self._exchanges = 0
+        self._set(_IDLE)
+
     def _set(self, phase: int) -> None:
         now_ns = time.monotonic_ns()
         if self._phase == _COMPUTE:
@@ -151,15 +156,15 @@ class RankFiles:
             if rank not in self._words:
                 with suppress(OSError, ValueError):
                     self._words[rank] = _mapped(file_of(self._folder, rank))
-        return len(self._words) == len(self.ranks) and all(w[SERVES] and not w[LEFT] for w in self._words.values())
+        words = [self._words.get(rank) for rank in self.ranks]
+        return all(each is not None and each[SERVES] and not each[LEFT] for each in words)
 
     def states(self, window_s: float) -> dict[int, RankState]:
         """Returns the state of each rank, with the passes of the last `window_s` seconds."""
-        now_ns, engines = time.monotonic_ns(), {words[ENGINE] for words in self._words.values()}
-        owners = {rank: set(words[OWN : OWN + ADDRESSES]) - {0} for rank, words in self._words.items()}
-        return {
-            rank: _state(words, now_ns, window_s, len(engines) > 1, rank, owners) for rank, words in sorted(self._words.items())
-        }
+        words_R = {rank: self._words[rank] for rank in self.ranks}
+        now_ns, engines = time.monotonic_ns(), {words[ENGINE] for words in words_R.values()}
+        owners = {rank: set(words[OWN : OWN + ADDRESSES]) - {0} for rank, words in words_R.items()}
+        return {rank: _state(words, now_ns, window_s, len(engines) > 1, rank, owners) for rank, words in words_R.items()}
 
     def silent_s(self, rank: int) -> float:
         """Returns the seconds since a rank's last sign of life; infinite if its process does not run."""

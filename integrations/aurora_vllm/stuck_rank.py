@@ -69,7 +69,7 @@ class RankState:
         return self.phase in EXCHANGES and self.since_s >= WAIT_S
 
 
-class Verdict(NamedTuple):
+class StuckRank(NamedTuple):
     """The rank that the others wait for, and why."""
 
     rank: int | None  # None: a link that is not known
@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
         return f"{'a rank' if self.rank is None else f'rank {self.rank}'} {self.reason}"
 
 
-def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> Verdict | None:
+def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckRank | None:
     """Returns the rank that the others wait for; None if no rank is stuck.
 
     A rank whose process is gone or stopped is named at once. Else, where ranks have waited in an exchange for WAIT_S, it is
@@ -95,20 +95,20 @@ def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> Verdic
     return _ended(states) or _late(states, complete) or _slow(states) or _balancer(states)
 
 
-def _ended(states: Mapping[int, RankState]) -> Verdict | None:
+def _ended(states: Mapping[int, RankState]) -> StuckRank | None:
     """A rank whose process is gone, or does not run."""
     waiting = _where(states)
     for rank, state in states.items():
         if state.process == GONE:
-            return Verdict(rank, "gone", f"is gone: its process has ended{waiting}")
+            return StuckRank(rank, "gone", f"is gone: its process has ended{waiting}")
     for rank, state in states.items():
         if state.process == STOPPED or state.silent_s >= SILENT_S:
             found = "its process is stopped" if state.process == STOPPED else "its process gives no sign of life"
-            return Verdict(rank, "stopped", f"is stopped: {found}{waiting}")
+            return StuckRank(rank, "stopped", f"is stopped: {found}{waiting}")
     return None
 
 
-def _late(states: Mapping[int, RankState], complete: bool) -> Verdict | None:
+def _late(states: Mapping[int, RankState], complete: bool) -> StuckRank | None:
     """A rank that has not arrived at the exchange in which others wait, or a rank whose link carries no bytes."""
     waiting = {rank: state for rank, state in states.items() if state.waits}
     if not waiting:
@@ -118,24 +118,24 @@ def _late(states: Mapping[int, RankState], complete: bool) -> Verdict | None:
     if late:
         rank = min(late, key=lambda each: (states[each].exchanges, -states[each].since_s))
         if states[rank].phase == IDLE:
-            return Verdict(rank, "late", f"is late: its engine has begun no forward pass{where}")
-        return Verdict(rank, "slow", f"is slow: it still computes{where}")
+            return StuckRank(rank, "late", f"is late: its engine has begun no forward pass{where}")
+        return StuckRank(rank, "slow", f"is slow: it still computes{where}")
     if len(waiting) < len(states):
         return None
     pairs = {frozenset((rank, peer)) for rank, state in states.items() for peer in state.unacknowledged - {rank}}
     if not pairs and not complete:
-        return Verdict(None, "late", f"of another host has not arrived{where}")
+        return StuckRank(None, "late", f"of another host has not arrived{where}")
     ends = Counter(rank for pair in pairs for rank in sorted(pair))
     first = min(state.exchanges for state in waiting.values())
     behind = [rank for rank, state in waiting.items() if state.exchanges == first < arrived]
     at_most = [rank for rank, count in ends.items() if count == max(ends.values())] or behind
     if len(at_most) == 1:
-        return Verdict(at_most[0], "link", f"does not exchange bytes with the others: look at its link{where}")
+        return StuckRank(at_most[0], "link", f"does not exchange bytes with the others: look at its link{where}")
     peers = f" between ranks {' and '.join(map(str, sorted(at_most)))}" if len(at_most) == 2 else ""
-    return Verdict(min(at_most, default=None), "link", f"waits for bytes that do not come: look at the link{peers}{where}")
+    return StuckRank(min(at_most, default=None), "link", f"waits for bytes that do not come: look at the link{peers}{where}")
 
 
-def _slow(states: Mapping[int, RankState]) -> Verdict | None:
+def _slow(states: Mapping[int, RankState]) -> StuckRank | None:
     """The rank that computes the same passes longest, if that is SLOW times as long as the others, in the median of passes."""
     ratios: dict[int, float] = {}
     for rank, state in states.items():
@@ -151,22 +151,22 @@ def _slow(states: Mapping[int, RankState]) -> Verdict | None:
     slowest = max(ratios, key=lambda each: ratios[each], default=None)
     if slowest is None or ratios[slowest] < SLOW:
         return None
-    return Verdict(slowest, "slow", f"is slow: it computes {ratios[slowest]:.1f} times as long as ranks with as many tokens")
+    return StuckRank(slowest, "slow", f"is slow: it computes {ratios[slowest]:.1f} times as long as ranks with as many tokens")
 
 
-def _balancer(states: Mapping[int, RankState]) -> Verdict | None:
+def _balancer(states: Mapping[int, RankState]) -> StuckRank | None:
     """A rank whose balancer has ended; or the one furthest behind, if balancers stand still while forward passes go on."""
     for rank, state in states.items():
         if state.balancer == ENDED:
-            return Verdict(rank, "balancer", "has no balancer: EPLB's background thread has ended, and no expert moves")
-    standing = [s for s in states.values() if s.balancer_s >= WAIT_S and s.balancer_passes >= LEAST_PASSES]
-    if len(standing) < len(states) or not any(state.balancer in (WAITS, MOVES, READY) for state in standing):
+            return StuckRank(rank, "balancer", "has no balancer: EPLB's background thread has ended, and no expert moves")
+    still = [s for s in states.values() if s.balancer_s >= WAIT_S and s.balancer_passes >= LEAST_PASSES]
+    if len(still) < len(states) or not any(state.balancer in (WAITS, MOVES, READY) for state in still):
         return None
     done = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
     rank = min(done, key=lambda each: done[each])
     what = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
     others = "as on all ranks" if len(set(done.values())) == 1 else "and the others' are further"
-    return Verdict(rank, "balancer", f"{what}, {others}")
+    return StuckRank(rank, "balancer", f"{what}, {others}")
 
 
 def _where(states: Mapping[int, RankState]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from aurora_vllm.rank_progress import RankFiles, RankProgress
-from aurora_vllm.stuck_rank import SILENT_S, Verdict, stuck_rank
+from aurora_vllm.stuck_rank import SILENT_S, StuckRank, stuck_rank
 
 LOG = logging.getLogger("vllm.aurora")
 LOOK_S = 0.5  # between two looks
@@ -53,7 +53,7 @@ class Watchdog:
     ) -> None:
         self._rank, self._progress, self._files, self._complete, self._changed = rank, progress, files, complete, changed
         self.balancer: Callable[[], tuple[str, int]] | None = None
-        self.told: Verdict | None = None
+        self.told: StuckRank | None = None
         self._seen: list[tuple[int | None, str] | None] = []
         self._looked_s = time.monotonic()
         self._labels = {"model_name": model_name, "ep_rank": str(rank)}
@@ -67,6 +67,11 @@ class Watchdog:
         """Ends the watch, and says to the others that this rank ends as it should."""
         self._progress.end()
         self._ended.set()
+
+    def keep(self, ranks: list[int]) -> None:
+        """Goes on without lost ranks, before the next forward pass; `ranks` are those of this host that are left."""
+        self._progress.count_anew()
+        self._files.ranks = ranks
 
     def look(self) -> None:
         """Gives a sign of life, and looks once."""
@@ -87,7 +92,7 @@ class Watchdog:
         """Returns whether no rank before this one on its host looks."""
         return all(self._files.silent_s(rank) >= SILENT_S for rank in self._files.ranks if rank < self._rank)
 
-    def _tell(self, verdict: Verdict | None) -> None:
+    def _tell(self, verdict: StuckRank | None) -> None:
         """Says what CONFIRMED looks in a row have found, if that is new."""
         found = None if verdict is None else (verdict.rank, verdict.cause)
         self._seen = [*self._seen, found][-CONFIRMED:]
@@ -104,7 +109,7 @@ class Watchdog:
         self.told = verdict
         self._changed()
 
-    def _gauge(self, verdict: Verdict) -> Any:
+    def _gauge(self, verdict: StuckRank) -> Any:
         rank = "" if verdict.rank is None else str(verdict.rank)
         return self._stuck.labels(**self._labels | {"ep_rank": rank}, cause=verdict.cause, reason=verdict.reason)
 

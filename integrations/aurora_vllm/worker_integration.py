@@ -175,6 +175,9 @@ class WorkerIntegration:
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()
+            except BaseException:
+                self.progress.idle()
+                raise
                 if self.moving is not None and real_tokens:
                     self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self.records.active and real_tokens:

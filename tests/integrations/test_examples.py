@@ -15,7 +15,9 @@ import pytest
 import yaml
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import ControlMetrics
+from aurora_vllm.rank_progress import RankFiles, RankProgress
 from aurora_vllm.settings import Settings, read_settings
+from aurora_vllm.watchdog import Watchdog
 from prometheus_client import CollectorRegistry
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,7 @@ def test_alerts_ask_for_metrics_that_exist():
     registry = CollectorRegistry()
     Metrics("m", 0, {0: 0}, None, Settings(), registry)
     ControlMetrics("m", 0, registry)
+    Watchdog(0, RankProgress(), RankFiles(EXAMPLES, []), True, "m", registry=registry).end()
     families = list(registry.collect())
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families} | {"aurora_engaged"}
     rules = load("alerts.yaml")["groups"][0]["rules"]

@@ -20,8 +20,10 @@ from aurora_vllm import metrics as module
 from aurora_vllm import plugin_status
 from aurora_vllm.metrics import BUCKETS_S, Metrics, drift, exchange_bound
 from aurora_vllm.plugin_status import ControlMetrics, PluginStatus
+from aurora_vllm.rank_progress import RankFiles, RankProgress
 from aurora_vllm.served_plan import ServedPlan
 from aurora_vllm.settings import Settings
+from aurora_vllm.watchdog import Watchdog
 from aurora_vllm.worker_integration import WorkerIntegration
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -333,6 +335,7 @@ def test_the_page_names_every_metric_and_no_other():
     _, registry = made(None)
     PluginStatus(Settings(), "m", 0, True, registry)
     ControlMetrics("m", 0, registry)
+    Watchdog(0, RankProgress(), RankFiles(ROOT, []), True, "m", registry=registry).end()
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(aurora_\w+)` \| (\w+) \|", text, re.MULTILINE))
     assert documented == {

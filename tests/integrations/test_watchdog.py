@@ -12,7 +12,7 @@ from aurora_vllm import rank_progress, served_metrics, watchdog
 from aurora_vllm.links import connections, unanswering
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, Waiting, file_of
 from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
-from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, Verdict
+from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, StuckRank
 from aurora_vllm.vllm_internals import progress_hooks
 from aurora_vllm.vllm_internals.api_checks import ApiCheck
 from aurora_vllm.watchdog import Watchdog
@@ -100,7 +100,7 @@ def dog(tmp_path, monkeypatch):
 def test_two_looks_that_find_the_same_are_said_once(dog, monkeypatch, caplog):
     found = []
     monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: found[-1])
-    slow, late = Verdict(1, "slow", "is slow: 2.9 times"), Verdict(1, "late", "is late")
+    slow, late = StuckRank(1, "slow", "is slow: 2.9 times"), StuckRank(1, "late", "is late")
     for verdict in (None, slow, None, slow, slow._replace(reason="is slow: 3.1 times"), slow, late, None, None, None):
         found.append(verdict)
         dog.look()
@@ -113,13 +113,13 @@ def test_two_looks_that_find_the_same_are_said_once(dog, monkeypatch, caplog):
 
 
 def test_a_process_that_is_gone_is_said_at_once(dog, monkeypatch):
-    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: Verdict(1, "gone", "is gone"))
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: StuckRank(1, "gone", "is gone"))
     dog.look()
     assert dog.told.rank == 1
 
 
 def test_a_watchdog_that_was_stopped_itself_begins_anew(dog, monkeypatch):
-    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: Verdict(1, "slow", "is slow"))
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda _states, _complete: StuckRank(1, "slow", "is slow"))
     dog.look()
     dog._looked_s -= 60
     dog.look()
@@ -127,6 +127,14 @@ def test_a_watchdog_that_was_stopped_itself_begins_anew(dog, monkeypatch):
     dog.look()
     dog.look()
     assert dog.told is not None
+
+
+def test_without_lost_ranks_the_others_count_anew(dog):
+    run_pass(dog.ranks[0])
+    dog.keep([0])
+    dog.ranks[1].end()
+    assert dog._files.serving()
+    assert [(rank, state.exchanges) for rank, state in dog._files.states(1.0).items()] == [(0, 0)]
 
 
 def test_nobody_looks_while_a_rank_warms_up_or_ends(dog, monkeypatch):

@@ -60,7 +60,9 @@ def install_settings_check() -> None:
                 set_redundant_experts(config, settings.plan)
             if settings.fault_store is not None:
                 serve_on_without_lost_ranks(config, settings.fault_store)
-            from aurora_vllm.served_metrics import open_status_folder  # not earlier: vLLM first says where metrics are collected
+            from aurora_vllm.served_metrics import (
+                open_status_folder,  # not earlier: vLLM first says where metrics are collected
+            )
 
             open_status_folder()
         return config

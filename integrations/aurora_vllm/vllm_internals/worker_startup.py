@@ -117,6 +117,8 @@ class WorkerStartup:
         integration.change_ranks(kept, lambda: _transport(group, None))
         if processes is not None:
             processes.keep(kept)
+            if integration.watchdog is not None:
+                integration.watchdog.keep([*processes.here])
 
     def _watch(self, integration: WorkerIntegration, processes: PeerProcesses, status: PluginStatus) -> None:
         """Begins to watch the ranks of this host, in the folder of the first of them."""
