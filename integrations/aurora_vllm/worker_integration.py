@@ -175,9 +175,6 @@ class WorkerIntegration:
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()
-            except BaseException:
-                self.progress.idle()
-                raise
                 if self.moving is not None and real_tokens:
                     self.moving.count(self._own_rows(real_tokens, False))
                 if self._choices is not None and self.records.active and real_tokens:
@@ -186,6 +183,7 @@ class WorkerIntegration:
                         own = self._choices.count(self._own_rows(real_tokens, False))
                     self.records.end_pass(self._step, own, local)
             finally:
+                self.progress.idle()  # also after an error
                 self._real_tokens = outer
         if outer == 0 and self.metrics is not None:
             self._show_exchanges()
