@@ -309,8 +309,8 @@ class _Comparison:
         """Yields ways that fit and are priced apart: of exchanges that are priced alike, the first."""
         seen: dict[tuple[EngineExchange, ServingWay], ServingWay] = {}
         for way in ways:
-            kind = priced_by(way), replace(way, exchange=self.default.exchange)
-            name = ", ".join(changes(way, self.default))
+            alike = replace(way, exchange=self.default.exchange)
+            kind, name = (priced_by(way), alike), ", ".join(changes(alike, self.default))
             if not self.model.kind.kind.startswith(maker := EXCHANGES[way.exchange].maker):
                 self.left_out[f"exchange {way.exchange}"] = f"needs GPUs of {maker}"
             elif why := self._short(way):
