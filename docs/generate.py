@@ -71,7 +71,9 @@ def engines() -> str:
     rows = [[*names, "NVLink", "needs", *SERVING_ENGINES, "source"]]
     for name, exchange in EXCHANGES.items():
         flags = [f"`{found}`" if (found := engine.exchanges.get(name)) else found for engine in SERVING_ENGINES.values()]
-        row = [f"`{name}`", exchange.about, exchange.follows_placement, exchange.once_per, exchange.graphs, exchange.nvlink]
+        once_per = "of all servers" if exchange.once_per == "servers" else exchange.once_per
+        once_per += f"; in decode as `{exchange.decode}`" if exchange.decode else ""
+        row = [f"`{name}`", exchange.about, exchange.follows_placement, once_per, exchange.graphs, exchange.nvlink]
         rows.append([*row, exchange.needs, *("no flag" if flag == "" else flag or "" for flag in flags), exchange.source])
     parts.append(_table(rows))
     for name, engine in SERVING_ENGINES.items():

@@ -409,7 +409,9 @@ def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile]
         raise BadInput(f"`profile`: expected one, or two of two models, found {len(profiles)}")
     dealt = tuple(profile.at_sources(len(cluster)) for profile in profiles)
     drawn = any(profile.provenance.get("tool") == SYNTHETIC_TOOL for profile in dealt)
-    compared = compare_sharing(cluster, dealt, progress, (IN_SEQUENCE, HALVES, BY_EXCHANGE, BY_LAYER))
+    size, server = sorted((max(1, len(cluster) // 2), per_server_of(cluster)))
+    halves = (HALVES,) if server % size == 0 else ()  # which engines serve on: parts of servers, or whole ones
+    compared = compare_sharing(cluster, dealt, progress, (IN_SEQUENCE, *halves, BY_EXCHANGE, BY_LAYER))
     return TwoModels(engine, cluster, dealt, drawn, compared)
 
 
