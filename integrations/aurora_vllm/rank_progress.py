@@ -203,11 +203,12 @@ def _state(
     while doing != words[DOING]:  # it goes on meanwhile
         doing, since_ns = words[DOING], words[SINCE]
     processes = {process_state(pid) for pid in (words[WORKER], *([words[ENGINE]] if own_engine else ()))}
-    passes = {}
-    for at in range(RING, WORDS, PASS_WORDS):
-        number, size, compute_ns, took_ns, ended_ns = words[at : at + PASS_WORDS]
-        if ended_ns and now_ns - ended_ns < window_s * 1e9:
-            passes[number] = Pass(size, compute_ns / 1e9, took_ns / 1e9)
+    ring, since_pass_ns = words[RING:].tolist(), now_ns - window_s * 1e9
+    passes = {
+        ring[at]: Pass(ring[at + 1], ring[at + 2] / 1e9, ring[at + 3] / 1e9)
+        for at in range(0, len(ring), PASS_WORDS)
+        if ring[at + 4] > max(since_pass_ns, 0)
+    }
     silent = set(words[SILENT : SILENT + MOST_PEERS]) - {0}
     mine = owners[rank]
     return RankState(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 RUNS, STOPPED, GONE = "runs", "stopped", "gone"  # of a process
@@ -15,7 +15,7 @@ _DOES = {
     READY: "has a layer ready that no pass takes",
 }  # fmt: skip
 CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
-WAIT_S = 3.0  # an exchange that lasts as long is stuck
+WAIT_S = 2.5  # an exchange that lasts as long is stuck
 SILENT_S = 3.0  # a rank whose thread gives no sign of life for as long is stopped
 SLOW = 2.0  # times the others' median compute of the same passes: clearly below the three times that are to be seen
 LEAST_PASSES = 5  # that are compared
@@ -138,7 +138,10 @@ def _late(states: Mapping[int, RankState], complete: bool) -> StuckRank | None:
 def _slow(states: Mapping[int, RankState]) -> StuckRank | None:
     """The rank that computes the same passes longest, if that is SLOW times as long as the others, in the median of passes."""
     ratios: dict[int, float] = {}
+    mean_s = {rank: fmean(each.compute_s for each in s.passes.values()) for rank, s in states.items() if s.passes}
     for rank, state in states.items():
+        if mean_s.get(rank, 0.0) < SLOW * min(mean_s.values(), default=0.0):
+            continue  # as it is with most, without a comparison pass by pass
         others = [other.passes for each, other in states.items() if each != rank]
         pairs: list[tuple[float, float]] = []
         for number, mine in state.passes.items():

@@ -93,15 +93,19 @@ def ask(server, index):
 SLOW_EXPERTS = """
 import time
 from contextlib import contextmanager
-from aurora_vllm.worker_integration import WorkerIntegration
-original = WorkerIntegration.moe_layer
-@contextmanager
-def moe_layer(self, *given):
-    began_s = time.monotonic()
-    with original(self, *given):
-        yield
-    time.sleep(0.02 if self._step < 100 else 0.02 * FACTOR)  # in the plugin's account it is compute
-WorkerIntegration.moe_layer = moe_layer
+import aurora_vllm.vllm_internals.worker_startup as startup
+patch = startup.patch_model_runner
+def patch_and_slow_down(worker, patched, *given):
+    patch(worker, patched, *given)
+    integration = patched.integration
+    moe_layer = integration.moe_layer
+    @contextmanager
+    def slow_layer(*args):
+        with moe_layer(*args):
+            yield
+        time.sleep(0.02 if integration._step < 100 else 0.02 * FACTOR)  # to the plugin it is compute
+    integration.moe_layer = slow_layer
+startup.patch_model_runner = patch_and_slow_down
 """
 
 
@@ -117,15 +121,20 @@ def test_a_slow_rank_is_named(tmp_path, checkpoints, alone):  # noqa: F811
 
 
 BALANCER = """
-import time, aurora_vllm.vllm_internals.progress_hooks as hooks
-import vllm.distributed.eplb.async_worker as background
-plan, plans = background.run_rebalance_experts, []
-def plan_and_stop(*given):
-    plans.append(0)
-    if len(plans) == 2:
-        time.sleep(8)
-    return plan(*given)
-background.run_rebalance_experts = plan_and_stop
+import time
+import aurora_vllm.vllm_internals.worker_startup as startup
+patch = startup.patch_model_runner
+def patch_and_stop(*given):
+    import vllm.distributed.eplb.async_worker as background
+    plan, plans = background.run_rebalance_experts, []
+    def plan_and_stop(*given):
+        plans.append(0)
+        if len(plans) == 2:
+            time.sleep(8)
+        return plan(*given)
+    background.run_rebalance_experts = plan_and_stop
+    patch(*given)
+startup.patch_model_runner = patch_and_stop
 """
 
 
