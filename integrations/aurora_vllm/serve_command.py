@@ -108,6 +108,8 @@ class ServeCommand:
             numbers = visible if visible != [""] else [str(number) for number in range(len(self.ranks) * self.tensor)]
             first = self.ranks.index(rank) * self.tensor
             environ = {"CUDA_VISIBLE_DEVICES": ",".join(numbers[first : first + self.tensor])}
+        if "aurora" not in (allowed := os.environ.get("VLLM_PLUGINS", "aurora").split(",")):
+            environ["VLLM_PLUGINS"] = ",".join([*allowed, "aurora"])
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *words], environ
 
 

@@ -103,6 +103,13 @@ def test_one_rank_is_a_server_as_vllms_own(command):
     assert (value(words, "--tensor-parallel-size"), value(words, "--port")) == ("2", "8000")
 
 
+def test_an_allow_list_of_plugins_gets_this_one(command, monkeypatch):
+    found, _ = command("-tp", "2")
+    for allowed, given in (("lora", "lora,aurora"), ("aurora,lora", None)):
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+        assert found.command(0, 8000, "", 600)[1].get("VLLM_PLUGINS") == given
+
+
 def test_ranks_of_one_of_several_hosts(command, tmp_path):
     found, _ = command("-dp", "4", "-dpl", "2", "-dpr", "2", "-dpa", "10.0.0.1", "-dpp", "77")
     assert list(found.ranks) == [2, 3]
