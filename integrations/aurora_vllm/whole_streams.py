@@ -64,30 +64,34 @@ class ResumedStream:
         context_tokens: tokens that a prompt and its answer may have together.
 
     Attributes:
-        aborted: True once the current upstream stream was aborted by the engine.
+        fault: the chunk by which the engine ended the current upstream stream; None: it did not.
     """
 
     def __init__(self, path: str, body: dict[str, Any], context_tokens: int) -> None:
         self._path, self._body, self._chat, self._context = path, body, path == CHAT, context_tokens
+        several = any((body.get(name) or 1) > 1 for name in ("n", "best_of")) or any(
+            not isinstance(each, int) for each in body.get("prompt", ()) if isinstance(body["prompt"], list)
+        )
+        self._whole = not several and not any(body.get(name) for name in NOT_RESUMED)  # else nothing is changed or resumed
         self._head: dict[str, Any] = {}  # id and the like, of the first chunk
-        self._prompt: list[int] | None = None
+        self._prompt: list[int] = []
         self._tokens: list[int] = []  # those whose text the client has
         self._held: list[int] = []  # those that have brought no text yet
         self._text = 0  # characters that the client has
         self._drop, self._base = (0, 0), 0  # what a replay repeats: tokens and characters; tokens before a continuation
-        self._plain, self._finished, self._converted, self.aborted = True, False, False, False
+        self._opened, self._finished, self._converted = False, False, False
+        self.fault: dict[str, Any] | None = None
 
     def first(self) -> tuple[str, dict[str, Any]]:
         """Returns the path and the body of the first upstream request."""
-        return self._path, {**self._body, "return_token_ids": True}
+        return self._path, {**self._body, "return_token_ids": True} if self._whole else self._body
 
     def resumed(self) -> tuple[str, dict[str, Any]] | None:
         """Returns the path and the body of the request that goes on with the stream; None if nothing can."""
-        body, self.aborted, self._held = self._body, False, []
+        body, self.fault, self._held = self._body, None, []
         if not self._tokens and not self._text:
             return self.first()
-        several = any((body.get(name) or 1) > 1 for name in ("n", "best_of"))
-        if several or self._prompt is None or not self._plain or any(body.get(name) for name in NOT_RESUMED):
+        if not self._whole or not self._prompt:
             return None
         greedy, counted = body.get("temperature") == 0, any(body.get(name) for name in COUNTED)
         if counted or (body.get("seed") is not None and not greedy):  # the same tokens come again from the beginning
@@ -96,77 +100,76 @@ class ResumedStream:
         self._drop, self._base, self._converted = (0, 0), len(self._tokens), self._chat
         kept = {name: body[name] for name in SAMPLING if name in body}
         kept |= {"min_tokens": max(0, body["min_tokens"] - self._base)} if body.get("min_tokens") else {}
-        return COMPLETIONS, kept | {
-            "prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True,
-        }  # fmt: skip
+        kept |= {"prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True}
+        return COMPLETIONS, kept
 
     @property
     def left(self) -> int:
         """Tokens that the answer may still have."""
-        most = self._context - len(self._prompt or ()) if self._chat else DEFAULT_TOKENS
+        most = self._context - len(self._prompt) if self._chat else DEFAULT_TOKENS
         asked = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
         return max(0, int(asked) - len(self._tokens))
 
     @property
     def complete(self) -> bool:
         """True if the client has all tokens of the answer."""
-        return self._finished or (bool(self._tokens) and self.left == 0)
+        return self._whole and (self._finished or (bool(self._tokens) and self.left == 0))
 
     def rest(self) -> bytes:
         """Returns the events that follow the last token of an answer."""
-        choice: dict[str, Any] = {"index": 0, "delta": {}} if self._chat else {"index": 0, "text": ""}
-        choice |= {"finish_reason": "length", "stop_reason": None}
-        prompt, answer = len(self._prompt or ()), len(self._tokens)
-        usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"} | ({"delta": {}} if self._chat else {"text": ""})
         told = [] if self._finished else [{**self._head, "choices": [choice]}]
-        told += (
-            [{**self._head, "choices": [], "usage": usage}]
-            if (self._body.get("stream_options") or {}).get("include_usage")
-            else []
-        )
+        if (self._body.get("stream_options") or {}).get("include_usage"):
+            told += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
         return b"".join(map(event, told)) + DONE
+
+    def _usage(self, answer: int) -> dict[str, int]:
+        prompt = len(self._prompt)
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Takes a chunk of the upstream stream. Returns the chunk for the client; None if there is nothing to tell."""
-        if "error" in chunk:
-            self.aborted = True
-            return None
+        choices = chunk.get("choices", [])
+        aborted = any(choice.get("finish_reason") == "abort" for choice in choices)
+        self.fault = chunk if "error" in chunk or aborted else None
+        if "error" in chunk or not self._whole:
+            self._text += self.fault is None
+            return chunk if self.fault is None else None
         self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}
-        self._prompt = self._prompt or chunk.pop("prompt_token_ids", None)  # of chats
-        chunk.pop("prompt_token_ids", None)
+        passed = {name: value for name, value in chunk.items() if name != "prompt_token_ids"} | self._head
+        self._prompt = self._prompt or chunk.get("prompt_token_ids") or []  # of chats
+        passed["choices"] = [told for choice in choices if (told := self._choice(dict(choice))) is not None]
         if usage := chunk.get("usage"):
-            prompt, answer = len(self._prompt or ()) or usage["prompt_tokens"], usage["completion_tokens"] + self._base
-            chunk["usage"] = {**usage, "prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-        told = [choice for each in chunk.get("choices", []) if (choice := self._choice(each)) is not None]
-        if chunk.get("choices") and not told:
-            return None
-        return {**chunk, **self._head, "choices": told}
+            passed["usage"] = usage | self._usage(usage["completion_tokens"] + self._base)
+        return passed if passed["choices"] or not choices else None
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        ids, prompt = choice.pop("token_ids", None) or [], choice.pop("prompt_token_ids", None)
+        """Takes a choice of a chunk. Returns it for the client; None if there is nothing to tell."""
+        ids = choice.pop("token_ids", None) or []
+        prompt = choice.pop("prompt_token_ids", None) or []
         self._prompt = self._prompt or prompt
         if choice.get("finish_reason") == "abort":
-            self.aborted, choice["finish_reason"] = True, None
+            choice["finish_reason"] = None
         if self._converted:
             choice["delta"] = {"content": choice.pop("text")}
         delta = choice.get("delta", {})
-        self._plain &= not any(value for name, value in delta.items() if name not in ("role", "content"))
+        self._whole &= not any(value for name, value in delta.items() if name not in ("role", "content"))
         text = (delta.get("content") if self._chat else choice.get("text")) or ""
         drop_tokens, drop_text = min(self._drop[0], len(ids)), min(self._drop[1], len(text))
         self._drop = self._drop[0] - drop_tokens, self._drop[1] - drop_text
         ids, text = self._held + ids[drop_tokens:], text[drop_text:]
-        ended, opening = choice.get("finish_reason") is not None, bool(delta.get("role")) and not self._text
-        self._finished |= ended
-        if not text and not ended and not opening:  # a part of a character, or a repetition
+        ended, opening = choice.get("finish_reason") is not None, bool(delta.get("role")) and not self._opened
+        if self._whole and not text and not ended and not opening:  # a part of a character, or a repetition
             self._held = ids
             return None
         self._tokens, self._held, self._text = self._tokens + ids, [], self._text + len(text)
-        if self._chat and (text or delta.get("content") is not None):
-            delta["content"] = text
-        elif not self._chat:
+        if not self._chat:
             choice["text"] = text
+        elif "content" in delta:
+            choice["delta"] = {**delta, "content": text}
         if self._body.get("return_token_ids"):
-            choice |= {"token_ids": ids} | ({"prompt_token_ids": prompt} if prompt and len(self._tokens) == len(ids) else {})
+            choice |= {"token_ids": ids} | ({} if self._opened else {"prompt_token_ids": self._prompt})
+        self._opened, self._finished = True, self._finished or ended
         return choice
 
 
@@ -256,13 +259,15 @@ class ResumingProxy:
             if stream.complete and response is not None:
                 await response.write(stream.rest())
                 return response
+            fault = stream.fault
             if (resumed := stream.resumed() if await self._changes.after(number) else None) is not None:
                 path, asked = resumed
                 continue
             if response is None:
                 return failed
             lost = {"message": "a rank was lost, and this stream cannot be resumed", "type": "RankLost", "code": 503}
-            await response.write(event({"error": lost}) + DONE)
+            ended = fault if fault is not None and "error" in fault else {"error": lost}
+            await response.write(event(ended) + DONE)
             return response
 
 
@@ -281,7 +286,7 @@ async def told(stream: ResumedStream, content: StreamReader, response: web.Strea
             return True
         if (passed := stream.feed(chunk)) is not None:
             await response.write(event(passed))
-        if stream.aborted:
+        if stream.fault is not None:
             break
     return False
 

@@ -37,7 +37,7 @@ class Engine:
         self.asked.append((request.path, body))
         after, how = self.faults.pop(0) if self.faults else (None, "")
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
-        ids = [ord(sign) % 26 for sign in prompt] if isinstance(prompt, str) else list(prompt)
+        ids = [each if isinstance(each, int) else ord(each) % 26 for each in prompt]
         given, text, parts = list(ids), "", []
         most = body.get("max_tokens") or (CONTEXT - len(ids) if chat else 16)
         for _ in range(most):
@@ -142,6 +142,20 @@ def test_a_stream_that_a_fault_ends_is_the_stream_without_it(fault, asked, more)
     assert bool(ids) == bool(more)
     finish = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
     assert finish == ["length"]
+
+
+def test_several_answers_and_their_tokens_pass_unchanged():
+    for more in ({"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}):
+        engine = Engine()
+        _, text = ask(engine, stream=True, **{"prompt": "hello", **more})
+        assert "return_token_ids" not in engine.asked[0][1]
+        assert len(streamed(text)[1]) == 16  # also chunks without text
+
+
+def test_an_error_of_its_own_reaches_the_client():
+    engine = Engine((4, "error"))
+    engine.recover = engine.changes.serving.set  # nobody was lost
+    assert "EngineCore encountered an issue" in streamed(ask(engine, stream=True, prompt="hello")[1])[1][-1]["error"]["message"]
 
 
 def test_delivered_tokens_are_not_computed_again():
