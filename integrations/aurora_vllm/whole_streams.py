@@ -117,7 +117,11 @@ class ResumedStream:
 
     def rest(self) -> bytes:
         """Returns the events that follow the last token of an answer."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"} | ({"delta": {}} if self._chat else {"text": ""})
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": "length",
+            "delta" if self._chat else "text": {} if self._chat else "",
+        }
         told = [] if self._finished else [{**self._head, "choices": [choice]}]
         if (self._body.get("stream_options") or {}).get("include_usage"):
             told += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
