@@ -6,6 +6,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from aurora_vllm.settings import PREFIX, Settings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
@@ -17,7 +18,6 @@ from aurora.cli.choices import filled, names
 from aurora.cli.main import app
 from aurora.cli.options import documented, is_further
 from aurora.types.option_checks import OptionField
-from aurora_vllm.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -36,17 +36,21 @@ token to every GPU, wherever experts are: a placement then balances compute alon
 VLLM_SETTINGS = ROOT / "docs/reference/vllm-settings.md"  # is kept in the repository: the plugin's page points to it
 SETTINGS = f"""# vLLM: settings
 
-Made from the plugin's settings by `make docs`. Write them under `"aurora"` in `--additional-config '{{"aurora": {{...}}}}'` (in Python:
-`LLM(additional_config=...)`). Environment variables (`{PREFIX}PLAN`, `{PREFIX}ORDER` and so on) supply those that are not there.
+Made from the plugin's settings by `make docs`. Write them under `"aurora"` in `--additional-config '{{"aurora": {{...}}}}'`
+(in Python: `LLM(additional_config=...)`). Environment variables (`{PREFIX}PLAN`, `{PREFIX}ORDER` and so on) supply those that are
+not there.
 
-Settings are checked before anything is loaded. `vllm serve` ends at once with one sentence if a name is unknown, a value is out of
-range, a plan is no plan, or a folder cannot be written. A variable whose name is close to that of a setting is reported. If no rank
-sends 8 KiB or more to another one, all messages of an all-to-all are sent at once, in every order."""
+Settings are checked before anything is loaded. `vllm serve` ends at once with one sentence if a name is unknown, a value is out
+of range, a plan is no plan, or a folder cannot be written. A variable whose name is close to that of a setting is reported. If
+no rank sends 8 KiB or more to another one, all messages of an all-to-all are sent at once, in every order."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to the site; called by mkdocs."""
-    pages = {page: (ROOT / source).read_text().replace("](docs/", "](").replace("](../docs/", "](../") for page, source in ELSEWHERE.items()}
+    pages = {
+        page: (ROOT / source).read_text().replace("](docs/", "](").replace("](../docs/", "](../")
+        for page, source in ELSEWHERE.items()
+    }
     schema = json.dumps(options_schema(), indent=1) + "\n"
     made = {"reference/cli.md": command_line(), "reference/engines.md": engines(), "reference/options.schema.json": schema}
     for page, text in (pages | made).items():

@@ -173,7 +173,7 @@ def test_a_required_plan_for_other_ranks_is_refused_before_loading(engine_args, 
     monkeypatch.setattr(hooks, "set_redundant_experts", lambda *_given: None)
     engine_args(aurora={"plan": "p.json"}).create_engine_config()
     asked = engine_args(aurora={"plan": "p.json", "required": True})
-    with pytest.raises(BadInput, match="expected a plan for the 4 expert-parallel ranks of this server .*, found one for 2$"):
+    with pytest.raises(BadInput, match=r"expected a plan for the 4 expert-parallel ranks of this server .*, found one for 2$"):
         asked.create_engine_config()
     asked.parallel.tensor_parallel_size = 1
     asked.create_engine_config()
