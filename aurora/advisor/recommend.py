@@ -1,10 +1,10 @@
 """Recommends how to serve a model on given GPUs: what balancing can bring, what reaches it, and the command; or nothing."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
 from aurora.advisor.served_ways import ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
-from aurora.advisor.sharing import ADVISED, BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, WaysCompared, compare_sharing
-from aurora.advisor.sharing import WORTH as SHARED
+from aurora.advisor.sharing import ADVISED, HALVES, WaysCompared, compare_sharing
+from aurora.advisor.step_time import SchedulerStep, StepSeconds
+from aurora.advisor.step_time import step_seconds as whole_step
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
 from aurora.io import save
 from aurora.io.clusters import MOST_GPUS, load_gpus
@@ -88,7 +89,7 @@ class Candidate:
         way: the engine's settings, which are those simulated and those of the launch command.
         plan: the plan, made from all of the traffic.
         seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
-        gain: the engine's default over this, in seconds: above 1 this is faster.
+        gain: the engine's default over this, in seconds of a whole step: above 1 this is faster.
         low: lower end of the interval in which the gain on a block of further traffic lies; None if there is no interval.
         high: upper end.
     """
@@ -109,18 +110,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SimulatedPlans:
-    """Plans beside the engine's default where GPUs are of several kinds or the model's config is unknown: MoE layers alone.
+    """Plans beside the engine's default where GPUs are of several kinds or the model's config is unknown: simulated MoE layers.
 
     Attributes:
         default: the engine's settings where nothing is set but expert parallelism over data-parallel ranks.
         default_s: simulated seconds of a step's MoE layers under it, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
+        share: of a whole step's time, what gains of MoE layers are of; 1 where the rest is unknown.
         candidates: what was compared with the default, best first.
     """
 
     default: ServingWay
     default_s: float
     tokens: float
+    share: float
     candidates: tuple[Candidate, ...]
 
     @property
@@ -282,8 +285,9 @@ def recommend(
     compared on traffic that nothing was planned for: `compare_ways_of_serving`. What is recommended is surely faster by
     WORTH. Drawn traffic never recommends: it answers with what balancing reaches over recorded models.
 
-    On GPUs of several kinds, or without a config, steps of MoE layers alone are simulated under the engine's default and under
-    plans. The windows are cut into BLOCKS parts in sequence, each served by plans made from the others.
+    On GPUs of several kinds, or without a config, steps of MoE layers are simulated under the engine's default and under
+    plans. The windows are cut into BLOCKS parts in sequence, each served by plans made from the others. With a config the rest
+    of a step is computed for each kind, and the slowest kind counts.
 
     Args:
         gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
@@ -323,7 +327,7 @@ def recommend(
     else:
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
-    nvlink = _nvlink(cluster)
+    nvlink = has_nvlink(cluster)
     served = simulated = plan = None
     if config is not None and cluster.equal and kinds:
         nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
@@ -333,7 +337,12 @@ def recommend(
         if best is not None and best.way is not None and best.way.placement == "plan":
             plan = planned(cluster, profile, best, SERVING_ENGINES[engine].replicate)
     else:
-        simulated = simulate_plans(cluster, profile, engine, nvlink, progress)
+        way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
+        share = 1.0
+        if config is not None and len(kinds) == len({gpu.kind for gpu in cluster.gpus}):
+            with suppress(BadInput):  # a config of experts alone
+                share = moe_share(cluster, profile, config, kinds, way, load.isl)
+        simulated = simulate_plans(cluster, profile, way, share, progress)
         best_plan = None if drawn else simulated.best
         plan = None if best_plan is None else best_plan.plan
     recorded = recorded_range(len(cluster), served.step_tokens[1] if served else None) if drawn else None
@@ -342,80 +351,7 @@ def recommend(
     return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, sharing)
 
 
-@dataclass(frozen=True)
-class TwoModels:
-    """Ways in which two models may use the same GPUs, by simulated steps of their MoE layers.
-
-    Attributes:
-        engine: the engine, one of SERVING_ENGINES.
-        cluster: the GPUs.
-        profiles: the traffic of each.
-        drawn: whether some of it was drawn, so that nothing is recommended.
-        compared: the ways; gains are over one model after the other, each on all GPUs.
-    """
-
-    engine: str
-    cluster: Cluster
-    profiles: tuple[Profile, ...]
-    drawn: bool
-    compared: WaysCompared
-
-    @property
-    def way(self) -> str | None:
-        """The way to take; None for one model after the other, or if traffic was drawn."""
-        found = self.compared.winner
-        return None if self.drawn or found.gain < SHARED else found.way
-
-    def save(self, folder: Path, models: Sequence[str]) -> str | None:
-        """Writes what the commands name to a folder, which is made, and returns the commands; None where there is no way."""
-        if self.way is None:
-            return None
-        paths = [folder / f"{number}.npz" for number in range(len(models))]
-        texts = {}
-        if self.way == HALVES:
-            use, half = SERVING_ENGINES[self.engine], len(self.cluster) // 2
-            one = use.default(half, per_server_of(self.cluster), nvlink=_nvlink(self.cluster))
-            way = replace(one, layout=replace(one.layout, copies=2))
-            lines = [use.command(way, model, folder / use.file).splitlines() for model in models]
-            said, texts = [*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]], use.files(way, folder / use.file)
-        else:
-            given, plan = " ".join(f"--profile {path}" for path in paths), folder / "plan.json"
-            said = [f"aurora plan --cluster {folder / 'cluster.toml'} {given} --time-slice {self.way.split()[-1]} -o {plan}"]
-            said += [f"aurora run {plan} {' '.join(f'--model {shlex.quote(model)}' for model in models)} --prompts PROMPTS"]
-        make_folder(folder)
-        save(self.cluster, folder / "cluster.toml")
-        for path, profile in zip(paths, self.profiles, strict=True):
-            save(profile, path)
-        for name, text in texts.items():
-            write_text(folder / name, text)
-        return "\n".join(said)
-
-
-def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
-    """Recommends how two models use the same GPUs: each a half of them, or both all, at once or one after the other.
-
-    Args:
-        cluster: the GPUs.
-        engine: one of SERVING_ENGINES.
-        profiles: the traffic of each, of any number of source ranks, with curves of the GPUs' kinds.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
-
-    Raises:
-        BadInput: if the engine is unknown, or there are not two profiles.
-        InfeasiblePlan: if the GPUs' memory does not hold a model.
-    """
-    check_one_of("engine", engine, SERVING_ENGINES)
-    if len(profiles) != 2:
-        raise BadInput(f"`profile`: expected one, or two of two models, found {len(profiles)}")
-    dealt = tuple(profile.at_sources(len(cluster)) for profile in profiles)
-    drawn = any(profile.provenance.get("tool") == SYNTHETIC_TOOL for profile in dealt)
-    size, server = sorted((max(1, len(cluster) // 2), per_server_of(cluster)))
-    halves = (HALVES,) if server % size == 0 else ()  # which engines serve on: parts of servers, or whole ones
-    compared = compare_sharing(cluster, dealt, progress, (IN_SEQUENCE, *halves, BY_EXCHANGE, BY_LAYER))
-    return TwoModels(engine, cluster, dealt, drawn, compared)
-
-
-def _nvlink(cluster: Cluster) -> bool:
+def has_nvlink(cluster: Cluster) -> bool:
     """Returns whether NVLink connects the GPUs of a server; kinds without a datasheet are taken to have it."""
     known = load_gpus()
     return all(known[gpu.kind].link_Bps is not None for gpu in cluster.gpus if gpu.kind in known)
@@ -444,24 +380,50 @@ def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: st
     return price(cluster, profile, placement, PlanOptions(order=AT_ONCE))
 
 
+def moe_share(
+    cluster: Cluster, profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind], way: ServingWay, isl: int
+) -> float:
+    """Returns the part of a step of prompts that experts and exchanges take, each part of it on the kind that is slowest at it.
+
+    Args:
+        cluster, profile: as in `simulate_plans`; a step has as many tokens as a window.
+        config: the content of the model's config.json.
+        kinds: datasheets of all the cluster's GPUs.
+        way: the engine's default.
+        isl: tokens of a prompt.
+    """
+    tokens = max(1, round(_step_tokens(profile) / len(cluster)))
+    nic_Bps = None if cluster.fabric is None else cluster.fabric.nic_Bps
+    step, servers = SchedulerStep(tokens, prefill_requests=-(-tokens // isl)), way.per_server if nic_Bps else len(cluster)
+    parts = [
+        astuple(whole_step(config, kind, way.layout, step, exchange=way.exchange, nic_Bps=nic_Bps, per_server=servers))
+        for kind in kinds
+    ]
+    slowest = StepSeconds(*map(max, zip(*parts, strict=True)))
+    return (slowest.experts_s + slowest.collectives_s) / slowest.total
+
+
+def _step_tokens(profile: Profile) -> float:
+    """Tokens of a step, mean over the profile's windows."""
+    return float(profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows)
+
+
 def simulate_plans(
-    cluster: Cluster, profile: Profile, engine: str, nvlink: bool = True, progress: Progress = untold
+    cluster: Cluster, profile: Profile, way: ServingWay, share: float = 1.0, progress: Progress = untold
 ) -> SimulatedPlans:
     """Simulates MoE layers under the engine's default and under plans, each on traffic that it was not made for.
 
     Args:
         cluster: the GPUs.
         profile: the traffic, with one source rank per GPU and curves of all kinds.
-        engine: one of SERVING_ENGINES.
-        nvlink: whether NVLink connects the GPUs of a server.
+        way: the engine's default.
+        share: of a whole step's time, what the layers' gains are of; gains are of the whole step (Amdahl's law).
         progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Raises:
         InfeasiblePlan: if the model does not fit in the GPUs' memory.
     """
-    use, default = SERVING_ENGINES[engine], engine_default(cluster, profile)
-    way = use.default(len(cluster), per_server_of(cluster), profile.experts, nvlink)
-    orders = orders_of(way)
+    use, default, orders = SERVING_ENGINES[way.engine], engine_default(cluster, profile), orders_of(way)
     default_T = step_seconds(default, profile, orders)
     candidates = []
     options_C = _candidates(cluster, profile, use)
@@ -469,18 +431,19 @@ def simulate_plans(
         progress("comparing plans", number, len(options_C))
         try:
             plan = make_plan(cluster, [profile], options)
-            if engine in ENGINES:
-                check_engine(plan, engine)
+            if way.engine in ENGINES:
+                check_engine(plan, way.engine)
         except InfeasiblePlan:
             continue
         seconds = float(step_seconds(plan, profile, orders).mean())
-        gain, low, high = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
+        found = _gain(cluster, profile, options, default, float(default_T.mean()) / seconds, orders)
+        gain, low, high = (None if each is None else 1 / (1 - share * (1 - 1 / each)) for each in found)
+        assert gain is not None
         by_plan = replace(way, placement="plan", redundant=_redundant(plan, use))
         candidates.append(Candidate(name, by_plan, plan, seconds, gain, low, high))
     progress("comparing plans", len(options_C), len(options_C))
     candidates.sort(key=lambda candidate: -(candidate.gain if candidate.low is None else candidate.low))
-    tokens = profile.tokens_TLSE.sum() / profile.top_k / profile.layers / profile.windows
-    return SimulatedPlans(way, float(default_T.mean()), float(tokens), tuple(candidates))
+    return SimulatedPlans(way, float(default_T.mean()), _step_tokens(profile), share, tuple(candidates))
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:

@@ -40,7 +40,8 @@ def recommend(
     """
     from aurora.advisor.engines import SERVING_ENGINES
     from aurora.advisor.engines.trtllm import OPTIONS
-    from aurora.advisor.recommend import cluster_of, recommend_for_two, save_recommendation, with_datasheet_curves
+    from aurora.advisor.recommend import cluster_of, save_recommendation, with_datasheet_curves
+    from aurora.advisor.two_models import recommend_for_two
     from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
     from aurora.io.files import served_model
     from aurora.reports.advice import recommendation_lines, sharing_advice, two_models_advice

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
-from aurora.advisor.recommend import Recommendation, TwoModels
+from aurora.advisor.recommend import Recommendation
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
 from aurora.advisor.sharing import (
     BY_EXCHANGE,
@@ -21,6 +21,7 @@ from aurora.advisor.sharing import (
     ApartSeconds,
     WaysCompared,
 )
+from aurora.advisor.two_models import TwoModels
 from aurora.errors import AuroraError
 from aurora.planner.alltoall.schedule import auto_orders
 from aurora.planner.placement.slot_counts import memory_slots_G
@@ -381,7 +382,10 @@ def recommendation_lines(found: Recommendation) -> list[str]:
     if found.best is not None and len({gpu.node for gpu in found.cluster.gpus}) != found.default.hosts:
         lines.append("Servers have different numbers of GPUs, so the command is for one: add the engine's options for several.")
     if found.served is None:
-        return [*lines, f"Steps are MoE layers with the attention between them, simulated with {default}"]
+        assert found.simulated is not None
+        part = f"{found.simulated.share:.0%} of a step, which experts and exchanges take on the slowest kind of GPU"
+        rest = f" Their gains count for {part}." if found.simulated.share < 1 else ""
+        return [*lines, f"Steps are MoE layers with the attention between them, simulated with {default}{rest}"]
     load = found.served.load
     return [
         *lines,

@@ -232,7 +232,7 @@ def recommendation_json(found: Recommendation) -> Found:
         "served": found.served and ways_json(found.served),
         "simulated": found.simulated
         and {
-            **fields_json(found.simulated, "default_s tokens"),
+            **fields_json(found.simulated, "default_s tokens share"),
             "candidates": [fields_json(each, "name seconds gain low high") for each in found.simulated.candidates],
         },
         "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),

@@ -11,7 +11,15 @@ from scipy import stats
 
 import aurora
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.recommend import CONFIDENCE, cluster_of, interval, recommend, save_recommendation
+from aurora.advisor.recommend import (
+    CONFIDENCE,
+    cluster_of,
+    interval,
+    recommend,
+    save_recommendation,
+    with_datasheet_curves,
+)
+from aurora.advisor.step_time import SchedulerStep, step_seconds
 from aurora.errors import BadInput
 from aurora.io import load_gpus
 from aurora.planner.workload.model_config import Shape
@@ -108,6 +116,23 @@ def test_an_allgather_is_simulated_where_the_engine_does_one():
     plan = aurora.plan(cluster, profile, default)
     assert gathered.simulated.default_s == aurora.simulate(plan, profile, orders="allgather").seconds
     assert routed.simulated.default_s == aurora.simulate(plan, profile).seconds
+
+
+def test_gains_on_several_kinds_are_of_a_whole_step():
+    """Experts and exchanges on the kind that is slowest at them, the rest on the kind that is slowest at it: Amdahl's law."""
+    config, kinds = {**CONFIG, "num_attention_heads": 8, "vocab_size": 1000}, [KINDS["NVIDIA H20"], KINDS["NVIDIA H800"]]
+    profile = aurora.synthetic_profile("zipf:1", config, SyntheticOptions(sources=4, windows=5))
+    cluster, given = cluster_of("h20:2,h800:2", KINDS), with_datasheet_curves(profile, config, kinds)
+    with_rest, layers = (recommend(cluster, "sglang", model=each, profile=given).simulated for each in (config, None))
+    assert (layers.share, layers.default_s) == (1.0, with_rest.default_s)
+    assert 0 < with_rest.share < 1
+    step = SchedulerStep(prefill_tokens=round(with_rest.tokens / 4), prefill_requests=1)
+    each = [step_seconds(config, kind, with_rest.default.layout, step, nic_Bps=50e9, per_server=2) for kind in kinds]
+    slowest = {part: max(vars(one)[part] for one in each) for part in vars(each[0])}
+    assert with_rest.share == pytest.approx((slowest["experts_s"] + slowest["collectives_s"]) / sum(slowest.values()))
+    for found, alone in zip(with_rest.candidates, layers.candidates, strict=True):
+        assert (found.name, found.seconds) == (alone.name, alone.seconds)
+        assert 1 / found.gain == pytest.approx(1 - with_rest.share + with_rest.share / alone.gain)
 
 
 def test_datasheet_times_are_added_for_kinds_that_a_profile_lacks():
