@@ -37,8 +37,7 @@ VLLM_SETTINGS = ROOT / "docs/reference/vllm-settings.md"  # is kept in the repos
 SETTINGS = f"""# vLLM: settings
 
 Made from the plugin's settings by `make docs`. Write them under `"aurora"` in `--additional-config '{{"aurora": {{...}}}}'`
-(in Python: `LLM(additional_config=...)`). Environment variables (`{PREFIX}PLAN`, `{PREFIX}ORDER` and so on) supply those that are
-not there.
+(in Python: `LLM(additional_config=...)`). Environment variables (`{PREFIX}PLAN` and so on) supply those that are not there.
 
 Settings are checked before anything is loaded. `vllm serve` ends at once with one sentence if a name is unknown, a value is out
 of range, a plan is no plan, or a folder cannot be written. A variable whose name is close to that of a setting is reported. If
