@@ -25,7 +25,7 @@ from aurora_vllm.whole_streams import ServingChanges
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.25  # between two looks at all ranks
 SILENT_S = 5.0  # after which start-up is told again
-ENDED_S = 20.0  # for servers to end by themselves, which write their records then
+ENDED_S = 10.0  # for servers to end by themselves, which write their records then
 WITHIN_S = 20.0  # for survivors to wait for each other in a change
 STARTED, SERVES = "starting processes", "serving"
 PHASES = {  # what a rank does from a line of its log on
@@ -210,31 +210,45 @@ class RankServers:
 
     async def watch(self) -> str:
         """Watches the servers while they serve. Returns why they do not any more."""
+        asked: dict[int, asyncio.Task[Any]] = {}
+        try:
+            while not (ended := await self._watch_once(asked)):
+                await asyncio.sleep(LOOK_S)
+            return ended
+        finally:
+            for task in asked.values():
+                task.cancel()
+
+    async def _watch_once(self, asked: dict[int, asyncio.Task[Any]]) -> str:
+        """Looks at all ranks once. Returns why they do not serve any more, or nothing.
+
+        Args:
+            asked: by rank, what its server is asked, which may take longer than until the next look; it is brought up to date.
+        """
         ranks = self._ranks_now
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._relay()
-            groups = process_groups()
-            asked = [self._look(rank, groups.get(self.servers[rank].process.pid, {})) for rank in ranks.alive]
-            looks = dict(zip(ranks.alive, await asyncio.gather(*asked), strict=True))
-            reasons = ranks.lost(looks, time.monotonic())
-            for rank, why in reasons.items():
-                self.say(f"{self._name(rank)} is lost: {why}")
-                self.servers[rank].kill()
-            if reasons and (not self.survive or not ranks.alive):
-                return "; ".join(reasons.values())
-            if reasons:
-                await self._begin_change(list(reasons))
-            elif not self.changes.serving.is_set() and ranks.complete(looks):
-                self.changes.number += 1
-                self.changes.serving.set()
-                self.say(
-                    f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s"
-                )
-            elif not self.changes.serving.is_set() and (why := self._failure(looks)):
-                return f"change {ranks.change} failed: {why}"
-            if self.port is None and self._others[-1].returncode is not None:
-                await self._start_router()
+        self._relay()
+        groups, answers = process_groups(), {rank: task.result() for rank, task in asked.items() if task.done()}
+        looks = {rank: self._look(rank, groups, answers.get(rank)) for rank in ranks.alive}
+        for rank in ranks.alive:
+            if rank in answers or rank not in asked:
+                asked[rank] = asyncio.create_task(self._status(rank))
+        reasons = ranks.lost(looks, time.monotonic())
+        for rank, why in reasons.items():
+            self.say(f"{self._name(rank)} is lost: {why}")
+            self.servers[rank].kill()
+        if reasons and (not self.survive or not ranks.alive):
+            return "; ".join(reasons.values())
+        if reasons:
+            await self._begin_change(list(reasons))
+        elif not self.changes.serving.is_set() and ranks.complete(looks):
+            self.changes.number += 1
+            self.changes.serving.set()
+            self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
+        elif not self.changes.serving.is_set() and (why := self._failure(looks)):
+            return f"change {ranks.change} failed: {why}"
+        if self.port is None and self._others[-1].returncode is not None:
+            await self._start_router()
+        return ""
 
     async def end(self) -> None:
         """Ends all processes, which write their records before. None is left on return."""
@@ -300,22 +314,19 @@ class RankServers:
         if self._others[-1].returncode is not None:
             raise RankFailed(f"vllm-router ended: {reason(self.folder / 'router.log')}")
 
-    async def _look(self, rank: int, processes: dict[int, tuple[str, str]]) -> Look:
-        server = self.servers[rank]
-        if (code := server.process.returncode) is not None:
-            return Look(code)
-        engine = frozenset(pid for pid, (name, _) in processes.items() if name.startswith(OF_ENGINE))
-        stopped = any(state in "Tt" for _, state in processes.values())
-        if not self.survive:
-            answer = await self._ask("GET", f"{server.url}/health", self.hang_s)
-            return Look(None, engine, stopped, None if answer is None else "healthy")
-        answer = await self._ask("GET", f"{server.url}/fault_tolerance/status", self.hang_s)
-        if answer is None:
-            return Look(None, engine, stopped, None)
-        (found,) = answer["engines"]
-        failed = str(answer.get("last_ft_request_id") or found.get("last_ft_request_id") or "")
-        status = str(found["status"])
-        return Look(None, engine, stopped, status, int(found.get("change", 0)), failed if status == "ft_error" else "")
+    async def _status(self, rank: int) -> Any:
+        path = "/fault_tolerance/status" if self.survive else "/health"
+        return await self._ask("GET", self.servers[rank].url + path, self.hang_s)
+
+    def _look(self, rank: int, groups: dict[int, dict[int, tuple[str, str]]], answer: Any) -> Look:
+        process = self.servers[rank].process
+        states = groups.get(process.pid, {})
+        engine = frozenset(pid for pid, (name, _) in states.items() if name.startswith(OF_ENGINE))
+        stopped = any(state in "Tt" for _, state in states.values())
+        (found,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
+        told = {**found, **answer} if answer else found
+        failed = str(told.get("last_ft_request_id", "")) if found["status"] == "ft_error" else ""
+        return Look(process.returncode, engine, stopped, found["status"], int(found.get("change", 0)), failed)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""

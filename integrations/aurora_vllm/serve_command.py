@@ -296,7 +296,9 @@ async def serve(
                 start.result()
                 if command.several and front is None:
                     context = await _context_tokens(session, servers.servers[command.ranks[0]].url)
-                    front = web.AppRunner(ResumingProxy(lambda: servers.router, session, servers.changes, context).app())
+                    front = web.AppRunner(
+                        ResumingProxy(lambda: servers.router, session, servers.changes, context).app(), shutdown_timeout=1.0
+                    )
                     await front.setup()
                     await web.TCPSite(front, host, port).start()
                 say(f"ready on http://{host}:{port}")
