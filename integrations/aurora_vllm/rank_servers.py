@@ -326,7 +326,7 @@ class RankServers:
         (found,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
         told = {**found, **answer} if answer else found
         failed = str(told.get("last_ft_request_id", "")) if found["status"] == "ft_error" else ""
-        return Look(process.returncode, engine, stopped, found["status"], int(found.get("change", 0)), failed)
+        return Look(process.returncode, engine, stopped, found["status"], int(found.get("change") or 0), failed)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""

@@ -1,6 +1,7 @@
 """The parent of rank servers: who is lost, what the others are told, and that no process is left; with stand-ins for vLLM."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,13 +11,15 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
 from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, process_groups
+from aurora_vllm.whole_streams import ResumingProxy
 
 from aurora.errors import RankFailed
 
 HANG_S = 1.5
 SERVER = """
-import ctypes, os, subprocess, sys, time
+import asyncio, json, subprocess, sys, time
 from aiohttp import web
 
 rank, port = map(int, sys.argv[1:3])
@@ -35,6 +38,28 @@ async def health(request):
 async def status(request):
     return web.json_response({"engines": [state], "told": told})
 
+async def complete(request):
+    body = await request.json()
+    response = web.StreamResponse()
+    await response.prepare(request)
+    ids, changes = list(body["prompt"]), len(told)
+    for number in range(body["max_tokens"]):
+        ids.append(sum(ids) % 251)
+        await asyncio.sleep(0.02)
+        fault = len(told) > changes
+        last = number + 1 == body["max_tokens"]
+        choice = {"index": 0, "text": "", "token_ids": [], "finish_reason": "abort"} if fault else {
+            "index": 0, "text": chr(300 + ids[-1]), "token_ids": ids[-1:], "finish_reason": "length" if last else None}
+        choice["prompt_token_ids"] = body["prompt"]
+        await response.write(b"data: " + json.dumps({"id": "1", "choices": [choice]}).encode() + b"\\n\\n")
+        if fault:
+            break
+    await response.write(b"data: [DONE]\\n\\n")
+    return response
+
+async def models(request):
+    return web.json_response({"data": [{"max_model_len": 512}]})
+
 async def apply(request):
     body = await request.json()
     told.append(body)
@@ -46,14 +71,26 @@ async def apply(request):
 
 app = web.Application()
 app.add_routes([web.get("/health", health), web.get("/fault_tolerance/status", status), web.post("/fault_tolerance/apply", apply)])
+app.add_routes([web.post("/v1/completions", complete), web.get("/v1/models", models)])
 time.sleep(0.5)
 web.run_app(app, host="127.0.0.1", port=port, print=None)
 """
 ROUTER = """
 import sys
-from aiohttp import web
+from aiohttp import ClientSession, web
 
-removed = []
+removed, asked = [], []
+urls = [word for word in sys.argv[sys.argv.index("--worker-urls") :] if word.startswith("http")]
+
+async def deal(request):
+    alive = [url for url in urls if url not in removed]
+    asked.append(url := alive[len(asked) % len(alive)])
+    response = web.StreamResponse()
+    async with ClientSession() as session, session.post(url + request.path, data=await request.read()) as answer:
+        await response.prepare(request)
+        async for part in answer.content.iter_any():
+            await response.write(part)
+    return response
 
 async def remove(request):
     removed.append(request.query["url"])
@@ -63,7 +100,7 @@ async def health(request):
     return web.json_response({"removed": removed})
 
 app = web.Application()
-app.add_routes([web.get("/health", health), web.post("/remove_worker", remove)])
+app.add_routes([web.get("/health", health), web.post("/remove_worker", remove), web.post("/v1/completions", deal)])
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 1]), print=None)
 """
 
@@ -194,6 +231,35 @@ def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypa
     assert any(said.startswith("rank 0 is lost: it is stopped for 1.5 s") for said in parent.said)
     assert "rank 1 places experts" in parent.said
     assert any(said.endswith("ranks 0, 1, 2, 3 serving") for said in parent.said)
+
+
+def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 3)
+
+    async def stream(session, url, prompt):
+        body = {"model": "m", "prompt": prompt, "max_tokens": 60, "stream": True, "temperature": 0}
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
+            events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        proxy = ResumingProxy(lambda: servers.router, session, servers.changes, 512)
+        async with TestServer(proxy.app()) as front:
+            url = str(front.make_url("")).rstrip("/")
+            prompts = [[number, 7, 11] for number in range(6)]
+            expected = await asyncio.gather(*(stream(session, url, prompt) for prompt in prompts))
+            assert {len(text) for text in expected} == {60}
+            for lost in (1, 0):
+                again = asyncio.gather(*(stream(session, url, prompt) for prompt in prompts))
+                await asyncio.sleep(0.5)
+                os.killpg(groups[lost], signal.SIGKILL)
+                assert await again == expected
+        watch.cancel()
+
+    parent.run(course)
+    assert sum("serve on" in said for said in parent.said) == 2
 
 
 def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):
