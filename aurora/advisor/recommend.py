@@ -27,7 +27,7 @@ from aurora.io.engine_placements import export_placement
 from aurora.io.files import load_model_config, make_folder, write_text
 from aurora.planner.check.fit import ENGINES, check_engine
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.placement.slot_counts import USABLE, redundant_experts
+from aurora.planner.placement.slot_counts import redundant_experts
 from aurora.planner.plan import make_plan, price
 from aurora.planner.simulated_choice import TIE
 from aurora.planner.workload.model_config import Shape
@@ -227,8 +227,7 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
         kind = _kind(name, kinds)
         for index in range(int(number)):
             at = node + index // per_server
-            port_Bps, memory_bytes = kind.port_Bps, int(kind.memory_bytes * USABLE)
-            members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, port_Bps, port_Bps, memory_bytes))
+            members.append(Gpu(f"{name}-{len(members)}", kind.kind, at, kind.port_Bps, kind.port_Bps, kind.memory_bytes))
         node += -(-int(number) // per_server)
     if len(members) > MOST_GPUS:
         raise BadInput(f"`gpus`: expected at most {MOST_GPUS} GPUs, found {len(members)}")

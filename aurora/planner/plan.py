@@ -229,6 +229,7 @@ def ordered_plan(
         survival_LK=surviving(cluster, options, placed.placements_M[0]),
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
+        notes=placed.notes,
     )
     if (between_s := objective_between(plan, profiles, domains)) is not None:
         plan = replace(plan, between_s=between_s)

@@ -234,13 +234,15 @@ def worthwhile_slots(
 def few_layers(cluster: Cluster, profiles: Sequence[Profile]) -> tuple[Cluster, Sequence[Profile]]:
     """Returns what all-to-alls are chosen on: some layers of each model, evenly spaced, on GPUs with as much memory a layer.
 
-    Those are as many as FEW_TRANSFERS allow in one window, and LEAST_LAYERS at least. Where they are all, nothing is changed.
+    Those are as many as FEW_TRANSFERS allow in one window, and at least LEAST_LAYERS or, of fewer, as many as are simulated.
+    Where they are all, nothing is changed.
 
     Args:
         cluster: the GPUs.
         profiles: one profile per model.
     """
-    few = max(LEAST_LAYERS, FEW_TRANSFERS // (2 * _pairs(cluster) * len(profiles)))
+    transfers = 2 * _pairs(cluster) * len(profiles)  # of a layer
+    few = max(min(LEAST_LAYERS, max(1, TRANSFERS // transfers)), FEW_TRANSFERS // transfers)
     most = max(each.layers for each in profiles)
     if few >= most:
         return cluster, profiles

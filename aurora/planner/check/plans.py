@@ -57,10 +57,10 @@ def _each_once(pairs_X2, gpus):
     """Returns whether the rows are the ordered pairs of `gpus` ranks, each once and nothing else."""
     if len(pairs_X2) != gpus * (gpus - 1):
         return False
-    seen_GG = np.eye(gpus) > 0
+    seen_GG = np.zeros((gpus, gpus), np.bool_)
     for row in range(len(pairs_X2)):
-        src, dst = pairs_X2[row, 0], pairs_X2[row, 1]
-        if src >= gpus or dst >= gpus or seen_GG[src, dst]:
+        src, dst = np.uint64(pairs_X2[row, 0]), np.uint64(pairs_X2[row, 1])
+        if src >= gpus or dst >= gpus or src == dst or seen_GG[src, dst]:
             return False
         seen_GG[src, dst] = True
     return True
@@ -236,7 +236,7 @@ def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
     free_s = np.zeros(len(most_Bps_G))
     last_s = 0.0
     for row in range(len(port_X)):
-        port = port_X[row]
+        port = np.uint64(port_X[row])  # indexes below 0 need no look
         if start_s_X[row] < max(last_s, free_s[port]) or rate_Bps_X[row] > most_Bps_G[port]:
             return False
         last_s, free_s[port] = start_s_X[row], end_s_X[row]
@@ -248,7 +248,7 @@ def _carried(src_X, dst_X, bytes_X, ranks):
     """(G, G) bytes that the rows carry from each rank to each other."""
     carried_GG = np.zeros((ranks, ranks), np.int64)
     for row in range(len(src_X)):
-        carried_GG[src_X[row], dst_X[row]] += bytes_X[row]
+        carried_GG[np.uint64(src_X[row]), np.uint64(dst_X[row])] += bytes_X[row]
     return carried_GG
 
 

@@ -17,6 +17,7 @@ from aurora.planner.placement.coactivation import Costs, coactivation_counts, di
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive
 from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, phase_program
 from aurora.planner.placement.objective import Formula, Part, formula
+from aurora.planner.placement.server_program import exact_server_s
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
 from aurora.planner.workload.traffic import CountedTokens
@@ -378,6 +379,13 @@ def hierarchical_bound_s(
         if (computed_s := least_compute_s(parts, costs_M, replicas)) is not None:
             term_X[number] = computed_s
     return of.longest(term_X)
+
+
+def exact_hierarchical_s(
+    costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool
+) -> float | None:
+    """Returns the optimum that `hierarchical_bound_s` bounds for one model; None of large layers, see `exact_server_s`."""
+    return exact_server_s(costs, slots_G, replicas, _least_times(costs, counts_NEE, top_k, slots_G, replicas))
 
 
 def _least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool) -> PhaseTimes:

@@ -30,6 +30,7 @@ class PlacedModels:
         slot_gain: by what share these would fall with one more slot on each GPU; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
         hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
+        notes: remarks for the plan.
     """
 
     placements_M: tuple[Placement, ...]
@@ -40,6 +41,7 @@ class PlacedModels:
     slot_gain: float | None = None
     deduplicated: bool = False
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
