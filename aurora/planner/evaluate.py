@@ -111,10 +111,7 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     more = any(not np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)  # domains, which a plan does not name
     if more or all(m.profile_digest == p.digest or (m.deduplicated and m.hierarchy is None) for m, p in pairs):
         return plan
-    scenario, placements = planned_scenario(plan, profiles), [model.placement for model in plan.models]
-    value_s_L = scenario.seconds(placements)
-    bound_s = sum(min(scenario.bound(scenario.costs(layer)), value_s) for layer, value_s in enumerate(value_s_L.tolist()))
-    placed = scenario.placed(placements, float(value_s_L.sum()), bound_s)
+    placed = planned_scenario(plan, profiles).priced([model.placement for model in plan.models])
     return replace(
         plan,
         models=tuple(replace(model, profile_digest=profile.digest) for model, profile in pairs),

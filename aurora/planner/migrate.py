@@ -10,8 +10,7 @@ from scipy.sparse.csgraph import connected_components
 
 from aurora.errors import BadInput, InfeasiblePlan
 from aurora.planner.migration.weight_moves import fewest_moves, holds, migration_schedule, moved_bytes, worth_moving
-from aurora.planner.plan import held_slots, layer_seconds, ordered_plan, planned_scenario
-from aurora.planner.scenarios.scenario import Scenario
+from aurora.planner.plan import layer_seconds, ordered_plan, planned_scenario
 from aurora.types import Cluster, Placement, Plan, Profile, Schedule
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -217,14 +216,9 @@ def _next_plan(
         bytes_GG += joint.moved(kept, final, layer)
     schedule = migration_schedule(bytes_GG, new.cluster, rng)
     scenario = planned_scenario(new, joint.profiles, domains)
-    moved_s = float(scenario.seconds(final).sum())
-    placed = scenario.placed(final, moved_s, _bound_s(new, final, scenario))
+    if len(final) > 1 or new.models[0].deduplicated:
+        placed = scenario.placed(final, float(scenario.seconds(final).sum()), new.bound_s)
+    else:  # old layers may have more slots than the new options
+        placed = scenario.priced(final)
     plan = ordered_plan(scenario, placed, [model.profile_path for model in new.models], rng)
     return replace(plan, options=new.options, epoch=old.epoch + 1, notes=new.notes), schedule, bytes_GG
-
-
-def _bound_s(new: Plan, final: Sequence[Placement], scenario: Scenario) -> float:
-    """A lower bound for every placement, and for `final`, whose old layers may have more slots than the new options."""
-    if len(final) > 1 or new.models[0].deduplicated:
-        return new.bound_s
-    return sum(scenario.bound(scenario.costs(layer), held_slots(final, layer)) for layer in range(scenario.layers))

@@ -36,8 +36,8 @@ from aurora.planner.simulated_choice import (
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.step_traffic import drawn_steps, set_aside
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
-from aurora.types import Cluster, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile, Schedule
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
+from aurora.types.arrays import FloatArray
 
 
 def plan(
@@ -196,13 +196,7 @@ def price(
     options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options).given(placements, rng)
-    seconds_L, bound_s = np.zeros(scenario.layers), 0.0
-    for layer in range(scenario.layers):
-        costs_M = scenario.costs(layer)
-        seconds_L[layer] = scenario.price(costs_M, scenario.splits(placements, layer))
-        bound_s += scenario.bound(costs_M, held_slots(placements, layer))
-    objective_s = float(seconds_L.sum())
-    return ordered_plan(scenario, scenario.placed(placements, objective_s, bound_s), profile_paths, rng)
+    return ordered_plan(scenario, scenario.priced(placements), profile_paths, rng)
 
 
 def ordered_plan(
@@ -309,11 +303,6 @@ def surviving(cluster: Cluster, options: PlanOptions, placement: Placement) -> F
     return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
-def held_slots(placements: Sequence[Placement], layer: int) -> IntArray | int:
-    """Returns (G,) int64, the slots of a layer that one model uses on each GPU; zero for several models."""
-    return np.array([len(held) for held in placements[0].slots_LG[layer]]) if len(placements) == 1 else 0
-
-
 def schedule_model(
     cluster: Cluster,
     profiles: Sequence[Profile],
@@ -347,7 +336,7 @@ def schedule_model(
     profile = profiles[0]
     rngs = rng.spawn(profile.layers)
 
-    def schedule_layer(layer: int) -> tuple[Order, Order, Schedule]:
+    def schedule_layer(layer: int) -> tuple[Order, Order, tuple[float, float, float], Cut | None]:
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
         for each in profiles:
             own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
@@ -358,10 +347,12 @@ def schedule_model(
                 check_hierarchical(own_SGG, own_SGG[::-1].transpose(0, 2, 1), rank_UK, source_U, hierarchy, carriers)
             rows_SGG = rows_SGG + own_SGG
         there_SGG, back_SGG = (exchange_bytes(rows_SGG, profile, phase, deduplicated) for phase in ("dispatch", "combine"))
-        return both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
+        there, back, schedule = both_ways(there_SGG, back_SGG, hierarchy, cluster.network, order, rng=rngs[layer])
+        return there, back, (schedule.makespan_s, schedule.fluid_bound_s, schedule.one_to_one_bound_s), schedule.cut
 
     made = of_layers(schedule_layer, profile.layers, "ordering all-to-alls", progress)
-    dispatches, combines, schedules = zip(*made, strict=True)
+    dispatches, combines, seconds_L3, cut_L = zip(*made, strict=True)
+    makespan_s_L, fluid_bound_s_L, one_to_one_bound_s_L = np.array(seconds_L3).T
     return ModelPlan(
         profile.model,
         profile.fingerprint,
@@ -374,12 +365,12 @@ def schedule_model(
         placement,
         dispatches,
         combines,
-        np.array([schedule.makespan_s for schedule in schedules]),
-        np.array([schedule.fluid_bound_s for schedule in schedules]),
-        np.array([schedule.one_to_one_bound_s for schedule in schedules]),
+        makespan_s_L,
+        fluid_bound_s_L,
+        one_to_one_bound_s_L,
         np.sum([each.load_LE for each in profiles], axis=0),
         profile.dense_layers,
-        tuple(schedule.cut for schedule in schedules if schedule.cut),
+        tuple(cut for cut in cut_L if cut),
         deduplicated,
         hierarchy,
         profile.traffic_digest,

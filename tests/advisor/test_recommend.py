@@ -44,7 +44,7 @@ def test_a_short_text_becomes_servers_of_gpus_with_datasheet_figures():
     cluster = cluster_of("h20:3,a100:8", KINDS, nic_Bps=1e10, per_server=2)
     assert [gpu.kind for gpu in cluster.gpus] == ["NVIDIA H20"] * 3 + ["NVIDIA A100-SXM4-80GB"] * 8
     assert [gpu.node for gpu in cluster.gpus] == [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert cluster.gpus[0].memory_bytes == 0.9 * KINDS["NVIDIA H20"].memory_bytes
+    assert cluster.gpus[0].memory_bytes == KINDS["NVIDIA H20"].memory_bytes
     assert cluster.fabric is not None
     assert cluster_of("a100-pcie:2", KINDS).gpus[0].kind == "NVIDIA A100 80GB PCIe"
     assert cluster_of("h20:8", KINDS).fabric is None

@@ -13,7 +13,7 @@ import numpy as np
 
 from aurora.planner.network.routes import route
 from aurora.types import Cut, Fabric, Network
-from aurora.types.arrays import BoolArray, FloatArray, IntArray
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, locked
 from aurora.types.compiled import njit
 from aurora.types.network import named
 
@@ -58,14 +58,19 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     return float(port_seconds(bytes_GG, network).max(initial=0.0))
 
 
+@lru_cache(maxsize=8)
 def pair_rates(network: Network) -> FloatArray:
     """Returns (G, G) float64, bytes per second of each transfer that has the network, ports and links, to itself."""
     if network.fabric is None:
         return network.pair_Bps_GG
+    if network.fabric.nic_Bps is not None:
+        server_G = np.array(network.fabric.server_G)
+        far_Bps_GG = network.pair_Bps_GG.clip(max=network.fabric.nic_Bps)
+        return locked(np.where(server_G[:, None] == server_G, network.pair_Bps_GG, far_Bps_GG))
     routes = route(network)
     with np.errstate(divide="ignore"):
         alone_GGK = routes.capacity_Bps_R[routes.use_GGK] / routes.share_GGK
-    return np.asarray(alone_GGK.min(axis=2))
+    return locked(alone_GGK.min(axis=2))
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:

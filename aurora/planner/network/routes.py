@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import Lock
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from aurora.types import Fabric, Network, Order
 from aurora.types.arrays import FloatArray, IntArray
+
+_ROUTING = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +35,15 @@ class Routes:
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
-@lru_cache(maxsize=4)
 def route(network: Network) -> Routes:
-    """Returns the routes of a network: a flow uses its two ports, and on a fabric the shortest paths between them too.
+    """Returns the routes of a network, found once for all threads; see `_routed`."""
+    with _ROUTING:
+        return _routed(network)
+
+
+@lru_cache(maxsize=4)
+def _routed(network: Network) -> Routes:
+    """The routes of a network: a flow uses its two ports, and on a fabric the shortest paths between them too.
 
     Shortest paths are those with the fewest links. A flow is divided equally over all shortest paths of its pair: equal-cost
     multipath in its ideal form, packet by packet. Hashing whole flows onto one path can only balance worse.

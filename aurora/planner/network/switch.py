@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from aurora.planner.network.bounds import cut_bound, fluid_bound, one_to_one_bound
+from aurora.planner.network.bounds import cut_bound, fluid_bound, one_to_one_bound, pair_rates
 from aurora.planner.network.max_min_fair import (
     DONE,
     HEAP,
@@ -275,7 +275,10 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
     """
     steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
-    plain = steps == 1 and not order.paced and order.tier_X is None and network.fabric is None and not network.curves
+    apart = network.fabric is None or (
+        network.fabric.nic_Bps is not None and not network.fabric.shared_nic
+    )  # a port's own links
+    plain = steps == 1 and not order.paced and order.tier_X is None and apart and not network.curves
     if plain and order.one_to_one and not staged:
         made = one_to_one_pieces(order, bytes_GG, network)
     else:
@@ -325,7 +328,7 @@ def by_start(made: Pieces) -> Pieces:
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
     """Returns the timed pieces of an order with `one_to_one`, by start and source.
 
-    The order is not paced and has one tier, and the network has neither fabric nor curves.
+    The order is not paced and has one tier, and the network has no curves, and no links that ports share.
 
     A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
     at one rate.
@@ -334,7 +337,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     if order.share_X2 is not None:
         first_X, end_X = order.cuts(size_X).T
         size_X = end_X - first_X
-    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, network.pair_Bps_GG, network.pair_startup_s_GG))
+    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, pair_rates(network), network.pair_startup_s_GG))
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ from aurora.planner.workload.traffic import CountedTokens
 from aurora.types.arrays import FloatArray, IntArray
 
 MOST_PAIRS, MOST_KINDS = 32, 256  # GPUs times experts, and kinds of tokens, of a program at most
-MOST_NODES = 500  # that the solver looks at, in some seconds; a program that takes more is given up
+MOST_NODES = 2000  # that the solver looks at, in some seconds; a program that takes more is given up
 TOLERANCE = 2e-3  # relative: how far the solver's bound may be below the optimum
 ROUNDED = 1e-6  # relative: what the solver's own tolerances may add to its bound
 
@@ -106,15 +106,15 @@ def _solved_s(costs: LayerCosts, kinds: TokenKinds, slots_G: IntArray, replicas:
         for at in range(servers):
             inside = np.flatnonzero(server_G == at)
             rows.at_least(1.0, *((serves_NEN[at, expert, other], 1.0) for other in range(servers)))
-            for gpu in inside:  # a server that holds an expert serves its own tokens
-                rows.at_least(0.0, (serves_NEN[at, expert, at], 1.0), (holders[gpu], -1.0))
+            for holder in holders[inside]:  # a server that holds an expert serves its own tokens
+                rows.at_least(0.0, (serves_NEN[at, expert, at], 1.0), (holder, -1.0))
             for other in range(servers):
-                rows.at_least(0.0, *((gpu, 1.0) for gpu in holders[inside]), (serves_NEN[other, expert, at], -1.0))
+                rows.at_least(0.0, *((holder, 1.0) for holder in holders[inside]), (serves_NEN[other, expert, at], -1.0))
             share_N = own_NE[:, expert] / max(1.0, float(own_NE[:, expert].sum()))
             taken = ((serves_NEN[other, expert, at], -share_N[other]) for other in range(servers))
             rows.at_least(0.0, *((each, 1.0) for each in part_GE[inside, expert]), *taken)
     for kind, (server, chosen) in enumerate(zip(kinds.server_V, kinds.experts_VK, strict=True)):
-        for other in (each for each in range(servers) if each != server):
+        for other in np.flatnonzero(np.arange(servers) != server).tolist():
             for expert in chosen:
                 rows.at_least(0.0, (crosses_VN[kind, other], 1.0), (serves_NEN[server, expert, other], -1.0))
     out_Bps_N, in_Bps_N = (np.minimum(costs.nics.server_Bps_N, members_NG @ Bps_G) for Bps_G in (costs.out_Bps, costs.in_Bps))

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.cost_model import LayerCosts
 from aurora.types import Cluster, Hierarchy, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
@@ -123,6 +123,18 @@ class Scenario(ABC):
         deduplicated, hierarchy_M, unseen_s = self.deduplicated, self.hierarchy_M, self.unseen_s(placements_M)
         bound_s = min(bound_s, objective_s)
         return PlacedModels(tuple(placements_M), objective_s, bound_s, None, unseen_s, None, deduplicated, hierarchy_M)
+
+    def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
+        """Returns given placements with their seconds, and a bound on all within the slots of memory, options and these."""
+
+        def priced(layer: int) -> tuple[float, float]:
+            costs_M = self.costs(layer)
+            used_G = [len(held) for held in placements_M[0].slots_LG[layer]] if len(placements_M) == 1 else 0
+            value_s = self.price(costs_M, self.splits(placements_M, layer))
+            return value_s, min(value_s, self.bound(costs_M, np.array(used_G)))
+
+        objective_s, bound_s = map(sum, zip(*of_layers(priced, self.layers, "pricing layers", progress), strict=True))
+        return self.placed(placements_M, objective_s, bound_s)
 
     def splits(self, placements_M: Sequence[Placement], layer: int) -> list[FloatArray]:
         """Returns each model's (E, G) split of a layer."""

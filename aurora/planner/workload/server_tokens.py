@@ -224,27 +224,33 @@ def _fitted(share_EB, prior_QB, first_J, sets, top_k):
 def _missed_SN(weight_SE, prior_SQ, server_E, servers, first_J, sets, top_k):
     """(S, N) the share of each source's tokens that choose no expert of each server, at these weights."""
     groups, missed_SN = len(first_J) - 1, np.zeros((len(weight_SE), servers))
-    left_JKN = np.zeros((groups, top_k + 1, servers + 1))  # sums of a group without each server's experts, and of all of it
-    product_RKN, chosen_QN = np.zeros((len(sets[1]), top_k + 1, servers + 1)), np.zeros((len(sets[0]), servers + 1))
-    weight_N, kept_K = np.zeros(servers + 1), np.zeros(top_k + 1)
+    kept_K, column_N, server_X = np.zeros(top_k + 1), np.empty(servers, np.int64), np.empty(servers, np.int64)
     for s in range(len(weight_SE)):
-        left_JKN[:] = 0.0
-        left_JKN[:, 0] = 1.0
+        column_N[:], used = -1, 0  # servers that some of these tokens need have a column
+        for e in range(len(server_E)):
+            if weight_SE[s, e] > 0.0 and column_N[server_E[e]] < 0:
+                column_N[server_E[e]], server_X[used] = used, server_E[e]
+                used += 1
+        left_JKX = np.zeros((groups, top_k + 1, used + 1))  # sums of a group without each server's experts, and of all of it
+        product_RKX, chosen_QX = np.zeros((len(sets[1]), top_k + 1, used + 1)), np.zeros((len(sets[0]), used + 1))
+        left_JKX[:, 0] = 1.0
+        weight_X = np.empty(used + 1)
         for j in range(groups):
             for e in range(first_J[j], first_J[j + 1]):
-                weight_N[:] = weight_SE[s, e]
-                kept_K[:] = left_JKN[j, :, server_E[e]]
-                _add(left_JKN[j], weight_N)
-                left_JKN[j, :, server_E[e]] = kept_K
-        _chosen(left_JKN, sets, product_RKN, chosen_QN)
+                if weight_SE[s, e] > 0.0:
+                    weight_X[:] = weight_SE[s, e]
+                    kept_K[:] = left_JKX[j, :, column_N[server_E[e]]]
+                    _add(left_JKX[j], weight_X)
+                    left_JKX[j, :, column_N[server_E[e]]] = kept_K
+        _chosen(left_JKX, sets, product_RKX, chosen_QX)
         total = 0.0
-        for q in range(len(chosen_QN)):
-            if chosen_QN[q, servers] > 0.0:
+        for q in range(len(chosen_QX)):
+            if chosen_QX[q, used] > 0.0:
                 total += prior_SQ[s, q]
-                for n in range(servers):
-                    missed_SN[s, n] += prior_SQ[s, q] / chosen_QN[q, servers] * chosen_QN[q, n]
+                for x in range(used):
+                    missed_SN[s, server_X[x]] += prior_SQ[s, q] / chosen_QX[q, used] * chosen_QX[q, x]
         if total > 0.0:
-            missed_SN[s] /= total
+            missed_SN[s] = np.where(column_N < 0, 1.0, missed_SN[s] / total)
     return missed_SN
 
 

@@ -82,7 +82,7 @@ def test_no_placement_beats_the_exact_seconds_and_one_reaches_them(data):
 
 
 def test_a_small_plan_says_its_exact_gap():
-    cluster, hierarchy = two_servers((2, 2), 450e9, 450e9, 50e9)
+    cluster, _ = two_servers((2, 2), 450e9, 450e9, 50e9)
     config = {
         "num_local_experts": 6,
         "num_hidden_layers": 2,
