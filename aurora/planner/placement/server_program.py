@@ -20,7 +20,7 @@ TOLERANCE = 2e-3  # relative: how far the solver's bound may be below the optimu
 ROUNDED = 1e-6  # relative: what the solver's own tolerances may add to its bound
 
 
-class _Rows:
+class _RowsAtLeast:
     """Rows of a program, each at least its limit."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def _solved_s(costs: LayerCosts, kinds: TokenKinds, slots_G: IntArray, replicas:
     held_GE, part_GE = held.reshape(gpus, experts), part.reshape(gpus, experts)
     serves_NEN, crosses_VN = serves.reshape(servers, experts, servers), crosses.reshape(kinds_V, servers)
     own_NE = members_NG @ costs.own_WGE[0]
-    rows, least_V, most_V = _Rows(), np.zeros(sum(sizes)), np.ones(sum(sizes))
+    rows, least_V, most_V = _RowsAtLeast(), np.zeros(sum(sizes)), np.ones(sum(sizes))
     least_V[phases], most_V[phases] = least_s_3 / unit_s, np.inf
     for gpu, held_E in enumerate(held_GE):
         rows.at_least(-float(slots_G[gpu]), *((each, -1.0) for each in held_E))

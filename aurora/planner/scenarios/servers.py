@@ -6,7 +6,7 @@ SERVER_LOAD times the mean. A layer keeps its start where that is as fast.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Self
@@ -41,12 +41,14 @@ from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.planner.workload.serving_gpus import from_servers, served_split
 from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, exchange_rows
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
-from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
+from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
 CHUNKS = (1, 2, 4, 8)  # of a hierarchical all-to-all, of which the fastest is taken
 MOST_EXACT = 128  # GPUs times experts times layers of a model whose bound is exact: some seconds
 LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
 MOST_COUNTS = 1 << 18  # numbers that ranks tell each other before a dispatch, at most, where NICs are levelled
+MOST_PRICED = 1 << 23  # choices of tokens that exchanges of single experts are priced by, in a layer: half a second
+KICKS = 8  # descents of exchanges, each but the first after two exchanges at random
 PRICED = 8192  # pairs of ranks of all exchanges that each number of chunks is priced by
 GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
 SERVER_LOAD = 1.05  # of the mean server
@@ -157,7 +159,8 @@ class Servers(Scenario):
             if make is None:
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
-            return min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
+            best = min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
+            return best if options.min_replicas is not None else _exchanged(costs, hierarchy, capacity_G, best, rng)
 
         return [Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))]
 
@@ -339,6 +342,62 @@ def _replicated(
             if np.einsum("wge,eg->g", expected.expert_s_WGE, served_EG).max() <= full_s:
                 found.append(placement)
     return found
+
+
+def _exchanges(holds_EG: BoolArray, slots_G: IntArray) -> Iterator[BoolArray]:
+    """Yields what GPUs hold (E, G) after each exchange of a replica for another, or of two experts that have one each."""
+    for expert, gpu in np.argwhere(~holds_EG).tolist():
+        full = holds_EG[:, gpu].sum() >= slots_G[gpu]
+        for given in np.flatnonzero(holds_EG[:, gpu]).tolist() if full else [expert]:
+            alone = full and holds_EG[given].sum() == 1
+            for other in np.flatnonzero(holds_EG[expert]).tolist() if alone else [gpu]:
+                then_EG = holds_EG.copy()
+                then_EG[[given, expert], gpu] = False, True
+                if alone:
+                    then_EG[[expert, given], other] = False, True
+                yield then_EG
+
+
+def _exchanged(
+    costs: LayerCosts, hierarchy: Hierarchy, slots_G: IntArray, begun: Placement, rng: np.random.Generator
+) -> Placement:
+    """Exchanges single experts as long as the layer takes less, KICKS times again after two at random; large layers stay.
+
+    The replicas of an expert take equal parts then. Each exchange is priced by all tokens.
+    """
+    assert isinstance(costs.routing, tuple), "servers are searched for known tokens alone"
+    begun_EG, left = begun.split_EG(0), MOST_PRICED // costs.routing[0].size
+    if begun_EG.size * int(slots_G.max()) > left:
+        return begun
+
+    def priced(holds_EG: BoolArray) -> tuple[float, FloatArray]:
+        split_EG = holds_EG / holds_EG.sum(axis=1, keepdims=True)
+        return exclusive(costs.phase_times(split_EG, hierarchy)), split_EG
+
+    best_s, best_EG = exclusive(costs.phase_times(begun_EG, hierarchy)), begun_EG
+    for kick in range(KICKS):
+        found_s, found_EG = best_s, best_EG
+        if kick:
+            holds_EG = best_EG > 0
+            for _ in range(2):
+                some = list(_exchanges(holds_EG, slots_G))
+                holds_EG = some[rng.integers(len(some))] if some else holds_EG
+            found_s, found_EG = priced(holds_EG)
+        again = True
+        while again:
+            again = False
+            for then_EG in _exchanges(found_EG > 0, slots_G):
+                then_s, split_EG = priced(then_EG)
+                left -= 1
+                if again := then_s < found_s * (1 - 1e-9):
+                    found_s, found_EG = then_s, split_EG
+                if again or left <= 0:
+                    break
+        if found_s < best_s:
+            best_s, best_EG = found_s, found_EG
+        if left <= 0:
+            break
+    return Placement.divided(tuple(tuple(np.flatnonzero(split_E).tolist()) for split_E in best_EG.T), best_EG)
 
 
 def _limits(costs: LayerCosts, start_E: IntArray, slots_G: IntArray, hierarchy: Hierarchy, beside_s_G: FloatArray) -> Limits:

@@ -1,6 +1,6 @@
 """Exact seconds over servers: equal to the best of all placements and servings, and never above a plan's."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -103,3 +103,21 @@ def test_a_small_plan_says_its_exact_gap():
     assert plan.notes == (
         f"the bound is exact for experts and servers' NICs; its relaxation is {1 - relaxed_s / exact_s:.1%} lower",
     )
+
+
+def test_a_small_plan_is_about_as_fast_as_the_best_of_all_even_placements():
+    cluster, _ = two_servers((1, 1, 1), 450e9, 450e9, 50e9)
+    config = {
+        "num_local_experts": 5,
+        "num_hidden_layers": 1,
+        "num_experts_per_tok": 2,
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+    }
+    profile = draw_profile("zipf:0.8", config, SyntheticOptions(3, 128, token_level=True))
+    plan = make_plan(cluster, [profile], PlanOptions(all_to_all="hierarchical", slots_per_gpu=3, aim="own"))
+    costs, hierarchy = layer_costs(cluster, profile, 0, True), plan.models[0].hierarchy
+    held = [np.isin(np.arange(5), each) for each in combinations(range(5), 3)]
+    every = [np.stack(each, axis=1).astype(float) for each in product(held, repeat=3)]
+    splits = [holds_EG / holds_EG.sum(axis=1, keepdims=True) for holds_EG in every if holds_EG.any(axis=1).all()]
+    assert plan.objective_s <= 1.02 * min(exclusive(costs.phase_times(split_EG, hierarchy)) for split_EG in splits)
