@@ -58,12 +58,15 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     return float(port_seconds(bytes_GG, network).max(initial=0.0))
 
 
-@lru_cache(maxsize=8)
 def pair_rates(network: Network) -> FloatArray:
     """Returns (G, G) float64, bytes per second of each transfer that has the network, ports and links, to itself."""
-    if network.fabric is None:
-        return network.pair_Bps_GG
-    if network.fabric.nic_Bps is not None:
+    return network.pair_Bps_GG if network.fabric is None else _fabric_rates(network)
+
+
+@lru_cache(maxsize=8)
+def _fabric_rates(network: Network) -> FloatArray:
+    """The function above, on a fabric."""
+    if network.fabric is not None and network.fabric.nic_Bps is not None:
         server_G = np.array(network.fabric.server_G)
         far_Bps_GG = network.pair_Bps_GG.clip(max=network.fabric.nic_Bps)
         return locked(np.where(server_G[:, None] == server_G, network.pair_Bps_GG, far_Bps_GG))

@@ -107,7 +107,8 @@ class Servers(Scenario):
         if np.isnan(exact_s):
             return placed
         exact_s = max(bound_s, min(exact_s, objective_s))
-        note = f"the bound is exact for experts and servers' NICs; its relaxation is {1 - bound_s / exact_s:.1%} lower"
+        lower = (exact_s - bound_s) / (exact_s or 1.0)
+        note = f"the bound is exact for experts and servers' NICs; its relaxation is {lower:.1%} lower"
         return replace(placed, bound_s=exact_s, notes=(note,))
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0) -> float:
