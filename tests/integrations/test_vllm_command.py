@@ -151,6 +151,7 @@ def test_one_command_from_nothing_to_an_answer_by_a_plan(model, tmp_path):
         assert phase in shown
 
 
+@pytest.mark.slow
 def test_a_lost_rank_ends_the_server_with_an_exit_code_that_tells(model, tmp_path):
     served = Served(model, tmp_path, "--data-parallel-size", "2")
     try:
