@@ -168,17 +168,24 @@ def uses_triton(rows: torch.Tensor) -> bool:
 class MessageFormat:
     """Byte layout of a message row: one token's hidden state of `width` elements, and its `top_k` weights and physical experts.
 
-    Physical experts are int32; weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
+    In between come `scales` float32 by which parts of a float8 hidden state are to be multiplied. Physical experts are int32;
+    weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
     """
 
     width: int
     top_k: int
     dtype: torch.dtype
+    scales: int = 0
+
+    @property
+    def scales_at(self) -> int:
+        """Byte of a row at which the scales begin, if there are some."""
+        return _aligned(self.width * self.dtype.itemsize)
 
     @property
     def weights_at(self) -> int:
         """Byte of a row at which the weights begin."""
-        return _aligned(self.width * self.dtype.itemsize)
+        return self.scales_at + _aligned(self.scales * 4)
 
     @property
     def physical_at(self) -> int:
@@ -204,6 +211,21 @@ class MessageFormat:
         gather_rows(weights.to(exact_dtype(hidden.dtype)), token_X, weights_XK)
         physical_XK.copy_(physical_NK.index_select(0, token_X))
         return message
+
+    def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns (N, bytes) uint8, what rows carry behind hidden states, and behind their scales if these are not given."""
+        begin = self.weights_at if scales is None else self.scales_at
+        message = torch.zeros(len(weights), self.row_bytes, dtype=torch.uint8, device=weights.device)
+        _, weights_NK, into_NK = self.parts(message)
+        weights_NK.copy_(weights)
+        into_NK.copy_(physical_NK)
+        if scales is not None:
+            self.scales_of(message).copy_(scales)
+        return message[:, begin:]
+
+    def scales_of(self, message: torch.Tensor) -> torch.Tensor:
+        """Returns a view of a message: the scales (rows, scales) float32."""
+        return message[:, self.scales_at : self.scales_at + self.scales * 4].view(torch.float32)
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns views of a message: hidden states (rows, width), weights (rows, top_k), physical experts (rows, top_k)."""

@@ -1,6 +1,7 @@
 """Compiles the Triton kernels for each GPU that Triton's assembler knows, on a machine without one: what the wrappers would launch."""
 
 import importlib
+import re
 import sys
 from functools import partial
 
@@ -13,6 +14,7 @@ triton = pytest.importorskip("triton", reason="compiling the kernels needs trito
 
 CAPABILITIES = (80, 86, 89, 90, 100, 103, 120)  # A100, RTX 30, L4, H100, B200, B300, RTX 50
 KERNELS = "aurora.moe.permutation_triton"
+PUSH = "aurora.moe.push_triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,23 +36,42 @@ class Gpu:
         return GPUTarget("cuda", self.capability, 32)
 
 
-@pytest.mark.parametrize("capability", [pytest.param(c, marks=() if c == 90 else pytest.mark.full) for c in CAPABILITIES])
-def test_every_kernel_compiles(capability, monkeypatch, tmp_path):
-    """Through the wrappers, with strides that are and are not multiples of 16; every result is machine code."""
+EVERY_GPU = pytest.mark.parametrize(
+    "capability", [pytest.param(c, marks=() if c == 90 else pytest.mark.full) for c in CAPABILITIES]
+)
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Makes launches compile for a capability instead; what they compile is in the list that is returned."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # else a warning
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     from triton.runtime import driver, jit
 
-    sys.modules.pop(KERNELS, None)  # of tests before, whose kernels may be the interpreter's
-    permutation_triton = importlib.import_module(KERNELS)
-    compiled, run = [], jit.JITFunction.run
+    made, run = [], jit.JITFunction.run
 
     def compile_only(self, *args, warmup, **named):
-        compiled.append(run(self, *args, warmup=True, **named))
+        made.append(run(self, *args, warmup=True, **named))
 
-    monkeypatch.setattr(jit.JITFunction, "run", compile_only)
-    monkeypatch.setattr(driver, "_active", Gpu(capability))
+    def compile_for(capability):
+        monkeypatch.setattr(jit.JITFunction, "run", compile_only)
+        monkeypatch.setattr(driver, "_active", Gpu(capability))
+        return made
+
+    return compile_for
+
+
+def fresh(name):
+    """The module with kernels of its own: those of tests before may be the interpreter's."""
+    sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
+@EVERY_GPU
+def test_every_kernel_compiles(capability, compiled):
+    """Through the wrappers, with strides that are and are not multiples of 16; every result is machine code."""
+    permutation_triton, made = fresh(KERNELS), compiled(capability)
     places, weights = torch.zeros(4, 2, dtype=torch.long), torch.ones(4, 2)
     calls = [partial(permutation_triton.local_first, torch.ones(3, 2, dtype=torch.long), LocalFirst(((0, 1), (0,), (1,)), 0))]
     for dtype in DTYPES:
@@ -60,7 +81,83 @@ def test_every_kernel_compiles(capability, monkeypatch, tmp_path):
         calls += [partial(permutation_triton.weighted_sum, rows, places, given) for given in (weights, weights.to(dtype), None)]
     for call in calls:
         call()
-    assert len(compiled) == len(calls)
-    for kernel in compiled:
+    check_machine_code(made, len(calls), capability)
+
+
+def check_machine_code(made, calls, capability):
+    assert len(made) == calls
+    for kernel in made:
         assert kernel.metadata.target.arch == capability
         assert kernel.asm["cubin"].startswith(b"\x7fELF")
+
+
+def push_calls(push_triton, capability):
+    """Every launch of an ordered push: every dtype and both kinds of layout; e4m3 is made where the GPU can."""
+    ranks, slots, stages, lanes, top_k = 4, 8, 8, 8, 2
+    state_2 = torch.zeros(2, dtype=torch.int64)
+    peers = push_triton.Peers(torch.zeros(ranks, dtype=torch.int64), state_2, 1, ranks, slots, stages, lanes, 1000)
+    table = torch.zeros(lanes, stages, 6, dtype=torch.int32)
+    row_of_RX, count_R = torch.zeros(ranks, slots, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int32)
+    rank_NK = torch.zeros(slots, top_k, dtype=torch.int64)
+    calls = [partial(push_triton.lay_out, rank_NK, ranks, slots, deduplicated) for deduplicated in (True, False)]
+    calls += [partial(push_triton.wait, peers, 1)]
+    tail = torch.zeros(slots, 32, dtype=torch.uint8)
+    for dtype in (*DTYPES, torch.float8_e4m3fn):
+        for width, top_k, beside in ((7168, 2, tail), (1031, 1, None)):
+            rows = push_triton.Rows(torch.zeros(slots, width).to(dtype), top_k, beside, top_k, 4 * width, 4 * width + 32)
+            calls.append(partial(push_triton.push, peers, table, rows, row_of_RX, count_R, 1, 4096))
+    if capability >= 89:
+        rows = push_triton.Rows(torch.zeros(slots, 7168, dtype=torch.bfloat16), top_k, tail, top_k, 7392, 7424, 7168)
+        calls.append(partial(push_triton.push, peers, table, rows, row_of_RX, count_R, 0, 256))
+    return calls
+
+
+@EVERY_GPU
+def test_ordered_push_compiles_to_the_memory_model(capability, compiled):
+    """Flags are set with release, after a barrier of the lane's rows, and read with acquire, before a barrier; all at system scope."""
+    made = compiled(capability)
+    calls = push_calls(push_triton := fresh(PUSH), capability)
+    for call in calls:
+        call()
+    check_machine_code(made, len(calls), capability)
+    for kernel, call in zip(made, calls, strict=True):
+        ptx = kernel.asm["ptx"]
+        check_memory_model(ptx, sets=2 * (call.func is push_triton.push), waits=call.func is not push_triton.lay_out)
+        assert ("e4m3x2" in ptx) == (capability >= 89 and call is calls[-1])
+
+
+def check_memory_model(ptx, sets, waits):
+    """Between the rows that a lane writes and each flag that it sets is a barrier, and every flag is of the right kind."""
+    lines = [line.strip() for line in ptx.splitlines()]
+    releases = [index for index, line in enumerate(lines) if re.search(r"\batom\S*\.exch", line)]
+    acquires = [index for index, line in enumerate(lines) if re.search(r"\b(atom\S*\.add|ld\S*\.acquire)", line)]
+    assert len(releases) == sets
+    assert bool(acquires) == bool(waits)
+    for semantics, found in (("release", releases), ("acquire", acquires)):
+        assert all({"sys", semantics} <= set(re.split(r"[.\s]", lines[index])) for index in found)
+    for index in releases:
+        before = next((line for line in reversed(lines[:index]) if re.match(r"(@\S+ )?(st\.|bar\.)", line)), "nothing")
+        assert "bar" in before, f"a flag is set after {before!r}, without a barrier"
+    for index in acquires:  # the other threads go on when the flag has been seen
+        after = next(line for line in lines[index + 1 :] if re.match(r"(@\S+ )?((ld|st)\.global|bar\.)", line))
+        assert "bar" in after, f"{after!r} comes after a flag is read, without a barrier"
+
+
+MUTANTS = {
+    "no barrier": (r"bar\.sync\s+0;", ""),
+    "no release": (r"\.release\b", ".relaxed"),
+    "no acquire": (r"\.acquire\b", ".relaxed"),
+    "one GPU": (r"\.sys\b", ".gpu"),
+}
+
+
+def test_mutants_of_the_memory_model_are_caught(compiled):
+    """Of the machine code, as Triton adds barriers of its own. An x86 machine shows none of these in a run."""
+    made, push_triton = compiled(90), fresh(PUSH)
+    push_calls(push_triton, 90)[3]()
+    check_memory_model(ptx := made[0].asm["ptx"], sets=2, waits=True)
+    for mutant, (line, changed) in MUTANTS.items():
+        mutated = re.sub(line, changed, ptx)
+        assert mutated != ptx, mutant
+        with pytest.raises(AssertionError):
+            check_memory_model(mutated, sets=2, waits=True)

@@ -1,0 +1,380 @@
+"""Ordered push: dispatch and combine by writes into peers' memory, in a planned order, without host sizes or synchronisation.
+
+An exchange is two launches: each rank writes its rows into the peers' slots, peer after peer as its table says, and then waits
+for the peers' rows (`aurora.moe.push_triton`). Counts stay on the device. The table is data: it changes between two exchanges,
+also between two replays of a captured graph.
+
+Orders are kept in one of two ways:
+
+- free-running: each sender keeps its sequence. Receivers may get rows of several senders at once.
+- gated: a receiver permits one sender at a time, stage after stage (`Order.stage_X`). This is what the bound of a plan's order
+  assumes, and costs two flags a stage.
+
+Buffers have two halves, for dispatches and combines in turn. What arrived in a half is used before the next exchange is
+queued, so a rank's flags of one exchange acknowledge the exchange before: once all peers' flags of a combine are here, nobody
+reads what the dispatch before it brought, and the next may overwrite it. No other credit is needed, and nothing waits inside a
+kernel for work that follows on the same stream.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from aurora.errors import BadInput
+from aurora.moe.permutation import MessageFormat
+from aurora.moe.permutation_triton import weighted_sum
+from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push, wait
+from aurora.moe.transport import peer_lost
+from aurora.runtime.transports.in_rounds import RoundsTransport
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory
+from aurora.types import Order
+from aurora.types.arrays import IntArray
+from aurora.types.profile import ALIGNED_BYTES
+
+LANES = 24  # programs of a launch: as many multiprocessors of the GPU
+POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longer
+PIECE_BYTES = 16 * 1024  # rows in which a PushTransport cuts tensors
+HALF_ALIGNED = 256  # bytes
+PHASES = ("dispatch", "combine")  # by the half of the buffers that they use
+MOST_TABLES = 64  # of orders that a PushTransport keeps
+
+
+def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = False) -> IntArray:
+    """Returns the table of an order on one rank: for each lane, what it does in each stage.
+
+    Args:
+        order: its rows cover every ordered pair of ranks. If it opens several transfers at once, lanes begin with different
+            peers.
+        rank: the rank.
+        lanes, stages: length of the table; the last stage is the rank's own rows.
+        gated: whether receivers permit senders; needs an order of one partner at a time, without tiers.
+
+    Returns:
+        (lanes, stages, 6) int32: the peer to write to, -1 for none; the sender to permit, -1 for none; whether the peer must
+        permit it; the part of the peer's rows that is written, from and to, in units of 2**-SHARE_BITS; and whether they are
+        the peer's last.
+
+    Raises:
+        BadInput: if the table is too short, or the order cannot be gated.
+    """
+    if gated and (not order.one_to_one or order.tiers > 1):
+        raise BadInput(f"order {order.method}: expected one partner at a time, in one tier, for permits")
+    row_X, peer_X = order.rows_of(rank, True)
+    needed = 1 + (int(order.stage_X.max(initial=-1)) + 1 if gated else len(row_X))
+    if needed > stages:
+        raise BadInput(f"order {order.method}: expected at most {stages} stages on a rank, found {needed}")
+    share_X2 = np.tile([0.0, 1.0], (len(row_X), 1)) if order.share_X2 is None else order.share_X2[row_X]
+    whole = 1 << SHARE_BITS.value
+    table = np.zeros((lanes, stages, COLUMNS.value), dtype=np.int64)
+    table[..., :2] = -1
+    for lane in range(lanes):
+        turn_X = np.roll(np.arange(len(row_X)), 0 if order.one_to_one else -(lane * len(row_X) // lanes))
+        at_X = order.stage_X[row_X] if gated else np.arange(len(row_X))
+        to_X = peer_X[turn_X]
+        last_X = np.array([peer not in to_X[index + 1 :] for index, peer in enumerate(to_X)], dtype=np.bool_)
+        table[lane, at_X, 0], table[lane, at_X, 2], table[lane, at_X, 5] = to_X, gated, last_X
+        table[lane, at_X, 3:5] = np.rint(share_X2[turn_X] * whole)
+    if gated:
+        from_X, sender_X = order.rows_of(rank, False)
+        table[:, order.stage_X[from_X], 1] = sender_X
+    table[:, -1] = (rank, -1, 0, 0, whole, 1)
+    return table.astype(np.int32)
+
+
+def order_within(order: Order, ranks: Sequence[int]) -> Order:
+    """Returns the order of some ranks among themselves, in which they are numbered by their place in `ranks`, which rises."""
+    own_X = np.isin(order.pairs_X2, ranks).all(axis=1)
+    pairs_X2 = np.searchsorted(ranks, order.pairs_X2[own_X])
+    share_X2 = None if order.share_X2 is None else order.share_X2[own_X]
+    return Order(order.method, pairs_X2, order.sends_open, order.recvs_open, share_X2)
+
+
+class Dispatched(NamedTuple):
+    """Rows that a dispatch has brought, and where this rank's own went. The views hold until the next dispatch.
+
+    Attributes:
+        rows: (R * slots, row_bytes) uint8, the slots of all peers; `MessageFormat.parts` reads them.
+        count_R: (R,) int64 on the device, how many of its slots each peer has filled, from the first on.
+        place_NK: (N, K) int64, the slot of the row in which each choice of this rank's tokens travelled, -1 for none.
+    """
+
+    rows: torch.Tensor
+    count_R: torch.Tensor
+    place_NK: torch.Tensor
+
+    @property
+    def filled_X(self) -> torch.Tensor:
+        """(R * slots,) bool, which slots are filled."""
+        slots = len(self.rows) // len(self.count_R)
+        number_X = torch.arange(len(self.rows), device=self.rows.device)
+        return number_X % slots < self.count_R.repeat_interleave(slots, output_size=len(self.rows))
+
+
+class OrderedPush:
+    """Dispatch and combine between the ranks of a group, for all layers of a model. All methods are collective calls.
+
+    A dispatch and its combine follow each other. Queues everything on the current stream; the host waits for nothing but in
+    `check_peers`.
+
+    Args:
+        make_memory: makes the group's buffers of so many bytes, see `aurora.runtime.transports.symmetric_memory`.
+        tokens: most tokens of a rank in one batch.
+        row_bytes: most bytes of a row.
+        round_tokens: most tokens that are exchanged at once, to save memory; None: all. A batch takes one dispatch and combine
+            for each of its `parts`, which are as many on all ranks, however many tokens they have.
+        choices: rows that a token may send to one rank: 1 if they are deduplicated, else its top k.
+        layers: number of layers, each of which has an order.
+        lanes: programs of a launch.
+        stages: most stages of an order; None: as many as orders have that do not split a pair's rows.
+        timeout_s: seconds after which a peer that does not answer is lost, at least.
+    """
+
+    def __init__(
+        self,
+        make_memory: Callable[[int], SymmetricMemory],
+        ranks: int,
+        tokens: int,
+        row_bytes: int,
+        round_tokens: int | None = None,
+        choices: int = 1,
+        layers: int = 1,
+        lanes: int = LANES,
+        stages: int | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self.tokens, self.round_tokens = tokens, tokens if round_tokens is None else min(round_tokens, tokens)
+        self.slots, self._row_bytes = self.round_tokens * choices, _aligned(row_bytes, ALIGNED_BYTES)
+        stages = 2 * ranks if stages is None else stages
+        words = 2 * ranks * lanes + 2 * ranks
+        begin, half_bytes = _aligned(8 * words), _aligned(ranks * self.slots * self._row_bytes)
+        self._half_at = (begin, begin + half_bytes)
+        self.memory = memory = make_memory(begin + 2 * half_bytes)
+        self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
+        state_2 = torch.zeros(2, dtype=torch.int64, device=device)
+        polls = max(int(timeout_s / POLL_S), 1)
+        self.peers = Peers(memory.address_R, state_2, self.rank, ranks, self.slots, stages, lanes, polls)
+        self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
+        self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
+        self._next = "dispatch"
+
+    def parts(self, tokens: int) -> list[slice]:
+        """Returns the parts of a batch of so many tokens, the last of which may be empty.
+
+        Raises:
+            BadInput: if there are more tokens than buffers were made for.
+        """
+        if tokens > self.tokens:
+            raise BadInput(f"ordered push: expected at most {self.tokens} tokens of a rank, found {tokens}")
+        return [slice(first, first + self.round_tokens) for first in range(0, self.tokens, self.round_tokens)]
+
+    def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
+        """Sets the order of a layer's dispatches, from the next on, and backwards that of its combines.
+
+        All ranks set it between the same two batches. Captured graphs keep to it from the next replay on.
+
+        Raises:
+            BadInput: see `stage_table`.
+        """
+        for phase, each in enumerate((order, order.reversed)):
+            table = stage_table(each, self.rank, self.peers.lanes, self.peers.stages, gated)
+            self.table_L2[layer, phase].copy_(torch.from_numpy(table))
+
+    def dispatch(
+        self, layer: int, hidden: torch.Tensor, rank_NK: torch.Tensor, packing: MessageFormat, tail: torch.Tensor | None
+    ) -> Dispatched:
+        """Sends tokens to the ranks of their experts, one row for each rank that a token goes to.
+
+        Args:
+            layer: the layer, whose order is used.
+            hidden: (N, H) hidden states; if `packing` has e4m3 and they are wider, they travel as e4m3 with scales.
+            rank_NK: (N, K) the rank of every choice; below 0 or from R on: none.
+            packing: layout of the rows.
+            tail: what rows carry beside hidden states, `MessageFormat.tail`: a row a token, or, if choices do not share rows,
+                a row a choice; None: nothing.
+
+        Raises:
+            BadInput: if there are more tokens than the buffers were made for.
+        """
+        tokens, top_k = rank_NK.shape
+        by_choice = tail is not None and len(tail) != tokens
+        rows = tokens * (top_k if by_choice else 1)
+        if rows > self.slots or packing.row_bytes > self._row_bytes:
+            raise BadInput(
+                f"ordered push: expected at most {self.slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
+                f"{rows} of {packing.row_bytes}"
+            )
+        if quantized := hidden.dtype != packing.dtype:
+            _check_e4m3(packing, hidden.device)
+        row_of_RX, count_R, place_NK = lay_out(rank_NK, self.ranks, self.slots, not by_choice)
+        tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
+        each = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
+        sent = Rows(*each, packing.scales_at if quantized else None)
+        return Dispatched(*self.exchange("dispatch", self.table_L2[layer, 0], sent, row_of_RX, count_R), place_NK)
+
+    def combine(
+        self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sends the answers (R * slots, H) to the rows of a dispatch back. Returns (N, H), their sums by this rank's tokens.
+
+        Sums are taken in float32, in the order of the choices, and rounded once.
+
+        Args:
+            layer, dispatched: of the dispatch.
+            answers: by slot; those of slots that are not filled are not read.
+            weights: (N, K) of this rank's tokens, by which answers are multiplied here; None: they have been.
+        """
+        row_bytes = answers.shape[1] * answers.element_size()
+        if row_bytes > self._row_bytes:
+            raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
+        rows = Rows(answers, 1, None, 1, 0, _aligned(row_bytes, ALIGNED_BYTES))
+        arrived, _ = self.exchange("combine", self.table_L2[layer, 1], rows, self.same_RX, dispatched.count_R)
+        return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
+
+    def exchange(
+        self, phase: str, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_R: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queues an exchange and the wait for its end.
+
+        Returns (R * slots, row_bytes) uint8, the slots that it fills, and (R,) int64, how many rows each peer has sent.
+
+        Args:
+            phase: "dispatch" or "combine", in turn.
+            table: one of `table_L2`.
+            rows, row_of_RX, count_R: the rows, as `aurora.moe.push_triton.push` takes them.
+        """
+        assert phase == self._next, f"expected a {self._next}: halves of the buffers are used in turn"
+        self._next = "combine" if phase == "dispatch" else "dispatch"
+        half = PHASES.index(phase)
+        push(self.peers, table, rows, row_of_RX, count_R, half, self._half_at[half])
+        count_R = wait(self.peers, half)
+        size = self.ranks * self.slots * rows.row_bytes
+        return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), count_R
+
+    def check_peers(self) -> None:
+        """Waits for what is queued. Raises RankFailed if a peer did not answer in time; all that came since is invalid."""
+        if lost := int(self.peers.state_2[1]):
+            waited_s = self.peers.polls * POLL_S
+            raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
+
+
+class HierarchicalPush:
+    """Dispatch and combine over servers of equal size: a token travels once to each server, and from there to its ranks.
+
+    Hop 1 goes from a rank to the rank of its own number in each server, hop 2 from there to the ranks of that server. A gateway
+    adds up what its server answers, rounds, and sends one row back.
+
+    Args:
+        between: hop 1: its ranks are the servers, by number.
+        inside: hop 2: its ranks are those of this server, rising; it is made for `between.ranks` times as many tokens.
+        server_R: (R,) int64 on the device, the server of each rank.
+    """
+
+    def __init__(self, between: OrderedPush, inside: OrderedPush, server_R: torch.Tensor) -> None:
+        self.between, self.inside = between, inside
+        members_R = server_R == between.rank
+        none = server_R.new_tensor([-1])
+        self._server_R = torch.cat([server_R, none])  # a choice of no rank goes nowhere
+        self._member_R = torch.cat([torch.where(members_R, members_R.cumsum(0) - 1, -1), none])
+        ranks_N = [np.flatnonzero(server_R.cpu().numpy() == server).tolist() for server in range(between.ranks)]
+        self._groups = [ranks[inside.rank] for ranks in ranks_N], ranks_N[between.rank]
+
+    def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
+        """Sets the order of a layer, of all ranks, of which each hop takes its own pairs; see `OrderedPush.set_order`."""
+        for hop, ranks in zip((self.between, self.inside), self._groups, strict=True):
+            hop.set_order(layer, order_within(order, ranks), gated)
+
+    def dispatch(
+        self,
+        layer: int,
+        hidden: torch.Tensor,
+        rank_NK: torch.Tensor,
+        rank_P: torch.Tensor,
+        packing: MessageFormat,
+        tail: torch.Tensor,
+    ) -> tuple[Dispatched, Dispatched]:
+        """Sends tokens to the ranks of their experts; returns hop 1 and hop 2, whose rows have arrived for this rank's experts.
+
+        Args:
+            layer, hidden, packing, tail: as of `OrderedPush.dispatch`, one tail a token.
+            rank_NK: (N, K) the rank of every choice, R for none.
+            rank_P: (P + 1,) the rank of every physical expert, R for none.
+        """
+        first = self.between.dispatch(layer, hidden, self._server_R[rank_NK], packing, tail)
+        carried, _, physical_XK = packing.parts(first.rows)
+        known_XK = torch.where(first.filled_X[:, None], physical_XK, len(rank_P) - 1)  # other slots hold anything
+        member_XK = self._member_R[rank_P[known_XK.long()]]
+        return first, self.inside.dispatch(layer, carried, member_XK, packing, first.rows[:, packing.scales_at :])
+
+    def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
+        """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), their sums by this rank's tokens."""
+        return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
+
+
+class PushTransport(RoundsTransport):
+    """A Transport by ordered push, for tensors whose sizes both ends know. They are copied into and out of the buffers.
+
+    Args:
+        make_memory, ranks, lanes, stages, timeout_s: as of OrderedPush.
+        most_bytes: most bytes of a tensor.
+        round_bytes: most bytes of a tensor that are exchanged at once; None: all.
+        gated: whether receivers permit senders, where an order has one partner at a time.
+    """
+
+    def __init__(
+        self,
+        make_memory: Callable[[int], SymmetricMemory],
+        ranks: int,
+        most_bytes: int,
+        round_bytes: int | None = None,
+        gated: bool = False,
+        lanes: int = LANES,
+        stages: int | None = None,
+        timeout_s: float = 300.0,
+    ) -> None:
+        pieces, a_round = (max(-(-size // PIECE_BYTES), 1) for size in (most_bytes, round_bytes or most_bytes))
+        self._push = OrderedPush(make_memory, ranks, pieces, PIECE_BYTES, a_round, 1, 1, lanes, stages, timeout_s)
+        memory, self.in_stages = self._push.memory, gated
+        super().__init__(memory.rank, ranks, most_bytes, self._push.slots * PIECE_BYTES, memory.local.device)
+        self.queues = memory.local.is_cuda
+        self._tables: dict[int, tuple[Order, torch.Tensor]] = {}
+
+    def wait(self) -> None:
+        """Waits until this rank's transfers are done; see `Transport.wait`."""
+        self._push.check_peers()
+
+    def _exchange_round(self, order: Order, outs: Sequence[torch.Tensor], intos: Sequence[torch.Tensor], half: int) -> None:
+        push = self._push
+        packed = push.memory.local.new_empty(self.ranks, push.slots * PIECE_BYTES)
+        for peer, out in enumerate(outs):
+            packed[peer, : len(out)].copy_(out)
+        pieces_R = torch.tensor([-(-len(out) // PIECE_BYTES) for out in outs], dtype=torch.int32)
+        rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 1, 0, PIECE_BYTES)
+        arrived, _ = push.exchange(PHASES[half], self._table(order), rows, push.same_RX, pieces_R.to(packed.device))
+        for peer, into in enumerate(intos):
+            into.copy_(arrived.view(self.ranks, -1)[peer, : len(into)])
+
+    def _table(self, order: Order) -> torch.Tensor:
+        """The order's table on the device, kept for the next call."""
+        if id(order) not in self._tables:
+            if len(self._tables) >= MOST_TABLES:
+                self._tables.clear()
+            peers = self._push.peers
+            table = stage_table(order, self.rank, peers.lanes, peers.stages, self.in_stages and order.one_to_one)
+            self._tables[id(order)] = order, torch.from_numpy(table).to(self._device)
+        return self._tables[id(order)][1]
+
+
+def _aligned(size: int, to: int = HALF_ALIGNED) -> int:
+    return -(-size // to) * to
+
+
+def _check_e4m3(packing: MessageFormat, device: torch.device) -> None:
+    """Raises BadInput if this device cannot turn hidden states into the rows' dtype."""
+    if packing.dtype != torch.float8_e4m3fn or not packing.scales:
+        raise BadInput(f"ordered push: expected hidden states of the rows' dtype, or rows of e4m3 with scales, found {packing}")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise BadInput(
+            "ordered push: expected a GPU of capability 8.9 or higher to make e4m3; on older ones pass e4m3 and scales"
+        )

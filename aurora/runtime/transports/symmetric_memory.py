@@ -1,0 +1,56 @@
+"""Symmetric memory: a buffer on every rank of a group that all of its ranks write, on GPUs or in files that processes share."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+
+class SymmetricMemory(NamedTuple):
+    """One rank's view of the buffers of its group. They begin as zeros.
+
+    Attributes:
+        rank, ranks: this rank in the group, and how many ranks it has.
+        local: (bytes,) uint8, this rank's own buffer.
+        address_R: (R,) int64 on the device, where each rank's buffer begins in this rank's address space.
+        keeps: what must live as long as the buffers are used.
+    """
+
+    rank: int
+    ranks: int
+    local: torch.Tensor
+    address_R: torch.Tensor
+    keeps: Any
+
+
+def device_memory(group: Any, size: int, device: str) -> SymmetricMemory:
+    """Makes buffers of `size` bytes on the GPUs of one NVLink domain. A collective call of the group's ranks.
+
+    Args:
+        group: an NCCL process group.
+        size: bytes.
+        device: this rank's CUDA device, the current one.
+    """
+    import torch.distributed._symmetric_memory as symmetric
+
+    local = symmetric.empty(size, dtype=torch.uint8, device=torch.device(device))
+    handle = symmetric.rendezvous(local, group)
+    local.zero_()
+    torch.cuda.synchronize(device)
+    dist.barrier(group)  # nobody writes before all are zero
+    addresses = torch.tensor(handle.buffer_ptrs, dtype=torch.int64, device=device)
+    return SymmetricMemory(handle.rank, handle.world_size, local, addresses, handle)
+
+
+def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMemory:
+    """Makes buffers of `size` bytes in files of a folder, which processes of one machine share: for Triton's interpreter.
+
+    Args:
+        folder: an empty folder of this user alone, the same on all ranks; /dev/shm is in memory.
+        rank, ranks: this rank, and how many there are.
+        size: bytes.
+    """
+    files = [torch.from_file(str(folder / str(peer)), shared=True, size=size, dtype=torch.uint8) for peer in range(ranks)]
+    addresses = torch.tensor([file.data_ptr() for file in files], dtype=torch.int64)
+    return SymmetricMemory(rank, ranks, files[rank], addresses, files)

@@ -1,0 +1,114 @@
+"""Ordered push between processes in Triton's interpreter: every byte, every sum, lost flags, and mutants of the kernels."""
+
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aurora.errors import BadInput
+from aurora.runtime.distributed.launcher import launch
+from aurora.types import Order
+from tests.runtime.transports import drawn_pushes
+
+pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
+
+
+@pytest.fixture
+def shared(tmp_path_factory):
+    """A folder in memory, for the buffers."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path_factory.mktemp("shm")
+    with tempfile.TemporaryDirectory(dir=base) as folder:
+        yield folder
+
+
+DRAWN = {2: 14, 3: 12, 4: 10, 6: 8, 8: 6}  # exchanges by number of processes
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(n, marks=() if n in (2, 4) else pytest.mark.full) for n in DRAWN])
+def test_drawn_exchanges_carry_every_byte(ranks, shared):
+    """All dtypes, shared rows and not, free-running and gated, skewed and empty."""
+    count = DRAWN[ranks]
+    found = launch(drawn_pushes.exchanges, ranks, shared, range(100 * ranks, 100 * ranks + count))
+    assert sum(rows for of_rank in found for rows, _ in of_rank) > 10 * count
+    assert [differing for of_rank in found for _, differing in of_rank] == [0] * (ranks * count)
+
+
+MUTANTS = {
+    "early flag": (
+        "            for row in range(begin + lane, end, LANES):",
+        "            _set(buffer.to(tl.pointer_type(tl.int64)) + rank * LANES + lane, begun + stages)\n"
+        "            for row in range(begin + lane, end, LANES):",
+    ),
+    "reused epoch": ("tl.load(state)", "(tl.load(state) * 0)"),
+    "another lane's rows": ("range(begin + lane, end, LANES)", "range(begin + lane, end, LANES + 1)"),
+    "a count of the other half": ("2 * words + half * ranks", "2 * words + (1 - half) * ranks"),
+}
+
+
+@pytest.mark.parametrize("mutant", ["none", *MUTANTS])
+def test_a_mutant_of_the_kernels_is_caught(mutant, shared, tmp_path):
+    """Mutants of the memory model are caught in the machine code, see tests/moe/test_triton_targets.py."""
+    source = Path(importlib.util.find_spec(drawn_pushes.KERNELS).origin).read_text()
+    line, changed = MUTANTS.get(mutant, ("", ""))
+    assert line in source
+    mutated = source.replace(line, changed) if line else source
+    (tmp_path / "mutant.py").write_text(
+        mutated.replace("tl.store(state, (tl.load(state) * 0)", "tl.store(state, tl.load(state)")
+    )
+    found = launch(drawn_pushes.exchanges, 2, shared, range(6), str(tmp_path / "mutant.py"), True)
+    assert (sum(differing for of_rank in found for _, differing in of_rank) > 0) == (mutant != "none")
+
+
+@pytest.mark.parametrize("one_half", [False, True])
+def test_slow_readers_keep_their_rows(one_half, shared):
+    """A rank that reads late is overtaken by a peer's next exchange, which would overwrite a single half."""
+    found = launch(drawn_pushes.late_readers, 2, shared, one_half)
+    assert (sum(map(sum, found)) > 0) == one_half
+
+
+def test_a_lost_flag_ends_by_a_time_out_that_names_the_peer(shared):
+    for said in launch(drawn_pushes.lose_a_flag, 3, shared)[1:]:
+        assert "lost rank 0: no flag within 0.002 s" in said
+
+
+def test_tokens_travel_over_servers(shared):
+    """Two hops: servers of two ranks, float32 sums by server and then over servers, equal to the bit."""
+    assert launch(drawn_pushes.over_servers, 4, shared) == [0] * 4
+
+
+def test_a_transport_carries_tensors_in_rounds(shared):
+    """Every order, any sizes, several rounds, free-running and gated."""
+    events = launch(drawn_pushes.transports, 3, shared)
+    for rank, seen in enumerate(events):
+        assert {peer for peer, *_ in seen} == {0, 1, 2} - {rank}
+        assert all(size > 0 and start_s <= end_s for _, _, size, start_s, end_s in seen)
+
+
+def table_of(order, rank, gated):
+    from aurora.runtime.transports.push import stage_table
+
+    return stage_table(order, rank, 2, 4, gated).tolist()
+
+
+def test_a_table_has_the_order_of_its_rank():
+    order = Order("by hand", np.array([[0, 2], [1, 0], [0, 1], [2, 1], [1, 2], [2, 0]]))
+    whole, none = 1 << 20, [-1, -1, 0, 0, 0, 0]
+    own = [0, -1, 0, 0, whole, 1]
+    free = [[2, -1, 0, 0, whole, 1], [1, -1, 0, 0, whole, 1], none, own]
+    assert table_of(order, 0, False) == [free, free]
+    assert table_of(Order.all_at_once(3), 0, False)[1][:2] == [[2, -1, 0, 0, whole, 1], [1, -1, 0, 0, whole, 1]]
+    assert table_of(Order.all_at_once(3), 0, False)[0][:2] == [[1, -1, 0, 0, whole, 1], [2, -1, 0, 0, whole, 1]]
+    with pytest.raises(BadInput, match="order by hand: expected at most 4 stages on a rank, found 5"):
+        table_of(order, 0, True)
+    with pytest.raises(BadInput, match="expected one partner at a time"):
+        table_of(Order.all_at_once(3), 0, True)
+
+
+def test_more_tokens_than_there_is_space_for_are_refused(shared):
+    """Nothing is dropped; smaller buffers take a fixed number of rounds."""
+    ((said, parts),) = launch(drawn_pushes.too_many, 1, shared)
+    assert said == "ordered push: expected at most 3 rows for a rank, of at most 416 bytes, found up to 4 of 416"
+    assert parts == [(0, 3, 1), (3, 6, 1), (6, 7, 1)]
