@@ -24,7 +24,7 @@ from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import End, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group
 from aurora.types import Hierarchy, Network, Order, SubChannels
-from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator
+from tests.runtime.transports.nccl_emulator import Deadlock, EmulatedCalls, Mismatch, NcclEmulator, OneGpu
 
 
 def ignore(*_event):
@@ -115,8 +115,8 @@ def check_orders(seeds):
     for seed in seeds:
         rng = np.random.default_rng(seed)
         ranks = int(rng.integers(2, 17) if seed % 4 == 0 else rng.integers(2, 7))
-        buffered_bytes = int(rng.choice([0, 0, 100]))
-        emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, buffered_bytes)
+        buffered_bytes, rounds_at_once = int(rng.choice([0, 0, 100])), (None, 1, 2)[seed % 3]
+        emulator = NcclEmulator(ranks, lambda src, dst, size: 1.0 + size / 100, buffered_bytes, rounds_at_once)
         delays = [partial(rng.uniform, 0.0, late_s) for late_s in rng.choice([0.0, 1.0, 30.0], ranks)]
         calls = [EmulatedCalls(emulator, rank, delay_s) for rank, delay_s in enumerate(delays)]
         transports = [NcclTransport(each, None) for each in calls]
@@ -284,6 +284,99 @@ def test_two_ranks_with_different_orders_are_caught():
         transport.exchange(other if rank == 1 else order, tensors, [torch.zeros_like(each) for each in tensors], ignore)
     with pytest.raises(Deadlock):
         emulator.finish()
+
+
+def test_all_at_once_is_shifted_rounds():
+    """One round at a time: NCCL sends to the next rank first, whatever the sequence in the group."""
+    emulator = NcclEmulator(4, lambda src, dst, size: 1.0, rounds_at_once=1)
+    transports = [NcclTransport(EmulatedCalls(emulator, rank), None) for rank in range(4)]
+    emulator.finish()
+    made_s = max(one.end_s for one in emulator.transfers)
+    emulator.transfers.clear()
+    order = ORDER["all-at-once"](1 - np.eye(4, dtype=np.int64), Network.equal(4), rng=np.random.default_rng(0))
+    exchange(transports, replace(order, pairs_X2=order.pairs_X2[::-1]), 5 * (1 - np.eye(4, dtype=np.int64)), emulator)
+    assert len(emulator.transfers) == 12
+    assert all(one.start_s == made_s + (one.dst - one.src) % 4 - 1 for one in emulator.transfers)
+
+
+def test_a_fifo_holds_what_it_holds():
+    """Two small sends fit into the FIFO and end alone; the third waits for its receiver."""
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0, buffered_bytes=100)
+    for rank in range(2):
+        NcclTransport(EmulatedCalls(emulator, rank), None)
+    emulator.finish()
+    post(emulator, 0, *[[(1, True, 40)]] * 3)
+    marked = emulator.mark(0, 0.0)
+    emulator.run()
+    assert marked.end_s is None
+    post(emulator, 1, *[[(0, False, 40)]] * 3)
+    emulator.finish()
+    assert marked.end_s == 4.0
+
+
+def two_models(first, last):
+    """Two communicators on the same two GPUs; each rank launches their calls in a sequence. Returns whether all end."""
+    gpus = [OneGpu(), OneGpu()]
+    emulators = [NcclEmulator(2, lambda src, dst, size: 1.0, gpu_R=gpus) for _ in range(2)]
+    for emulator in emulators:
+        for rank in range(2):
+            post(emulator, rank, [(1 - rank, True, 1), (1 - rank, False, 1)])
+        emulator.finish()
+    for rank, sequence in enumerate((first, last)):
+        for model in sequence:
+            post(emulators[model], rank, [(1 - rank, True, 5), (1 - rank, False, 5)])
+    for _ in range(4):
+        for emulator in emulators:
+            emulator.run()
+    for emulator in emulators:
+        emulator.finish()
+
+
+def test_models_that_share_gpus_launch_in_one_sequence():
+    """What the port arbiter holds; in different sequences each GPU waits for the other."""
+    two_models((0, 1, 1, 0), (0, 1, 1, 0))
+    with pytest.raises(Deadlock):
+        two_models((0, 1), (1, 0))
+
+
+def test_a_cuda_error_stays():
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
+    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
+    transports = [NcclTransport(each, None) for each in calls]
+    order = Order("one", np.array([[0, 1], [1, 0]]))
+    tensors = [torch.zeros(3, dtype=torch.uint8)] * 2
+    transports[0].exchange(order, tensors, tensors, ignore)
+    calls[0].fail("CUDA error: an illegal memory access was encountered")
+    for again in (transports[0].wait, transports[0].wait, lambda: transports[0].exchange(order, tensors, tensors, ignore)):
+        with pytest.raises(RankFailed, match="rank 0 lost the others: CUDA error: an illegal memory access"):
+            again()
+
+
+def test_an_abort_ends_what_another_thread_posts():
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
+    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
+    transports = [NcclTransport(each, None) for each in calls]
+    order, tensors = Order("one", np.array([[0, 1], [1, 0]])), [torch.zeros(3, dtype=torch.uint8)] * 2
+    calls[0].abort(RankFailed("rank 0 lost rank 1"))
+    with pytest.raises(RankFailed, match=r"^rank 0 lost rank 1$"):
+        transports[0].exchange(order, tensors, tensors, ignore)
+
+
+def test_exchanges_are_captured_until_times_must_be_read():
+    """A transport queues exchanges without a query; the first that would have to read times is what capture forbids."""
+    emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
+    calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
+    calls[0].capturing = True
+    with pytest.raises(RankFailed, match="a communicator cannot be made while a graph is captured"):
+        NcclTransport(calls[0], None)
+    calls[0].capturing = False
+    transports = [NcclTransport(each, None) for each in calls]
+    order, tensors = Order("one", np.array([[0, 1], [1, 0]])), [torch.zeros(3, dtype=torch.uint8)] * 2
+    calls[0].capturing = True
+    for _ in range(nccl.MOST_QUEUED):
+        transports[0].exchange(order, tensors, tensors, ignore)
+    with pytest.raises(RankFailed, match="operation not permitted when stream is capturing"):
+        transports[0].exchange(order, tensors, tensors, ignore)
 
 
 def test_a_communicator_that_some_ranks_make_is_caught():
