@@ -14,6 +14,7 @@ from aurora.planner.arbitration import slices_of
 from aurora.planner.check.fit import check_traffic
 from aurora.planner.check.plans import check_plan
 from aurora.planner.compile import compile_plan
+from aurora.planner.network.delivery import DELIVERY, Delivery
 from aurora.planner.network.switch import Switch
 from aurora.planner.network.transfer_seconds import counts_seconds
 from aurora.planner.workload.serving_gpus import replica_tokens
@@ -52,6 +53,7 @@ def simulate_plan(
     orders: str = "plan",
     interleave: str = "on",
     staged: bool = False,
+    delivery: str | None = None,
 ) -> Trace:
     """Predicts how long serving the profiles under a plan takes, event by event, one step per window.
 
@@ -64,6 +66,8 @@ def simulate_plan(
             an allgather of all tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora.
         interleave: "on": models run side by side; "off": one after the other.
         staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
+        delivery: one of DELIVERY, whose estimated costs take the place of the cluster's start-ups and link curves; None: these
+            hold. Pushed rows bring their counts along, so that `barriers` "none" fits them.
 
     Returns:
         The predicted Trace.
@@ -87,7 +91,10 @@ def simulate_plan(
     check_traffic(plan, profiles)
     served, traffic = cut_traffic(plan, profiles)
     program = compile_plan(served, gathered=orders == GATHERED)
-    return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged)
+    if delivery is not None:
+        check_one_of("delivery", delivery, DELIVERY)
+    by = None if delivery is None else DELIVERY[delivery]
+    return simulate(program, plan.cluster, traffic, barriers, ordered, interleave == "on", staged, by)
 
 
 def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
@@ -104,6 +111,7 @@ def simulate(
     ordered: OrderBatch | None = None,
     interleave: bool = True,
     staged: bool = False,
+    delivery: Delivery | None = None,
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
@@ -122,6 +130,7 @@ def simulate(
             with those of the dispatch that it is backwards. None: the program's orders are used.
         interleave: whether the models run side by side, or one after the other on every rank.
         staged: whether transfers run in stages, see `Switch.open`, and a rank has one exchange under way at a time, as on NCCL.
+        delivery: how exchanges are carried out; None: by messages that have the network's start-ups.
 
     Returns:
         A Trace of kind "predicted"; the same for the same arguments.
@@ -131,7 +140,8 @@ def simulate(
     """
     check_one_of("barriers", barriers, BARRIERS)
     record = TraceRecorder("predicted", program.names_M, program.ranks)
-    _Run(program, cluster, profiles, barriers, ordered, interleave, staged, record).perform()
+    staged = staged or (delivery is not None and delivery.keeps == "stages")
+    _Run(program, cluster, profiles, barriers, ordered, interleave, staged, record, delivery).perform()
     return record.trace()
 
 
@@ -182,6 +192,7 @@ class _Run:
     interleave: bool
     staged: bool
     record: "TraceRecorder | _Span"
+    delivery: Delivery | None = None
 
     def __post_init__(self) -> None:
         self._preempts = self.interleave and self.barriers != "global"
@@ -204,8 +215,9 @@ class _Run:
         self._sizes: dict[Key, tuple[Order, IntArray]] = {}  # of all-to-alls with steps to come: order, bytes of each step
         self._steps: dict[tuple[Key, int], _Step] = {}
         self._by_number: dict[int, _Step] = {}
-        self._switch = Switch(network := self.cluster.network)
-        self._counts_s = counts_seconds(network)
+        network, by = self.cluster.network, self.delivery
+        self._switch = Switch(network if by is None else by.network(network))
+        self._counts_s = counts_seconds(network) if by is None else 0.0
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]
@@ -273,6 +285,8 @@ class _Run:
     def _transfers(self, rank: int, op: Exchange, key: Key, numbers: Iterable[int]) -> Process:
         """The rank's transfers of some steps of an all-to-all, one after the other, while it has the port."""
         for number in numbers:
+            if self.delivery is not None:
+                yield self._sleep(self.delivery.once_s)
             yield self._join(rank, op, key, number)
         if self.barriers == "global":
             yield self._barrier(*key)
@@ -402,7 +416,7 @@ class _Run:
                 pieces = slices_of(bytes_SGG[0], self.cluster.network, self.program.policies_M[key[0]].slice_s)
                 ends_KGG = bytes_SGG * np.arange(pieces + 1)[:, None, None] // pieces
                 bytes_SGG = np.diff(ends_KGG, axis=0)
-            self._sizes[key] = order, bytes_SGG
+            self._sizes[key] = order if self.delivery is None else self.delivery.order(order), bytes_SGG
         return self._sizes[key]
 
     def _finish_step(self, step: _Step, rank: int) -> None:

@@ -73,7 +73,7 @@ def order(
     check_value("seed", seed, SEEDS)
     if startup_s is not None and not 0 <= startup_s < float("inf"):
         raise BadInput(f"`startup_s`: expected seconds of zero or more, found {startup_s}")
-    network = cluster.network if cluster else _equal_network(n)
+    network = cluster.network if cluster else equal_network(n)
     if startup_s is not None:
         network = replace(network, startup_s_G=np.full(n, startup_s), curves=())
     rng = np.random.default_rng(seed)
@@ -81,8 +81,8 @@ def order(
 
 
 @lru_cache(maxsize=64)
-def _equal_network(ranks: int) -> Network:
-    """Equal ports of DEFAULT_BPS, kept so that repeated calls find its pairs' rates computed."""
+def equal_network(ranks: int) -> Network:
+    """Returns equal ports of DEFAULT_BPS, kept so that repeated calls find its pairs' rates computed."""
     return Network.equal(ranks, DEFAULT_BPS)
 
 

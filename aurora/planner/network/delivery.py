@@ -1,0 +1,135 @@
+"""Deliveries: the ways in which GPUs carry out an all-to-all, what each costs beside its bytes, and from which size it pays.
+
+Nothing of this was measured on a GPU. The costs are estimates from the sources of NCCL, DeepEP and Triton.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aurora.errors import check_one_of
+from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.network.switch import steps_seconds
+from aurora.types import Network, Order
+from aurora.types.arrays import FloatArray, IntArray
+
+LAUNCH_S = 4e-6  # of a kernel, from the host
+FLAG_S = 1.5e-6  # from a flag's writing to its reading by a peer
+STAGE_S = 30e-6  # of the host for a grouped call of NCCL
+PUT_S = 4e-6  # of a copy engine for a put and its signal, which are operations of a stream
+SIZES = tuple(float(1 << power) for power in range(14, 31, 2))  # bytes that a rank sends, at which deliveries are compared
+PAYS = 0.98  # of the seconds without an order: an order must take less to be chosen
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A way to carry out an all-to-all.
+
+    Attributes:
+        once_s: seconds of an exchange beside its transfers: launches, and the flag that ends it.
+        transfer_s: seconds of a transfer before its bytes; zero where flags travel beside the next transfer's bytes.
+        keeps: what it keeps of an order: "nothing", the sequence of "senders", or "stages", of senders and receivers.
+    """
+
+    once_s: float
+    transfer_s: float
+    keeps: str
+
+    def order(self, order: Order) -> Order:
+        """Returns the order as far as it is kept."""
+        ranks = 1 + int(order.pairs_X2.max(initial=0))
+        if self.keeps == "nothing":
+            return order if order.tiers > 1 else Order.all_at_once(ranks)
+        return replace(order, recvs_open=max(ranks - 1, 1)) if self.keeps == "senders" and order.one_to_one else order
+
+    def network(self, network: Network) -> Network:
+        """Returns the network with this delivery's start-ups in place of its own, and without curves, which hold for others."""
+        return replace(network, startup_s_G=np.full(network.gpus, self.transfer_s), curves=())
+
+    def seconds(self, order: Order, bytes_SGG: IntArray, network: Network) -> float:
+        """Returns the seconds of one all-to-all.
+
+        Args:
+            order: its order.
+            bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
+            network: ports, fabric and incast.
+        """
+        steps_s = steps_seconds(self.order(order), bytes_SGG, self.network(network), self.keeps == "stages")
+        return self.once_s * len(bytes_SGG) + steps_s
+
+
+DELIVERY: Mapping[str, Delivery] = {
+    "unordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "nothing"),
+    "ordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "senders"),  # flags travel beside the next transfer
+    "gated push": Delivery(LAUNCH_S + FLAG_S, 2 * FLAG_S, "stages"),  # the arrival before, and the permit
+    "put and signal": Delivery(FLAG_S, PUT_S, "senders"),
+    "stages": Delivery(0.0, STAGE_S, "stages"),
+}
+
+
+def delivery_seconds(
+    bytes_GG: IntArray, network: Network, sizes_X: Sequence[float], methods: Sequence[str] = ("openshop", "matchings")
+) -> dict[str, FloatArray]:
+    """Returns (X,) float64 by name, the seconds of one all-to-all in each delivery, at each size.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other, whose proportions count.
+        network: ports, fabric and incast.
+        sizes_X: (X,) bytes that a rank sends on average.
+        methods: orders, each one of ORDER. Each delivery has the one with which it is fastest.
+
+    Raises:
+        BadInput: if there is no such order.
+    """
+    for method in methods:
+        check_one_of("methods", method, ORDER)
+    seconds: dict[str, list[float]] = {name: [] for name in DELIVERY}
+    for size in sizes_X:
+        sized_GG = np.rint(bytes_GG * (size * len(bytes_GG) / max(int(bytes_GG.sum()), 1))).astype(np.int64)
+        for name, each in DELIVERY.items():
+            own = each.network(network)
+            orders = (ORDER[method](sized_GG, own, rng=np.random.default_rng(0)) for method in methods)
+            seconds[name].append(min(each.seconds(order, sized_GG[None], network) for order in orders))
+    return {name: np.array(each) for name, each in seconds.items()}
+
+
+def chosen(seconds: Mapping[str, float]) -> str:
+    """Returns the push to use by the seconds of each: one that keeps an order only if it takes PAYS of those without one."""
+    ordered = min(("ordered push", "gated push"), key=lambda name: seconds[name])
+    return ordered if seconds[ordered] <= PAYS * seconds["unordered push"] else "unordered push"
+
+
+def pays_from(seconds: Mapping[str, FloatArray], sizes_X: Sequence[float]) -> dict[str, float]:
+    """Returns by name the smallest size from which on each delivery that keeps an order takes less than one that keeps none.
+
+    Args:
+        seconds: as `delivery_seconds` returns them.
+        sizes_X: (X,) their sizes, rising.
+
+    Returns:
+        Sizes; infinity where a delivery does not pay at the largest size. It pays if it takes PAYS of the seconds or less.
+    """
+    found = {}
+    for name, seconds_X in seconds.items():
+        if DELIVERY[name].keeps != "nothing":
+            loses_X = np.flatnonzero(seconds_X > PAYS * seconds["unordered push"])
+            first = 0 if not len(loses_X) else int(loses_X[-1]) + 1
+            found[name] = float(sizes_X[first]) if first < len(sizes_X) else np.inf
+    return found
+
+
+def delivery_prices(bytes_GG: IntArray, network: Network) -> tuple[dict[str, float], dict[str, float]]:
+    """Prices the deliveries of one all-to-all.
+
+    Args:
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
+        network: ports, fabric and incast.
+
+    Returns:
+        By name the seconds of each delivery, and of each that keeps an order the bytes that a rank sends from which on it pays,
+        of SIZES; infinity for none.
+    """
+    seconds = delivery_seconds(bytes_GG, network, [int(bytes_GG.sum()) / len(bytes_GG), *SIZES])
+    here = {name: float(seconds_X[0]) for name, seconds_X in seconds.items()}
+    return here, pays_from({name: seconds_X[1:] for name, seconds_X in seconds.items()}, SIZES)
