@@ -150,6 +150,12 @@ class RankFiles:
         self._folder, self.ranks = folder, sorted(there) if ranks is None else ranks
         self._words: dict[int, memoryview] = {}
 
+    def keep(self, ranks: list[int]) -> None:
+        """Forgets all ranks but these, for good."""
+        for lost in set(self.ranks) - set(ranks):
+            file_of(self._folder, lost).unlink(missing_ok=True)
+        self.ranks = ranks
+
     def serving(self) -> bool:
         """Returns whether the warm-up of all ranks is over, and none has ended as it should."""
         for rank in self.ranks:
@@ -175,7 +181,7 @@ class RankFiles:
     def lost(self) -> list[int]:
         """Returns the ranks whose process, or whose engine's, has ended, if it is not this one."""
         self.serving()
-        pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in self._words.items() if not words[LEFT]}
+        pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in sorted(self._words.items()) if not words[LEFT]}
         return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]
 
 

@@ -4,6 +4,7 @@ With several API servers vLLM collects from all processes by itself.
 """
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from aurora_vllm.rank_progress import FOLDER
 
+LOG = logging.getLogger("vllm.aurora")
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"  # set by vLLM when it runs several API servers, or by the user
 WRITE_S = 2.0  # between two writes
 
@@ -27,7 +29,11 @@ def open_status_folder() -> None:
     """Creates the folder of this server's status files, once, for all processes that it starts, and shows their metrics."""
     if FOLDER in os.environ:
         return
-    os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="aurora-vllm-")
+    try:
+        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="aurora-vllm-")
+    except OSError as error:
+        LOG.warning("aurora: no watchdog, and no metrics with one API server: %s", error)
+        return
     atexit.register(_remove, folder, os.getpid())
     if MULTIPROCESS not in os.environ:
         REGISTRY.register(WorkersMetrics(Path(folder)))

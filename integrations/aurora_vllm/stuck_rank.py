@@ -16,6 +16,7 @@ _DOES = {
 }  # fmt: skip
 CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
 WAIT_S = 2.5  # an exchange that lasts as long is stuck
+BALANCER_S = 10.0  # background threads that have come equally far stand still after as long
 SILENT_S = 3.0  # a rank whose thread gives no sign of life for as long is stopped
 SLOW = 2.0  # times the others' median compute of the same passes: clearly below the three times that are to be seen
 LEAST_PASSES = 5  # that are compared
@@ -168,8 +169,11 @@ def _balancer(states: Mapping[int, RankState]) -> StuckRank | None:
     done = {rank: (state.balancer_layers, BALANCERS.index(state.balancer)) for rank, state in states.items()}
     rank = min(done, key=lambda each: done[each])
     what = f"stands still: EPLB's background thread {_DOES[states[rank].balancer]}"
-    others = "as on all ranks" if len(set(done.values())) == 1 else "and the others' are further"
-    return StuckRank(rank, "balancer", f"{what}, {others}")
+    if len(set(done.values())) > 1:
+        return StuckRank(rank, "balancer", f"{what}, and the others' are further")
+    if any(state.balancer_s < BALANCER_S for state in still):  # moves of a large layer take long
+        return None
+    return StuckRank(rank, "balancer", f"{what}, as on all ranks")
 
 
 def _where(states: Mapping[int, RankState]) -> str:

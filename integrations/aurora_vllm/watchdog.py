@@ -57,11 +57,18 @@ class Watchdog:
         self._seen: list[tuple[int | None, str] | None] = []
         self._looked_s = time.monotonic()
         self._labels = {"model_name": model_name, "ep_rank": str(rank)}
+        try:
+            self._register(registry)
+        except ValueError as error:  # the names are taken in this process
+            LOG.warning("aurora: no metrics of the watchdog: %s", error)
+            self._register(CollectorRegistry())
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="aurora-watchdog").start()
+
+    def _register(self, registry: CollectorRegistry) -> None:
         latest: dict[str, Any] = {"multiprocess_mode": "mostrecent", "registry": registry}
         self._stuck = Gauge("aurora_stuck_rank", STUCK, (*self._labels, "cause", "reason"), **latest)
         self._looked = Gauge("aurora_watchdog_timestamp_seconds", LOOKED, (*self._labels,), **latest).labels(**self._labels)
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, daemon=True, name="aurora-watchdog").start()
 
     def end(self) -> None:
         """Ends the watch, and says to the others that this rank ends as it should."""
@@ -71,7 +78,7 @@ class Watchdog:
     def keep(self, ranks: list[int]) -> None:
         """Goes on without lost ranks, before the next forward pass; `ranks` are those of this host that are left."""
         self._progress.count_anew()
-        self._files.ranks = ranks
+        self._files.keep(ranks)
 
     def look(self) -> None:
         """Gives a sign of life, and looks once."""
@@ -117,6 +124,6 @@ class Watchdog:
         while not self._ended.wait(LOOK_S):
             try:
                 self.look()
-            except Exception:  # serving goes on without a watchdog
+            except Exception:  # serving goes on, and no rank takes the silence for a stopped one
                 LOG.exception("aurora: the watchdog has ended")
-                return
+                self.end()

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from aurora_vllm.stuck_rank import (
+    BALANCER_S,
     CAUSES,
     COMBINE,
     COMPUTE,
@@ -99,7 +100,7 @@ def test_slow_ranks_are_compared_by_passes_of_as_many_tokens(states, rank):
         ((READY, 4), (MOVES, 4), 2),
         ((MOVES, 4), (PLANS, 4), 2),
         ((MOVES, 4), (WAITS, 3), 2),
-        ((READY, 4), (READY, 4), 0),
+        ((READY, 4), (READY, 4), None),
         ((RESTS, 4), (RESTS, 4), None),
         ((PLANS, 4), (PLANS, 4), None),
     ],
@@ -108,6 +109,8 @@ def test_a_balancer_that_stands_still_while_passes_go_on(layers, of_rank_2, rank
     standing = RankState(balancer=layers[0], balancer_layers=layers[1], balancer_s=WAIT_S, balancer_passes=10)
     states = others(standing, balancer=of_rank_2[0], balancer_layers=of_rank_2[1])
     assert getattr(stuck_rank(states), "rank", None) == rank
+    later = {each: replace(state, balancer_s=BALANCER_S) for each, state in states.items()}
+    assert getattr(stuck_rank(later), "rank", None) == (0 if layers == of_rank_2 == (READY, 4) else rank)
     assert stuck_rank(others(replace(standing, balancer_passes=0))) is None, "nothing takes what is ready while no pass runs"
 
 

@@ -134,7 +134,23 @@ def test_without_lost_ranks_the_others_count_anew(dog):
     dog.keep([0])
     dog.ranks[1].end()
     assert dog._files.serving()
+    assert RankFiles(dog._files._folder).ranks == [0], "nobody calls the other one lost from now on"
     assert [(rank, state.exchanges) for rank, state in dog._files.states(1.0).items()] == [(0, 0)]
+
+
+def test_a_watchdog_that_fails_is_no_stopped_rank(dog, monkeypatch, caplog):
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
+    monkeypatch.setattr(watchdog, "stuck_rank", lambda *_given: 1 / 0)
+    dog._run()
+    assert "the watchdog has ended" in caplog.text
+    assert not dog._files.serving()
+
+
+def test_a_process_with_two_servers_has_two_watchdogs(dog, tmp_path, caplog):
+    second = Watchdog(0, RankProgress(), RankFiles(tmp_path, []), True, "m", registry=dog.registry)
+    second.look()
+    second.end()
+    assert "no metrics of the watchdog" in caplog.text
 
 
 def test_nobody_looks_while_a_rank_warms_up_or_ends(dog, monkeypatch):

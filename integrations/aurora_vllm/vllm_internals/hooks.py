@@ -221,8 +221,8 @@ def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def named(*args: Any, **named: Any) -> Any:
-        folder = os.environ.get(FOLDER)
-        with naming_lost_ranks(None if folder is None else RankFiles(Path(folder))):
+        files = RankFiles(Path(folder)) if (folder := os.environ.get(FOLDER)) else None
+        with naming_lost_ranks(files if files is not None and files.ranks else None):
             return original(*args, **named)
 
     named._aurora = True  # type: ignore[attr-defined]

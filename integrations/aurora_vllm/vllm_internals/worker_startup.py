@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from aurora_vllm.plugin_status import PluginStatus
     from aurora_vllm.worker_integration import WorkerIntegration
 
+LOG = logging.getLogger("vllm.aurora")
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 
 
@@ -129,7 +131,11 @@ class WorkerStartup:
         if not os.environ[FOLDER]:  # nobody has created one: vLLM's configuration was made without the plugin
             return
         folder = Path(os.environ[FOLDER])
-        integration.progress = RankProgress(file_of(folder, integration.rank))
+        try:
+            integration.progress = RankProgress(file_of(folder, integration.rank))
+        except OSError as error:
+            LOG.warning("aurora: no watchdog: %s", error)
+            return
         integration.watchdog = Watchdog(
             integration.rank, integration.progress, RankFiles(folder, ranks), len(ranks) == integration.ranks,
             self._config.model_config.served_model_name, status.show,
