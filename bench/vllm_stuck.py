@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from aurora_vllm.rank_progress import RankFiles, RankProgress, Waiting, file_of
+from aurora_vllm.rank_progress import RankFiles, RankProgress, file_of
 from aurora_vllm.stuck_rank import COMBINE, DISPATCH, STEP
 from aurora_vllm.watchdog import Watchdog
 from machine import machine
@@ -66,7 +66,7 @@ def serve(rank: int, ranks: int, namespace: str | None, folder: Path, uneven: bo
 
 def run(rank: int, ranks: int, progress: RankProgress, uneven: bool, slow: list[float], rng: np.random.Generator) -> None:
     """Runs forward passes without end."""
-    step, dispatch, combine = (Waiting(progress, phase) for phase in (STEP, DISPATCH, COMBINE))
+    step, dispatch, combine = (progress.exchange[phase] for phase in (STEP, DISPATCH, COMBINE))
     rows = torch.ones(ranks * 8, 1024)
     received = torch.empty_like(rows)
     while True:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from aurora_vllm.links import connections, unanswering
 from aurora_vllm.peer_ranks import process_state
-from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
+from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
-WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES, BALANCER, BALANCER_SINCE, BALANCER_PASSES, BALANCER_LAYERS = (
-    range(13)
-)
+WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES = range(9)  # words of a file
+BALANCER, BALANCER_SINCE, BALANCER_PASSES, BALANCER_LAYERS = range(9, 13)
 OWN, SILENT, RING = 16, 20, 32  # words at which lists begin
 ADDRESSES, MOST_PEERS, RING_PASSES, PASS_WORDS = 4, 12, 128, 5
 WORDS = RING + RING_PASSES * PASS_WORDS
@@ -28,12 +27,16 @@ class RankProgress:
 
     Args:
         path: the file to write to; None: nobody sees it.
+
+    Attributes:
+        exchange: a context manager for each kind of exchange.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._words = _mapped(path, create=True) if path is not None else memoryview(bytearray(8 * WORDS)).cast("q")
         self._exchanges = self._compute_ns = self._began_ns = self._tokens = 0
         self._phase, self._since_ns = _IDLE, time.monotonic_ns()
+        self.exchange = {phase: Waiting(self, phase) for phase in EXCHANGES}
         self._asked, self._unanswering = -1, set[str]()  # hosts are asked for an answer once in an exchange
         self._words[LAYER] = NO_LAYER
         self._words[WORKER], self._words[ENGINE] = os.getpid(), os.getppid()
@@ -124,7 +127,7 @@ class RankProgress:
 
 
 class Waiting:
-    """Context manager of the exchanges of one kind, one of PHASES. An exchange that fails does not end."""
+    """Context manager of the exchanges of one kind. An exchange that fails does not end."""
 
     def __init__(self, progress: RankProgress, phase: str) -> None:
         self._progress, self._phase = progress, PHASES.index(phase)

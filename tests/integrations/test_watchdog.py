@@ -10,7 +10,7 @@ import types
 import pytest
 from aurora_vllm import rank_progress, served_metrics, watchdog
 from aurora_vllm.links import connections, unanswering
-from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, Waiting, file_of
+from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
 from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, StuckRank
 from aurora_vllm.vllm_internals import progress_hooks
@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 def run_pass(progress, tokens=5, layers=2):
     """A forward pass with an exchange before it and one in each layer."""
     progress.begin_pass(tokens)
-    with Waiting(progress, STEP):
+    with progress.exchange[STEP]:
         pass
     for layer in range(layers):
         progress.layer(layer)
-        with Waiting(progress, DISPATCH):
+        with progress.exchange[DISPATCH]:
             pass
     progress.end_pass()
 
@@ -42,10 +42,10 @@ def test_ranks_read_what_a_rank_does(tmp_path):
     assert {number: found.size for number, found in state.passes.items()} == {3: 3}
     progress.begin_pass(1)
     progress.layer(7)
-    Waiting(progress, DISPATCH).__enter__()
+    progress.exchange[DISPATCH].__enter__()
     (state,) = files.states(60.0).values()
     assert (state.phase, state.exchanges, state.layer) == ("dispatch", 4, 7)
-    with pytest.raises(ValueError, match="bytes"), Waiting(progress, DISPATCH):
+    with pytest.raises(ValueError, match="bytes"), progress.exchange[DISPATCH]:
         raise ValueError("no bytes")
     (state,) = files.states(60.0).values()
     assert (state.phase, state.exchanges) == ("dispatch", 5), "an exchange that fails does not end"

@@ -32,6 +32,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     find,
 )
 from aurora_vllm.vllm_internals.cpu import accept_eplb, refuse_eplb, repair_cpu, repair_eplb
+from aurora_vllm.vllm_internals.progress_hooks import within
 from aurora_vllm.vllm_internals.worker_startup import BACK_END, WorkerStartup, process_number
 
 LOG = logging.getLogger("vllm.aurora")
@@ -213,20 +214,15 @@ def install_dp_hook() -> None:
         with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
             parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
             if not getattr(original, "_aurora", False):
-                setattr(parallel, check.name, staticmethod(_naming(original)))
+                wrapped = within(lambda: naming_lost_ranks(_processes()))(original)
+                wrapped._aurora = True  # type: ignore[attr-defined]
+                setattr(parallel, check.name, staticmethod(wrapped))
 
 
-def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that names lost ranks in its errors, by the server's status files."""
-
-    @functools.wraps(original)
-    def named(*args: Any, **named: Any) -> Any:
-        files = RankFiles(Path(folder)) if (folder := os.environ.get(FOLDER)) else None
-        with naming_lost_ranks(files if files is not None and files.ranks else None):
-            return original(*args, **named)
-
-    named._aurora = True  # type: ignore[attr-defined]
-    return named
+def _processes() -> RankFiles | None:
+    """The processes of the server's ranks, by its status files; None if there are none."""
+    files = RankFiles(Path(folder)) if (folder := os.environ.get(FOLDER)) else None
+    return files if files is not None and files.ranks else None
 
 
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:

@@ -14,9 +14,9 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
-from aurora_vllm.rank_progress import Waiting
 from aurora_vllm.stuck_rank import COMBINE, DISPATCH
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
+from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
     from aurora_vllm.eplb_placement import EplbPlacement
@@ -56,15 +56,10 @@ class PatchedWorker:
         self.group: Any = None
         self.layers: list[Any] = []
         self.live: EplbPlacement | None = None
-        self._waiting: dict[str, Waiting] = {}
 
-    def waiting(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager of an exchange, one of PHASES, in which this rank waits for the others."""
-        if self.integration is None:
-            return nullcontext()
-        if phase not in self._waiting:
-            self._waiting[phase] = Waiting(self.integration.progress, phase)
-        return self._waiting[phase]
+    def exchange(self, phase: str) -> AbstractContextManager[None]:
+        """Context manager in which this rank waits for the others, in one of EXCHANGES."""
+        return nullcontext() if self.integration is None else self.integration.progress.exchange[phase]
 
     @property
     def moves_by_expert_maps(self) -> bool:
@@ -188,19 +183,12 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""
 
+        @within(lambda: worker.exchange(DISPATCH))
         def dispatch_router_logits(self, *args: Any, **named: Any) -> Any:
-            with worker.waiting(DISPATCH):
-                return super().dispatch_router_logits(*args, **named)
+            return super().dispatch_router_logits(*args, **named)
 
-        def dispatch(self, *args: Any, **named: Any) -> Any:
-            with worker.waiting(DISPATCH):
-                return self._dispatch(*args, **named)
-
-        def combine(self, hidden_states: Any, is_sequence_parallel: bool = False) -> Any:
-            with worker.waiting(COMBINE):
-                return self._combine(hidden_states, is_sequence_parallel)
-
-        def _dispatch(
+        @within(lambda: worker.exchange(DISPATCH))
+        def dispatch(
             self, hidden_states: Any, topk_weights: Any, topk_ids: Any, is_sequence_parallel: bool = False,
             extra_tensors: Any = None,
         ) -> Any:  # fmt: skip
@@ -213,7 +201,8 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
                     )
             return integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
 
-        def _combine(self, hidden_states: Any, is_sequence_parallel: bool) -> Any:
+        @within(lambda: worker.exchange(COMBINE))
+        def combine(self, hidden_states: Any, is_sequence_parallel: bool = False) -> Any:
             integration = worker.integration
             if integration is None or not integration.dispatched:
                 with nullcontext() if integration is None else integration.time_slices.released_gpu():
@@ -225,11 +214,11 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
                 return super().allocate_combine_input(*args, **named)
             return None
 
+        @within(lambda: worker.exchange(COMBINE))
         def combine_into_output(self, hidden_states: Any, output: Any, is_sequence_parallel: bool = False) -> Any:
-            with worker.waiting(COMBINE):
-                if worker.integration is None or not worker.integration.dispatched:
-                    return super().combine_into_output(hidden_states, output, is_sequence_parallel)
-                return output.copy_(worker.integration.combine(hidden_states))
+            if worker.integration is None or not worker.integration.dispatched:
+                return super().combine_into_output(hidden_states, output, is_sequence_parallel)
+            return output.copy_(worker.integration.combine(hidden_states))
 
     setattr(find(f"{ALL2ALL}:"), "AgRsAll2AllManager", OrderedAll2AllManager)  # noqa: B010
 

@@ -5,17 +5,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from aurora_vllm.rank_progress import RankProgress, Waiting
+from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.stuck_rank import ENDED, MOVES, NO_BALANCER, PLANS, READY, RESTS, STEP, WAITS
-from aurora_vllm.vllm_internals.api_checks import BALANCER_API_CHECKS, STEP_API_CHECKS, find
+from aurora_vllm.vllm_internals.api_checks import BALANCER_API_CHECKS, STEP_API_CHECKS, ApiCheck, find
 
 
 def watch_steps(progress: RankProgress) -> None:
     """Says when this rank waits for the others at the beginning of a pass, where they tell each other their tokens."""
-    waiting = Waiting(progress, STEP)
     for check in STEP_API_CHECKS:
         if check.missing() is None:
-            _wrap(check.where, lambda: waiting)
+            _wrap(check, lambda: progress.exchange[STEP])
 
 
 def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
@@ -36,8 +35,8 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
         doing = RESTS
 
     plan, move = BALANCER_API_CHECKS
-    _wrap(plan.where, lambda: at(PLANS))
-    _wrap(move.where, lambda: at(MOVES))
+    _wrap(plan, lambda: at(PLANS))
+    _wrap(move, lambda: at(MOVES))
 
     def state() -> tuple[str, int]:
         if (thread := balancer.async_worker) is None:
@@ -51,14 +50,20 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
     return state
 
 
-def _wrap(where: str, around: Callable[[], AbstractContextManager[None]]) -> None:
-    """Makes a function of a module run in a context manager."""
-    module, _, name = where.partition(":")
-    original = find(where)
+def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator: each call of what it decorates runs in a context manager, which is made for it."""
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **named: Any) -> Any:
-        with around():
-            return original(*args, **named)
+    def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapped(*args: Any, **named: Any) -> Any:
+            with context():
+                return original(*args, **named)
 
-    setattr(find(f"{module}:"), name, wrapped)
+        return wrapped
+
+    return decorate
+
+
+def _wrap(check: ApiCheck, context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Makes the function of a module that a check is of run in a context manager."""
+    setattr(find(f"{check.where.partition(':')[0]}:"), check.name, within(context)(find(check.where)))
