@@ -37,7 +37,7 @@ def test_sglang_reads_the_settings_that_the_way_has(sglang):
     ways = [way for gpus in (4, 16) for way in engine.ways(gpus, 8, 128)]
     lines, of = [], []
     for way in ways:
-        for line in engine.command(way, "org/model", Path("a folder")).splitlines():
+        for line in engine.command(way, "org/model", Path("a folder", engine.file)).splitlines():
             if not line.startswith("#"):
                 words = shlex.split(line)
                 lines.append(json.dumps(words[words.index("sglang.launch_server") + 1 :]))
