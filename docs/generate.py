@@ -1,6 +1,8 @@
 """Files that mkdocs makes from the code: the command line, a JSON schema of options; and texts from elsewhere here."""
 
 import json
+import re
+import sys
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -83,9 +85,7 @@ def engines() -> str:
         parts += [f"## {name}", f"Read in the sources of {name} {engine.versions}."]
         default = f"By default, on 8 GPUs of a server and on 16 of two: {_exchanges(engine, 8)}, {_exchanges(engine, 16)}."
         parts += [default, f"Two halves of a batch overlap with: {', '.join(engine.overlaps) or 'nothing'}."]
-        parts.append(
-            _table([["setting", "default", "what it does", "source"], *([*vars(one).values()] for one in engine.settings)])
-        )
+        parts.append(_table([["setting", "default", "what it does", "source"], *settings(engine)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,6 +95,12 @@ def vllm_settings() -> str:
     shown = {None: "none", True: "true", False: "false"}
     rows = [[f"`{each.name}`", told[each.name], shown.get(each.default, each.default)] for each in fields(Settings)]
     return f"{SETTINGS}\n\n{_table([['name', 'meaning', 'default'], *rows])}\n"
+
+
+def settings(engine: ServingEngine) -> list[list[str]]:
+    """Returns the settings in the docstring of an engine's module: flag, default, effect, source; indented lines go on."""
+    table = (sys.modules[engine.launch.__module__].__doc__ or "").split("\n\n", 2)[2]
+    return [" ".join(row.split()).split(" | ") for row in re.split(r"\n(?=\S)", table.strip())]
 
 
 def _exchanges(engine: ServingEngine, gpus: int) -> str:

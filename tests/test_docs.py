@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import aurora.types
+from aurora.advisor.engines import SERVING_ENGINES
 from aurora.cli.choices import names
 from aurora.errors import BadInput
 from aurora.io import load_cluster, load_trace
@@ -163,6 +164,14 @@ def test_the_reference_marks_options_that_only_help_all_shows(generate):
     plan = generate.command_line().split("## aurora plan\n")[1].split("## ")[0]
     marked = {flag: bool(mark) for flag, mark in re.findall(r"^\| `(--[\w-]+)`(?:, `-\w`)?( \\\*)? \|", plan, re.MULTILINE)}
     assert (marked["--order"], marked["--output"], marked["--seed"]) == (False, False, True)
+
+
+def test_every_setting_of_an_engine_has_a_default_an_effect_and_a_source(generate):
+    for engine in SERVING_ENGINES.values():
+        rows = generate.settings(engine)
+        assert len(rows) > 4
+        assert all(len(row) == 4 and all(row) for row in rows), rows
+    assert generate.engines().count("\n## ") == len(SERVING_ENGINES)
 
 
 def test_the_page_of_the_plugins_settings_is_up_to_date(generate):

@@ -55,7 +55,6 @@ def test_every_exchange_and_setting_of_an_engine_is_described(name):
     assert set(engine.exchanges) <= set(EXCHANGES)
     assert set(engine.overlaps) <= set(engine.exchanges)
     assert all(EXCHANGES[EXCHANGES[name].decode or name].sends == EXCHANGES[name].sends for name in engine.exchanges)
-    assert all(all(vars(setting).values()) for setting in engine.settings)
     assert engine.default(8, 8).layout == Layout(data=8, expert=8)
 
 

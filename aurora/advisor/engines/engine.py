@@ -1,6 +1,5 @@
 """Serving engines as they are: how they divide a model over GPUs, how tokens travel, and how a launch command says so."""
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -281,31 +280,8 @@ def launch_lines(
 
 
 @dataclass(frozen=True)
-class EngineSetting:
-    """A setting of an engine, or what it does without one.
-
-    Attributes:
-        flag: the flag, or the subject.
-        default: what holds if it is not given.
-        about: what it does, and with what it goes together.
-        source: where this is written.
-    """
-
-    flag: str
-    default: str
-    about: str
-    source: str
-
-
-def settings(table: str) -> tuple[EngineSetting, ...]:
-    """Returns the rows of a table: flag | default | about | source; lines that begin with a space continue a row."""
-    rows = re.split(r"\n(?=\S)", table.strip())
-    return tuple(EngineSetting(*" ".join(row.split()).split(" | ")) for row in rows)
-
-
-@dataclass(frozen=True)
 class ServingEngine:
-    """A serving engine: what it does by default, what it can be told to do, and how.
+    """A serving engine: what it does by default, what it can be told to do, and how; its module's docstring has the settings.
 
     Attributes:
         name: of the engine.
@@ -313,7 +289,6 @@ class ServingEngine:
         exchanges: names in EXCHANGES, with the engine's name of each.
         launch: called with (way, model's name or path, the plan's file for the engine); returns the commands.
         refuses: called with a way; yields (why the engine cannot serve in it, whether this holds).
-        settings: flags that matter for MoE models.
         eplb: defaults of the engine's own balancer.
         default_exchange: called with a way whose exchange is an allgather; returns the exchange that the engine takes if
             nothing is set.
@@ -333,7 +308,6 @@ class ServingEngine:
     exchanges: Mapping[str, str]
     launch: Callable[[ServingWay, str, Path], str]
     refuses: Callable[[ServingWay], Mapping[str, bool]]
-    settings: tuple[EngineSetting, ...]
     eplb: EplbSettings
     default_exchange: Callable[[ServingWay], str]
     balances: Collection[str] = ()

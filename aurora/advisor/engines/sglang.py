@@ -1,4 +1,34 @@
-"""SGLang: tensor parallelism by default; data-parallel attention and EP are set within it, and a placement is a file."""
+"""SGLang: tensor parallelism by default; data-parallel attention and EP are set within it, and a placement is a file.
+
+Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
+
+--tp-size | 1 | all GPUs of a copy, whatever else divides them | srt/arg_groups/fields/parallel.py
+--attn-dp-size | 1 | data-parallel attention inside them; before 0.5.22, and deprecated now: --dp-size N
+  --enable-dp-attention. --dp-size alone starts copies of the whole model | srt/arg_groups/fields/parallel.py,
+  srt/arg_groups/parallel_hook.py
+--ep-size | 1: every expert is cut over all GPUs | whole experts over that many GPUs; all-to-alls set it to --tp-size by
+  themselves | srt/arg_groups/overrides.py (_a2a_ep_size)
+--moe-a2a-backend | none | none: an all-reduce, or with --attn-dp-size all tokens gathered on all GPUs. Not described here:
+  pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe, flashinfer_megamoe,
+  ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
+--deepep-mode | auto | low_latency for decode, normal for prefill; normal alone turns CUDA graphs off |
+  srt/arg_groups/moe_hook.py
+padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
+  moves less; prefill of several ranks: not at all | srt/layers/dp_attention.py (DpPaddingMode)
+--enable-two-batch-overlap | off | halves of a batch overlap; DeepEP, NIXL, MoRI or pplx, and models with such stages (DeepSeek,
+  Qwen3-MoE, MiMo-V2; DeepSeek-V4 in prefill, there without an all-to-all too). Prefill leaves DeepEP 20 multiprocessors |
+  srt/batch_overlap/operations_strategy.py, srt/batch_overlap/two_batch_overlap.py, srt/arg_groups/validation_hook.py
+--init-expert-location | trivial: in sequence, replicas of the first experts last | a file with a placement, or with loads
+  from which the balancer makes one | srt/eplb/expert_location.py
+--ep-dispatch-algorithm | with a placement: static with an all-to-all, dynamic without | replica of a token: by the GPU's
+  table, at random, or lp: by a linear program a batch and layer (LPLB, since 0.5.14; DeepSeek-V2/V3 and GLM models) |
+  srt/arg_groups/parallel_hook.py, srt/eplb/lplb_solver.py
+--enable-eplb | off | moves experts every --eplb-rebalance-num-iterations (1000) steps by the load of as many; serving waits,
+  for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
+--enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
+  since 0.5.17 | srt/arg_groups/fields/exec_.py (ExecMoe)
+several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
+"""
 
 import shlex
 from pathlib import Path
@@ -10,7 +40,6 @@ from aurora.advisor.engines.engine import (
     ServingEngine,
     ServingWay,
     launch_lines,
-    settings,
 )
 
 BACKENDS = {
@@ -75,41 +104,12 @@ def default_exchange(way: ServingWay) -> str:
     return "allgather"
 
 
-SETTINGS = settings("""
---tp-size | 1 | all GPUs of a copy, whatever else divides them | srt/arg_groups/fields/parallel.py
---attn-dp-size | 1 | data-parallel attention inside them; before 0.5.22, and deprecated now: --dp-size N
-  --enable-dp-attention. --dp-size alone starts copies of the whole model | srt/arg_groups/fields/parallel.py,
-  srt/arg_groups/parallel_hook.py
---ep-size | 1: every expert is cut over all GPUs | whole experts over that many GPUs; all-to-alls set it to --tp-size by
-  themselves | srt/arg_groups/overrides.py (_a2a_ep_size)
---moe-a2a-backend | none | none: an all-reduce, or with --attn-dp-size all tokens gathered on all GPUs. Not described here:
-  pplx (whose limit of 128 tokens must be raised to a prefill chunk), mooncake, megamoe, flashinfer_megamoe,
-  ascend_fuseep | srt/arg_groups/fields/exec_.py (ExecMoe)
---deepep-mode | auto | low_latency for decode, normal for prefill; normal alone turns CUDA graphs off |
-  srt/arg_groups/moe_hook.py
-padding | without an all-to-all | decode: to the most tokens of a rank by allgather, or not at all in an all-reduce, whichever
-  moves less; prefill of several ranks: not at all | srt/layers/dp_attention.py (DpPaddingMode)
---enable-two-batch-overlap | off | halves of a batch overlap; DeepEP, NIXL, MoRI or pplx, and models with such stages (DeepSeek,
-  Qwen3-MoE, MiMo-V2; DeepSeek-V4 in prefill, there without an all-to-all too). Prefill leaves DeepEP 20 multiprocessors |
-  srt/batch_overlap/operations_strategy.py, srt/batch_overlap/two_batch_overlap.py, srt/arg_groups/validation_hook.py
---init-expert-location | trivial: in sequence, replicas of the first experts last | a file with a placement, or with loads
-  from which the balancer makes one | srt/eplb/expert_location.py
---ep-dispatch-algorithm | with a placement: static with an all-to-all, dynamic without | replica of a token: by the GPU's
-  table, at random, or lp: by a linear program a batch and layer (LPLB, since 0.5.14; DeepSeek-V2/V3 and GLM models) |
-  srt/arg_groups/parallel_hook.py, srt/eplb/lplb_solver.py
---enable-eplb | off | moves experts every --eplb-rebalance-num-iterations (1000) steps by the load of as many; serving waits,
-  for all layers at once or --eplb-rebalance-layers-per-chunk of them a step | srt/eplb/eplb_manager.py
---enable-waterfill | off | the shared expert of a token goes to the least busy GPU; DeepSeek-V3 and R1, DeepEP or MegaMoE;
-  since 0.5.17 | srt/arg_groups/fields/exec_.py (ExecMoe)
-several servers | one | --nnodes, --node-rank, --dist-init-addr | srt/arg_groups/fields/parallel.py
-""")
 SGLANG = ServingEngine(
     "sglang",
     "0.5.22 and 0.5.23",
     BACKENDS,
     launch,
     refuses,
-    SETTINGS,
     EplbSettings(1000, 1000),
     default_exchange,
     balances=("lplb", "waterfill"),

@@ -1,4 +1,22 @@
-"""TensorRT-LLM: attention by tensor or by data parallelism on all GPUs; it chooses the exchange by the hardware."""
+"""TensorRT-LLM: attention by tensor or by data parallelism on all GPUs; it chooses the exchange by the hardware.
+
+Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
+
+tensor_parallel_size | 1 | all GPUs of a copy, whatever else divides them | llmapi/llm_args.py
+enable_attention_dp | false | attention by data parallelism on all of them | llmapi/llm_args.py
+moe_expert_parallel_size, moe_tensor_parallel_size | 1 and tensor_parallel_size | their product is tensor_parallel_size;
+  experts cut by the second need an allgather | docs/source/features/parallel-strategy.md
+TRTLLM_FORCE_COMM_METHOD | the first that works: NVLink one-sided, two-sided, NCCL EP, DeepEP, DeepEP low-latency, allgather |
+  only with attention by data parallelism; without it an all-reduce. One-sided takes at most 128 GPUs and memory for the most
+  tokens of every rank | _torch/modules/fused_moe/communication/communication_factory.py
+moe_config.load_balancer | none: experts in sequence | a file with num_slots and initial_global_assignments;
+  layer_updates_per_iter above 0: so many layers move in each step, beside serving, from a copy of all experts in the hosts'
+  memory | llmapi/llm_args.py (MoeLoadBalancerConfig); examples/wide_ep/README.md
+moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks, of which one's allgather overlaps
+  the next one's compute, all-to-alls do not (not priced: it is there to save memory); halves of a batch do not overlap |
+  examples/wide_ep/README.md; pull requests 3104 and 3504
+several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
+"""
 
 import shlex
 from pathlib import Path
@@ -13,7 +31,6 @@ from aurora.advisor.engines.engine import (
     ServingWay,
     launch_lines,
     launch_places,
-    settings,
 )
 
 METHODS = {
@@ -100,29 +117,12 @@ def default_exchange(way: ServingWay) -> str:
     return "deepep-ht" if way.per_server == 8 and way.hosts in DEEPEP_SERVERS else "allgather"
 
 
-SETTINGS = settings("""
-tensor_parallel_size | 1 | all GPUs of a copy, whatever else divides them | llmapi/llm_args.py
-enable_attention_dp | false | attention by data parallelism on all of them | llmapi/llm_args.py
-moe_expert_parallel_size, moe_tensor_parallel_size | 1 and tensor_parallel_size | their product is tensor_parallel_size;
-  experts cut by the second need an allgather | docs/source/features/parallel-strategy.md
-TRTLLM_FORCE_COMM_METHOD | the first that works: NVLink one-sided, two-sided, NCCL EP, DeepEP, DeepEP low-latency, allgather |
-  only with attention by data parallelism; without it an all-reduce. One-sided takes at most 128 GPUs and memory for the most
-  tokens of every rank | _torch/modules/fused_moe/communication/communication_factory.py
-moe_config.load_balancer | none: experts in sequence | a file with num_slots and initial_global_assignments;
-  layer_updates_per_iter above 0: so many layers move in each step, beside serving, from a copy of all experts in the hosts'
-  memory | llmapi/llm_args.py (MoeLoadBalancerConfig); examples/wide_ep/README.md
-moe_config.max_num_tokens | none | a rank's rows beyond it are computed in further chunks, of which one's allgather overlaps
-  the next one's compute, all-to-alls do not (not priced: it is there to save memory); halves of a batch do not overlap |
-  examples/wide_ep/README.md; pull requests 3104 and 3504
-several servers | one | mpirun (or Slurm) with trtllm-llmapi-launch | examples/wide_ep/README.md
-""")
 TRTLLM = ServingEngine(
     "trtllm",
     "1.2 and main in 2026",
     METHODS,
     launch,
     refuses,
-    SETTINGS,
     EplbSettings(1, 1),
     default_exchange,
     form="trtllm",

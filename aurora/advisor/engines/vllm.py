@@ -1,4 +1,33 @@
-"""vLLM: by default an allgather and a reduce-scatter, experts in sequence; a plan comes in by aurora's plugin."""
+"""vLLM: by default an allgather and a reduce-scatter, experts in sequence; a plan comes in by aurora's plugin.
+
+Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
+
+--enable-expert-parallel | off: every expert is cut over tensor- and data-parallel ranks | experts are divided whole over all
+  of them; no EP size of its own | vllm/config/parallel.py
+--all2all-backend | allgather_reducescatter | the exchange of data-parallel ranks; without them (or sequence-parallel MoE)
+  there is none but an all-reduce. pplx and naive are removed and mean the default; moonep since 0.31 |
+  vllm/config/parallel.py (All2AllBackend, use_all2all)
+--tensor-parallel-size with --data-parallel-size | 1 | with expert parallelism each GPU brings its part of a rank's tokens
+  into the exchange (sequence-parallel MoE) | vllm/config/parallel.py (use_sequence_parallel_moe)
+padding | with CUDA graphs or two halves | all data-parallel ranks are padded to the most tokens of one; without CUDA graphs
+  they are not | vllm/v1/worker/dp_utils.py
+CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn them off | vllm/config/compilation.py,
+  vllm/config/vllm.py
+--enable-dbo | off | dual batch overlap from 32 tokens of decode or 512 with prefill on (--dbo-decode-token-threshold,
+  --dbo-prefill-token-threshold), if all ranks have as many; needs DeepEP or NIXL, and model runner V1; DeepEP's
+  high-throughput kernels get 20 multiprocessors | vllm/config/parallel.py (dbo_*), vllm/config/vllm.py,
+  vllm/v1/worker/ubatch_utils.py; docs/design/dbo.md
+--expert-placement-strategy | linear | round_robin only for models with groups of experts, without EPLB, and with
+  deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear |
+  vllm/model_executor/layers/fused_moe/expert_map_manager.py
+--enable-eplb | off | moves experts by the load of 1000 steps every 3000 (window_size, step_interval), by default beside
+  serving (use_async); needs expert parallelism and equally many slots a GPU; starts linear, without a file |
+  vllm/config/parallel.py (EPLBConfig)
+--eplb-config.num_redundant_experts | 0 | slots beyond one for each expert; without EPLB vLLM refuses it |
+  vllm/config/parallel.py
+several servers | one | --data-parallel-size-local, -address, -start-rank and --headless; a rank over servers: --nnodes,
+  --node-rank | vllm/engine/arg_utils.py; docs/serving/data_parallel_deployment.md
+"""
 
 import json
 import shlex
@@ -12,7 +41,6 @@ from aurora.advisor.engines.engine import (
     ServingEngine,
     ServingWay,
     launch_lines,
-    settings,
 )
 
 BACKENDS = {
@@ -107,40 +135,12 @@ def default_exchange(way: ServingWay) -> str:
     return "allgather"
 
 
-SETTINGS = settings("""
---enable-expert-parallel | off: every expert is cut over tensor- and data-parallel ranks | experts are divided whole over all
-  of them; no EP size of its own | vllm/config/parallel.py
---all2all-backend | allgather_reducescatter | the exchange of data-parallel ranks; without them (or sequence-parallel MoE)
-  there is none but an all-reduce. pplx and naive are removed and mean the default; moonep since 0.31 |
-  vllm/config/parallel.py (All2AllBackend, use_all2all)
---tensor-parallel-size with --data-parallel-size | 1 | with expert parallelism each GPU brings its part of a rank's tokens
-  into the exchange (sequence-parallel MoE) | vllm/config/parallel.py (use_sequence_parallel_moe)
-padding | with CUDA graphs or two halves | all data-parallel ranks are padded to the most tokens of one; without CUDA graphs
-  they are not | vllm/v1/worker/dp_utils.py
-CUDA graphs | on | deepep_high_throughput with data parallelism and moonep turn them off | vllm/config/compilation.py,
-  vllm/config/vllm.py
---enable-dbo | off | dual batch overlap from 32 tokens of decode or 512 with prefill on (--dbo-decode-token-threshold,
-  --dbo-prefill-token-threshold), if all ranks have as many; needs DeepEP or NIXL, and model runner V1; DeepEP's
-  high-throughput kernels get 20 multiprocessors | vllm/config/parallel.py (dbo_*), vllm/config/vllm.py,
-  vllm/v1/worker/ubatch_utils.py; docs/design/dbo.md
---expert-placement-strategy | linear | round_robin only for models with groups of experts, without EPLB, and with
-  deepep_low_latency, nixl_ep or no data parallelism; otherwise vLLM warns and stays linear |
-  vllm/model_executor/layers/fused_moe/expert_map_manager.py
---enable-eplb | off | moves experts by the load of 1000 steps every 3000 (window_size, step_interval), by default beside
-  serving (use_async); needs expert parallelism and equally many slots a GPU; starts linear, without a file |
-  vllm/config/parallel.py (EPLBConfig)
---eplb-config.num_redundant_experts | 0 | slots beyond one for each expert; without EPLB vLLM refuses it |
-  vllm/config/parallel.py
-several servers | one | --data-parallel-size-local, -address, -start-rank and --headless; a rank over servers: --nnodes,
-  --node-rank | vllm/engine/arg_utils.py; docs/serving/data_parallel_deployment.md
-""")
 VLLM = ServingEngine(
     "vllm",
     "0.30 to 0.33",
     BACKENDS,
     launch,
     refuses,
-    SETTINGS,
     EplbSettings(1000, 3000),
     default_exchange,
     overlaps=("deepep-ht", "deepep-ll", "nixl"),

@@ -1,11 +1,28 @@
-"""vllm-ascend, vLLM's plugin for Ascend NPUs: it chooses the exchange by device and batch, and reads a placement file."""
+"""vllm-ascend, vLLM's plugin for Ascend NPUs: it chooses the exchange by device and batch, and reads a placement file.
+
+Settings that matter for MoE models: flag or subject | default | effect, and what it goes with | source.
+
+exchange | by device and batch | without expert parallelism an allgather. A2: MC2 from 16 devices on with at most 24 experts
+  each, for batches that fit its capacity, otherwise an allgather. A3: MC2, and HCCL's all-to-all for larger batches. 950: the
+  same, but an allgather for larger batches where there are no more devices than experts of a token |
+  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
+enable_fused_mc2 | 0 | 1: MC2 fused with the experts, on A3 | vllm_ascend/ascend_config.py,
+  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
+--enable-dbo | off | ignored | vllm_ascend/platform.py
+eplb_config.expert_map_path | none: experts in sequence | a placement that stays; model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)
+  | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+eplb_config.dynamic_eplb | off | model runner V1, with DYNAMIC_EPLB=true: load of 600 steps, 50 for the algorithm on the CPU,
+  then a layer a step | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+--enable-eplb | off | model runner V2: vLLM's own balancer, with --eplb-config.use_async false; then serving waits for moves |
+  docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
+"""
 
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from aurora.advisor.engines.engine import EplbSettings, ServingEngine, ServingWay, launch_lines, settings
+from aurora.advisor.engines.engine import EplbSettings, ServingEngine, ServingWay, launch_lines
 from aurora.advisor.engines.vllm import serve_words
 
 CHOSEN = "by device and batch"
@@ -49,28 +66,12 @@ def default_exchange(way: ServingWay) -> str:
     return "mc2" if way.layout.expert == way.layout.copy_gpus > 1 else "allgather"
 
 
-SETTINGS = settings("""
-exchange | by device and batch | without expert parallelism an allgather. A2: MC2 from 16 devices on with at most 24 experts
-  each, for batches that fit its capacity, otherwise an allgather. A3: MC2, and HCCL's all-to-all for larger batches. 950: the
-  same, but an allgather for larger batches where there are no more devices than experts of a token |
-  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
-enable_fused_mc2 | 0 | 1: MC2 fused with the experts, on A3 | vllm_ascend/ascend_config.py,
-  vllm_ascend/ascend_forward_context.py (select_moe_comm_method)
---enable-dbo | off | ignored | vllm_ascend/platform.py
-eplb_config.expert_map_path | none: experts in sequence | a placement that stays; model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0)
-  | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
-eplb_config.dynamic_eplb | off | model runner V1, with DYNAMIC_EPLB=true: load of 600 steps, 50 for the algorithm on the CPU,
-  then a layer a step | docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
---enable-eplb | off | model runner V2: vLLM's own balancer, with --eplb-config.use_async false; then serving waits for moves |
-  docs/source/user_guide/feature_guide/expert_parallelism_load_balancer.md
-""")
 VLLM_ASCEND = ServingEngine(
     "vllm-ascend",
     "0.23 and main of August 2026",
     {"all-reduce": "", "allgather": CHOSEN, "mc2": CHOSEN, "fused-mc2": "enable_fused_mc2"},
     launch,
     refuses,
-    SETTINGS,
     EplbSettings(600, 650),
     default_exchange,
     form="vllm-ascend",
