@@ -236,7 +236,7 @@ def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
     free_s = np.zeros(len(most_Bps_G))
     last_s = 0.0
     for row in range(len(port_X)):
-        port = np.uint64(port_X[row])  # indexes below 0 need no look
+        port = np.uint64(port_X[row])  # unsigned indexes are quicker
         if start_s_X[row] < max(last_s, free_s[port]) or rate_Bps_X[row] > most_Bps_G[port]:
             return False
         last_s, free_s[port] = start_s_X[row], end_s_X[row]

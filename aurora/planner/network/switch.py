@@ -275,9 +275,8 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
     """
     steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
-    apart = network.fabric is None or (
-        network.fabric.nic_Bps is not None and not network.fabric.shared_nic
-    )  # a port's own links
+    fabric = network.fabric  # with a NIC for each GPU, no two ports share a link
+    apart = fabric is None or (fabric.nic_Bps is not None and not fabric.shared_nic)
     plain = steps == 1 and not order.paced and order.tier_X is None and apart and not network.curves
     if plain and order.one_to_one and not staged:
         made = one_to_one_pieces(order, bytes_GG, network)
@@ -357,7 +356,7 @@ def _one_after_the_other(pairs_X2, size_X, Bps_GG, startup_s_GG):
     free_out_s, free_in_s = np.zeros((2, ranks))
     at, by_start = 0, True
     for row in range(rows):
-        src, dst, size = np.uint64(pairs_X2[row, 0]), np.uint64(pairs_X2[row, 1]), size_X[row]  # quicker: never below 0
+        src, dst, size = np.uint64(pairs_X2[row, 0]), np.uint64(pairs_X2[row, 1]), size_X[row]  # unsigned indexes are quicker
         if size > 0:
             start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
             end_s = start_s + size / Bps_GG[src, dst]

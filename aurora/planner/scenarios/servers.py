@@ -366,7 +366,8 @@ def _exchanged(
 
     The replicas of an expert take equal parts then. Each exchange is priced by all tokens.
     """
-    assert isinstance(costs.routing, tuple), "servers are searched for known tokens alone"
+    assert costs.routing is not None, "layer_costs counts deduplicated tokens"
+    assert not isinstance(costs.routing, CountedTokens), "servers are searched for known tokens alone"
     begun_EG, left = begun.split_EG(0), MOST_PRICED // costs.routing[0].size
     if begun_EG.size * int(slots_G.max()) > left:
         return begun
