@@ -88,6 +88,22 @@ def test_two_cpu_ranks_are_the_default_and_are_said_to_be_no_measurement(command
     assert settings(found) == {"record": str(found.state / "seen"), "record_every_s": 10.0}
 
 
+def test_on_gpus_there_is_a_rank_on_each_and_experts_move_through_eplb(command, monkeypatch):
+    monkeypatch.setattr(serve_command, "metadata", SimpleNamespace(version=lambda name: "0.33.0"))
+    monkeypatch.setattr(serve_command, "find_devices", lambda: SimpleNamespace(cluster=load_cluster("h100-nvlink-8")))
+    found, said = command(apply=True)
+    assert (found.size, found.tensor, len(found.cluster)) == (8, 1, 8)
+    assert "as datasheets say, not measured" in said
+    assert "--enable-eplb" in found.words
+    assert not {"--dtype", "--enforce-eager"} & set(found.words)
+    assert settings(found)["adapt"]
+    assert found.command(3, 700, "", 600)[1] == {"CUDA_VISIBLE_DEVICES": "3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    found, _ = command("-dp", "2", "-tp", "2")
+    assert found.command(1, 700, "", 600)[1] == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert "--enable-eplb" not in found.words
+
+
 def test_options_that_are_given_stay(command):
     own = json.dumps({"other": 1, "aurora": {"record": "/tmp/mine", "order": "online"}})
     found, _ = command("-dp", "2", "--dtype", "bfloat16", "--additional-config", own)
