@@ -33,7 +33,9 @@ def parsed(way):
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parser, serve = parser_of_serve()
-    for line in SERVING_ENGINES[way.engine].command(way, MODEL, Path("a folder", SERVING_ENGINES[way.engine].file)).splitlines():
+    for line in (
+        SERVING_ENGINES[way.engine].command(way, MODEL, Path("a folder", SERVING_ENGINES[way.engine].file)).splitlines()
+    ):
         if line.startswith("#"):
             continue
         words = shlex.split(line)
