@@ -260,7 +260,6 @@ BALANCERS: dict[str, Balancer] = {
     "exact-slots": _exact_slots,
     "exact": _exact,
 }
-SEE_BATCH = ("lplb", "waterfill", "metro", "llep", "ultraep", "exact-slots", "exact")  # methods that need the batch's counts
 
 
 @dataclass(frozen=True)
