@@ -95,8 +95,8 @@ class RankProgress:
         self._words[SERVES] = 1
 
     def end(self) -> None:
-        """Says that this rank ends as it should."""
-        self._words[LEFT] = 1
+        """Says that this rank ends as it should, unless it ends because its engine has."""
+        self._words[LEFT] = os.getppid() == self._words[ENGINE]
 
     def beat(self) -> None:
         """Gives a sign of life."""

@@ -67,15 +67,15 @@ def test_a_stopped_rank_is_named_while_it_is_stopped(tmp_path, checkpoints, alon
 
 
 @slow
-def test_a_killed_engine_is_named_by_the_other(tmp_path, checkpoints):  # noqa: F811
-    """Engines wait for each other in a call of their own, whose error names the rank that is lost."""
+def test_the_rank_of_a_killed_engine_is_named(tmp_path, checkpoints):  # noqa: F811
+    """Its worker ends by itself then, as vLLM's workers do."""
     server = Server(tmp_path, checkpoints("qwen3moe"), {})
     with server:
         server.wait_until_ready()
         asking = [threading.Thread(target=ask, args=(server, index), daemon=True) for index in range(8)]
         for each in asking:
             each.start()
-        until(lambda: "Running: " in server.log.read_text(), server)
+        until(lambda: server.log.read_text().count('completions HTTP/1.1" 200') > len(asking), server)
         os.kill(process(server, "EngineCore", 1), signal.SIGKILL)
         server.process.wait(LIMIT_S)
     assert re.search("rank 1 is gone", server.log.read_text())

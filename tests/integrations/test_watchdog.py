@@ -51,6 +51,10 @@ def test_ranks_read_what_a_rank_does(tmp_path):
     assert (state.phase, state.exchanges) == ("dispatch", 5), "an exchange that fails does not end"
     progress.balance(MOVES, 2)
     assert next(iter(files.states(60.0).values())).balancer == MOVES
+    progress._words[rank_progress.ENGINE] += 1
+    progress.end()
+    assert files.serving(), "it ends because its engine has"
+    progress._words[rank_progress.ENGINE] -= 1
     progress.end()
     assert not files.serving()
 
