@@ -38,10 +38,10 @@ class Delivery:
 
     def order(self, order: Order) -> Order:
         """Returns the order as far as it is kept."""
-        ranks = 1 + int(order.pairs_X2.max(initial=0))
+        most = max(int(order.pairs_X2.max(initial=0)), 1)  # transfers of a rank
         if self.keeps == "nothing":
-            return order if order.tiers > 1 else Order.all_at_once(ranks)
-        return replace(order, recvs_open=max(ranks - 1, 1)) if self.keeps == "senders" and order.one_to_one else order
+            return replace(order, sends_open=most, recvs_open=most, paced=False, sub_channels=None)
+        return replace(order, recvs_open=most) if self.keeps == "senders" and order.one_to_one else order
 
     def network(self, network: Network) -> Network:
         """Returns the network with this delivery's start-ups in place of its own, and without curves, which hold for others."""

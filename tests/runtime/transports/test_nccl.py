@@ -353,13 +353,31 @@ def test_a_cuda_error_stays():
 
 
 def test_an_abort_ends_what_another_thread_posts():
+    """A watcher aborts while a model's thread posts: whatever it posts next fails for the watcher's reason."""
     emulator = NcclEmulator(2, lambda src, dst, size: 1.0)
     calls = [EmulatedCalls(emulator, rank) for rank in range(2)]
     transports = [NcclTransport(each, None) for each in calls]
     order, tensors = Order("one", np.array([[0, 1], [1, 0]])), [torch.zeros(3, dtype=torch.uint8)] * 2
+    some_posted, said = threading.Event(), []
+
+    def post_on():
+        try:
+            for number in range(nccl.MOST_QUEUED):
+                transports[0].exchange(order, tensors, tensors, ignore)
+                if number == 4:
+                    some_posted.set()
+                time.sleep(0.01)
+        except RankFailed as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=post_on)
+    thread.start()
+    assert some_posted.wait(60)
     calls[0].abort(RankFailed("rank 0 lost rank 1"))
+    thread.join()
+    assert said == ["rank 0 lost rank 1"]
     with pytest.raises(RankFailed, match=r"^rank 0 lost rank 1$"):
-        transports[0].exchange(order, tensors, tensors, ignore)
+        transports[0].wait()
 
 
 def test_exchanges_are_captured_until_times_must_be_read():
