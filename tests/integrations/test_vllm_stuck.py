@@ -116,7 +116,7 @@ def test_a_slow_rank_is_named(tmp_path, checkpoints, alone):  # noqa: F811
     run = Ranks(tmp_path / "slow", 2, **job, **before)
     check_same(run.answers(), alone("qwen3moe"))
     said = "".join(run.said())
-    assert re.search("rank 1 is slow: it computes 2|3.. times as long as ranks with as many tokens", said)
+    assert re.search(r"rank 1 is slow: it computes [23]\.\d times as long as ranks with as many tokens", said)
     assert not re.search("rank 0 is", said)
 
 

@@ -5,6 +5,7 @@
     worker_startup  what a worker does between its initialization and serving: patches, agreement of ranks, connection
     patches         what replaces vLLM's classes: experts, all-to-all manager, EPLB policy
     model_runner    what wraps a worker's model runner: forward passes, loading, commands
+    progress_hooks  where the watchdog sees that ranks wait for each other, beside all-to-alls
     expert_moves    how experts follow the traffic, through EPLB or by expert maps
     cpu             what vLLM lacks for expert parallelism on CPUs
 
