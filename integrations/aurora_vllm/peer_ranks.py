@@ -6,8 +6,10 @@ error messages name an address, not a rank.
 
 import datetime
 import json
+import multiprocessing
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -147,6 +149,19 @@ class Processes(Protocol):
 
     def lost(self) -> list[int]:
         """Returns the ranks whose process has exited."""
+
+
+def end_with_parent() -> None:
+    """Ends this process when its parent has ended, whatever this process waits for."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="aurora-parent").start()
 
 
 @contextmanager

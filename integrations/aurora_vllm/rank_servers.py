@@ -324,8 +324,7 @@ class RankServers:
         engine = frozenset(pid for pid, (name, _) in states.items() if name.startswith(OF_ENGINE))
         stopped = any(state in "Tt" for _, state in states.values())
         (found,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
-        told = {**found, **answer} if answer else found
-        failed = str(told.get("last_ft_request_id", "")) if found["status"] == "ft_error" else ""
+        failed = str(found.get("last_ft_request_id", ""))
         return Look(process.returncode, engine, stopped, found["status"], int(found.get("change") or 0), failed)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:

@@ -64,7 +64,7 @@ async def apply(request):
     body = await request.json()
     told.append(body)
     if sys.argv[3] == "refuses":
-        state.update(status="ft_error", last_ft_request_id="r")
+        state.update(status="unhealthy", ft_error="no", last_ft_request_id="r")
     else:
         state.update(status="healthy", change=body["params"]["change"])
     return web.json_response({"request_id": "r"}, status=202)

@@ -15,7 +15,7 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io import load_plan
 from aurora.planner.placement.slot_counts import redundant_experts
-from aurora_vllm.peer_ranks import naming_lost_ranks
+from aurora_vllm.peer_ranks import end_with_parent, naming_lost_ranks
 from aurora_vllm.rank_progress import FOLDER, RankFiles
 from aurora_vllm.settings import Settings, check_files, misspelt, read_settings
 from aurora_vllm.vllm_internals.api_checks import (
@@ -267,6 +267,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         repair_cpu()
         if config.parallel_config.enable_eplb:
             repair_eplb()
+    end_with_parent()  # vLLM's workers outlive an engine that is killed while they wait for another rank
     startup = WorkerStartup(settings, config, refusal)
     startup.install_patches()
     return startup.start

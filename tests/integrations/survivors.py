@@ -1,0 +1,124 @@
+"""`aurora vllm --survive` of a tiny model in a process, for tests and benchmarks of lost ranks. Linux only."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+ANSWER_S, END_S = 120, 90
+ENVIRON = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+OPTIONS = (
+    "--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16",
+    "--max-num-batched-tokens", "256", "--kv-cache-memory-bytes", str(64 << 20),
+)  # fmt: skip
+
+
+class Command:
+    """`aurora vllm --survive` in a process; its lines with the time of each."""
+
+    def __init__(self, model: Path, folder: Path, ranks: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            self.port = found.getsockname()[1]
+        words = [
+            sys.executable,
+            "-m",
+            "aurora",
+            "vllm",
+            str(model),
+            "--survive",
+            "--state",
+            str(folder),
+            "--port",
+            str(self.port),
+        ]
+        self.process = subprocess.Popen(
+            [*words, "--port", str(self.port), "--data-parallel-size", str(ranks), *OPTIONS],
+            env={**os.environ, **ENVIRON}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.model, self.lines, self.servers = str(model), list[tuple[float, str]](), dict[int, int]()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append((time.monotonic(), line.strip()))
+
+    def said(self, text: str, since_s: float, within_s: float) -> float:
+        """Waits for a line since a time, and returns its time."""
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and self.process.poll() is None:
+            for at_s, line in list(self.lines):
+                if at_s >= since_s and text in line:
+                    return at_s
+            time.sleep(0.01)
+        raise TimeoutError(f"no {text!r} within {within_s:g} s; last lines: {[line for _, line in self.lines[-5:]]}")
+
+    def find_servers(self) -> None:
+        """Finds each rank's server, the leader of its process group, by the log that it writes."""
+        for pid in children(self.process.pid):
+            log = Path(f"/proc/{pid}/fd/1").readlink().stem
+            if log.startswith("rank-"):
+                self.servers[int(log.removeprefix("rank-"))] = pid
+
+    def stream(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        """Returns the tokens of a streamed completion."""
+        body = {"model": self.model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "stream": True}
+        body |= {"ignore_eos": True, "return_token_ids": True, "detokenize": False}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        found: list[int] = []
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
+            for line in reply:
+                data = line.decode().removeprefix("data:").strip()
+                if data and data != "[DONE]":
+                    found += json.loads(data)["choices"][0].get("token_ids") or []
+        return found
+
+    def processes(self, rank: int) -> dict[str, int]:
+        """Returns a rank's server, engine and worker."""
+        found = {"server": self.servers[rank]}
+        for pid in members(self.servers[rank]):
+            with suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text()
+                found |= {kind: pid for kind in ("Engine", "Worker") if f"::{kind}" in name}
+        return found
+
+    def end(self) -> int:
+        """Ends it as Ctrl-C does. Returns how many of its processes are left over."""
+        groups = {*self.servers.values(), self.process.pid, *children(self.process.pid)}
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        return sum(left(group) for group in groups)
+
+
+def children(pid: int) -> set[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return {int(each) for each in listed.split()}
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that are no zombies."""
+    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return [int(pid) for pid, of, stat in rows if int(of) == group and stat[0] != "Z"]
+
+
+def left(group: int, within_s: float = 5.0) -> int:
+    """How many processes of a group are there after some seconds."""
+    until_s = time.monotonic() + within_s
+    while members(group) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return len(members(group))
