@@ -217,7 +217,7 @@ class _Run:
         self._by_number: dict[int, _Step] = {}
         network, by = self.cluster.network, self.delivery
         self._switch = Switch(network if by is None else by.network(network))
-        self._counts_s = counts_seconds(network) if by is None else 0.0
+        self._counts_s = 0.0 if by is not None and by.brings_counts else counts_seconds(network)
         self._split_MLEG = [
             [placement.split_EG(layer) for layer in range(len(placement.slots_LG))] for placement in self.program.placements_M
         ]

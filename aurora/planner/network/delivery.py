@@ -30,11 +30,13 @@ class Delivery:
         once_s: seconds of an exchange beside its transfers: launches, and the flag that ends it.
         transfer_s: seconds of a transfer before its bytes; zero where flags travel beside the next transfer's bytes.
         keeps: what it keeps of an order: "nothing", the sequence of "senders", or "stages", of senders and receivers.
+        brings_counts: whether rows bring their counts along, so that ranks do not tell each other counts before.
     """
 
     once_s: float
     transfer_s: float
     keeps: str
+    brings_counts: bool = False
 
     def order(self, order: Order) -> Order:
         """Returns the order as far as it is kept."""
@@ -60,9 +62,9 @@ class Delivery:
 
 
 DELIVERY: Mapping[str, Delivery] = {
-    "unordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "nothing"),
-    "ordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "senders"),  # flags travel beside the next transfer
-    "gated push": Delivery(LAUNCH_S + FLAG_S, 2 * FLAG_S, "stages"),  # the arrival before, and the permit
+    "unordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "nothing", True),
+    "ordered push": Delivery(LAUNCH_S + FLAG_S, 0.0, "senders", True),  # flags travel beside the next transfer
+    "gated push": Delivery(LAUNCH_S + FLAG_S, 2 * FLAG_S, "stages", True),  # the arrival before, and the permit
     "put and signal": Delivery(FLAG_S, PUT_S, "senders"),
     "stages": Delivery(0.0, STAGE_S, "stages"),
 }
