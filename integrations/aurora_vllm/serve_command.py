@@ -344,17 +344,18 @@ async def _advise_in_time(
     tokens = 0.0
     while after_s is None and tokens < ENOUGH_TOKENS:
         await asyncio.sleep(ASKED_EVERY_S)
-        with suppress(ClientError):
-            tokens = sum([await _tokens(session, server.url) for server in servers.servers.values()])
+        tokens = sum([await _tokens(session, server.url) for server in list(servers.servers.values())])
     await asyncio.sleep(RECORD_EVERY_S if after_s is None else after_s)
     return await advise(command, *how)
 
 
 async def _tokens(session: ClientSession, url: str) -> float:
-    """Returns the tokens that a server has computed."""
-    async with session.get(f"{url}/metrics") as answer:
-        found = re.findall(r"^vllm:(?:prompt|generation)_tokens_total\{.*\} (\S+)$", await answer.text(), re.MULTILINE)
-    return sum(map(float, found))
+    """Returns the tokens that a server has computed; 0 if it does not answer."""
+    with suppress(ClientError):
+        async with session.get(f"{url}/metrics") as answer:
+            found = re.findall(r"^vllm:(?:prompt|generation)_tokens_total\{.*\} (\S+)$", await answer.text(), re.MULTILINE)
+            return sum(map(float, found))
+    return 0.0
 
 
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -371,6 +372,7 @@ async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None
     code, text = await _aurora(words + ["--json"] * as_json, quiet=as_json)
     plan = folder / "recommended/plan.json"
     if command.survive:
+        make_folder(plan.parent)
         await _aurora(["plan", *inputs, "--engine", "vllm", "--min-replicas", "2", "-o", str(plan)], quiet=True)
     if plan.exists() and plan.stat().st_mtime >= began:
         say(f"wrote {plan}; the next `aurora vllm ... --apply` begins with it")
