@@ -48,6 +48,7 @@ MOST_EXACT = 128  # GPUs times experts times layers of a model whose bound is ex
 LEVEL_GAIN = 0.02  # what levelling must save of the predicted seconds, as it also costs steps and memory
 MOST_COUNTS = 1 << 18  # numbers that ranks tell each other before a dispatch, at most, where NICs are levelled
 MOST_PRICED = 1 << 23  # choices of tokens that exchanges of single experts are priced by, in a layer: half a second
+LEAST_CHOSEN = 100  # choices of the mean expert, below which exchanges would follow chance
 KICKS = 8  # descents of exchanges, each but the first after two exchanges at random
 PRICED = 8192  # pairs of ranks of all exchanges that each number of chunks is priced by
 GPU_LOAD = 1.02  # of the fullest GPU where placement looks at load alone
@@ -161,7 +162,10 @@ class Servers(Scenario):
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
             best = min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
-            return best if options.min_replicas is not None else _exchanged(costs, hierarchy, capacity_G, best, rng)
+            enough = options.aim == OWN or tokens[0].size >= LEAST_CHOSEN * profile.experts
+            if not enough or options.min_replicas is not None:
+                return best
+            return _exchanged(costs, hierarchy, capacity_G, best, rng)
 
         return [Placement.stack(of_layers(placed, profile.layers, "placing experts over servers", progress))]
 
