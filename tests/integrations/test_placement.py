@@ -13,7 +13,7 @@ from aurora_vllm.served_plan import ServedPlan, served_hierarchy
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import hooks, worker_startup
 from aurora_vllm.vllm_internals.hooks import set_redundant_experts
-from aurora_vllm.vllm_internals.patches import PatchedWorker, check_kernel, check_one_expert, patch_eplb
+from aurora_vllm.vllm_internals.patches import PatchedWorker, check_all_fused, check_kernel, patch_eplb
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 
 from aurora.errors import BadInput
@@ -86,6 +86,7 @@ def config(**given):
         "filter": False,
     } | given
     return SimpleNamespace(
+        use_v2_model_runner=given.get("v2", False),
         parallel_config=SimpleNamespace(
             enable_expert_parallel=True, data_parallel_size=2, all2all_backend=given["back_end"], enable_eplb=given["eplb"],
             eplb_config=SimpleNamespace(num_redundant_experts=2), enable_ep_weight_filter=given["filter"],
@@ -94,7 +95,7 @@ def config(**given):
         ),
         aux_output_config=SimpleNamespace(enable_return_routed_experts=given.get("returned", False)),
         load_config=SimpleNamespace(load_format=given.get("load_format", "auto")),
-        model_config=SimpleNamespace(quantization=given["quantization"]),
+        model_config=SimpleNamespace(quantization=given["quantization"], architectures=[given.get("architecture", "Some")]),
         kernel_config=SimpleNamespace(moe_backend=given["kernel"]),
         compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name=given.get("graphs", "NONE"))),
     )  # fmt: skip
@@ -127,6 +128,11 @@ def test_expert_maps_only_where_they_are_honoured(platform, given, found, monkey
     if found is not None:
         assert said == f"a plan without --enable-eplb needs unquantized experts and --moe-backend triton, found {found}"
         assert refusal(monkeypatch, platform, eplb=True, **given) is None
+
+
+def test_models_whose_ranks_read_experts_in_sequence_take_no_plan_by_expert_maps(monkeypatch):
+    said = refusal(monkeypatch, Platform("cuda"), architecture="GptOssForCausalLM")
+    assert said == "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
 
 
 @pytest.mark.parametrize("eplb", [False, True])
@@ -344,6 +350,27 @@ def test_eplb_begins_with_the_plan_and_keeps_it(balancer):
     assert policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, map_LP).tolist() == [[7] * 6] * 2
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_experts_that_are_loaded_together_move_to_the_plan_at_the_first_rearrangement(fused, balancer):
+    """Fused weights, and experts of a class of the model's own as MegaMoE's; a draft model's stay as vLLM has them."""
+    worker, state, policies = balancer
+    worker.integration = SimpleNamespace(served=served(UNEVEN, redundant=2))
+    planned_LP = worker.integration.served.physical_LP
+    model_config = SimpleNamespace(compute_hash=lambda: "hash")
+    worker.config = SimpleNamespace(model_config=model_config)
+    fused_experts = SimpleNamespace(planned_physical_P=None, aurora_fused=True)
+    moe = SimpleNamespace(routed_experts=fused_experts) if fused else SimpleNamespace()
+    draft, made = SimpleNamespace(compute_hash=lambda: "draft"), state()
+    made.add_model(SimpleNamespace(moe_layers=[moe] * 2), draft)
+    assert worker.late_LP is None
+    made.add_model(SimpleNamespace(moe_layers=[moe] * 2), model_config)
+    map_LP = made.model_states["hash"].physical_to_logical_map
+    assert map_LP.tolist() == [[0, 1, 2, 3, 0, 1]] * 2, "vLLM's"
+    for held_LP in (map_LP, torch.from_numpy(planned_LP)):
+        next_LP = policies["default"].rebalance_experts(torch.ones(2, 4), 6, 1, 1, 2, held_LP)
+        assert next_LP.tolist() == planned_LP.tolist()
+
+
 def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
     """vLLM's search for its kernels goes through all modules, and fails at llvmlite's."""
     gpus = tuple(Gpu(f"g{rank}", "cpu", rank, 1e9, 1e9, 10**10) for rank in range(2))
@@ -360,10 +387,14 @@ def test_what_reads_a_plan_before_vllm_begins_loads_no_compiler(tmp_path):
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json")], check=True)
 
 
-def test_fused_weights_of_several_experts_are_not_placed_through_eplb():
-    check_one_expert(torch.zeros(3, 2), "model.layers.1.mlp.experts")
-    with pytest.raises(BadInput, match=r"model\.layers\.1\.mlp\.experts: .* found one of 4 experts"):
-        check_one_expert(torch.zeros(4, 3, 2), "model.layers.1.mlp.experts")
+def test_weights_of_several_experts_and_of_one_do_not_mix():
+    """A layer's weights are all of one expert each, or all fused."""
+    one, fused = torch.zeros(3, 2), torch.zeros(4, 3, 2)
+    for first, then in ((one, fused), (fused, one)):
+        check_all_fused(first, None, "model.layers.1.mlp.experts")
+        check_all_fused(first, first.ndim > 2, "model.layers.1.mlp.experts")
+        with pytest.raises(BadInput, match=r"model\.layers\.1\.mlp\.experts: .* found both"):
+            check_all_fused(then, first.ndim > 2, "model.layers.1.mlp.experts")
 
 
 @pytest.mark.parametrize(

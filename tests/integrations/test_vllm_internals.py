@@ -2,8 +2,10 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
+import torch
 from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, model_runner
@@ -111,7 +113,7 @@ def test_an_engine_that_fails_a_check_is_left_alone(engine, caplog, monkeypatch)
 @pytest.mark.parametrize("launcher", ["mp", "external_launcher"])
 def test_one_process_says_what_holds_for_all(launcher, engine, caplog, monkeypatch):
     """Without expert parallelism each process is rank 0 of one; torchrun's ranks are numbered through all replicas."""
-    served = types.SimpleNamespace(load=lambda: None, disable=lambda: None)
+    served = types.SimpleNamespace(load=lambda: None, disable=lambda: None, plan=None)
     for number in range(4):
         monkeypatch.setattr(PluginStatus.__init__, "__defaults__", (CollectorRegistry(),))
         given = config(number)
@@ -125,7 +127,9 @@ def test_one_process_says_what_holds_for_all(launcher, engine, caplog, monkeypat
         )
         startup.start(None)
         model = types.SimpleNamespace(modules=list)
-        patched = types.SimpleNamespace(integration=types.SimpleNamespace(served=served, status=None), layers=[])
+        patched = types.SimpleNamespace(
+            integration=types.SimpleNamespace(served=served, status=None, settings=Settings()), layers=[]
+        )
         patched.integration.status = PluginStatus(Settings(), "m", 0, startup._reports, CollectorRegistry())
         monkeypatch.setattr(model_runner, "find", lambda _where: {"RoutedExperts": int})
         model_runner._begin_serving(model, patched, given)
@@ -134,3 +138,48 @@ def test_one_process_says_what_holds_for_all(launcher, engine, caplog, monkeypat
         "aurora: another plugin has taken RoutedExperts",
         "aurora: the model's experts are of a kind that the plugin does not know",
     ]
+
+
+class MegaExperts(torch.nn.Module):
+    """A layer's experts as MegaMoE has them: of no class of vLLM's, with weights that are no parameters once they are loaded."""
+
+    top_k, num_logical_experts, num_local_experts, hidden_size = 2, 8, 4, 16
+
+    def __init__(self, layer_id):
+        super().__init__()
+        self.layer_id, self.capture_fn = layer_id, None
+
+    def get_expert_weights(self):
+        return [torch.zeros(4, 6), torch.zeros(4, 2, dtype=torch.uint8)]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_maps(planned, caplog, monkeypatch):
+    begun = []
+    served = types.SimpleNamespace(
+        disable=lambda: begun.append("disabled"), plan=object() if planned else None, physical_LP=None, disabled=False,
+        checkpoint=types.SimpleNamespace(layers=(1, 2), fingerprint="f"),
+    )  # fmt: skip
+    integration = types.SimpleNamespace(
+        served=served, settings=Settings(record=Path("seen")), rank=0, ranks=2, hold_gpu=None, watchdog=None,
+        begin_serving=lambda facts, _name, layers, choices: begun.append((facts, layers, choices)),
+    )  # fmt: skip
+    integration.status = PluginStatus(integration.settings, "m", 0, True, CollectorRegistry())
+    patched = types.SimpleNamespace(integration=integration, layers=[], late_LP=None, moves_by_expert_maps=False)
+    given = config()
+    given.model_config = types.SimpleNamespace(
+        served_model_name="m", model="m", dtype=torch.bfloat16,
+        hf_text_config=types.SimpleNamespace(num_hidden_layers=3),
+    )  # fmt: skip
+    monkeypatch.setattr(model_runner, "find", lambda _where: "9.0")
+    monkeypatch.setattr(model_runner, "_choice_counter", lambda *_args: "counter")
+    model = torch.nn.ModuleList([torch.nn.Linear(2, 3), MegaExperts(1), MegaExperts(2)])
+    model_runner._begin_serving(model, patched, given)
+    if planned:
+        assert begun == ["disabled"]
+        assert "the model's experts are of a kind that the plugin does not know" in caplog.text
+        return
+    ((facts, layers, choices),) = begun
+    assert (layers, choices) == ({0: 1, 1: 2}, "counter")
+    assert (facts.top_k, facts.experts, facts.layers, facts.dense_layers) == (2, 8, 2, (0,))
+    assert (facts.dispatch_bytes, facts.expert_bytes, facts.other_bytes) == (32, 26, 36)

@@ -25,6 +25,21 @@ CONFIGS = {
         SHARED | {"hidden_size": 128, "num_key_value_heads": 4, "intermediate_size": 64, "num_experts": 8,
                   "num_experts_per_tok": 3, "eos_token_id": None},
     ),
+    "gptoss": (
+        "GptOssConfig",
+        SHARED | {"intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32,
+                  "layer_types": ["full_attention"] * 3},
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        SHARED | {"intermediate_size": 64, "intermediate_size_mlp": 96, "num_local_experts": 8, "num_experts_per_tok": 1,
+                  "head_dim": 32, "interleave_moe_layer_step": 1, "attn_temperature_tuning": False},
+    ),
+    "glm4moe": (
+        "Glm4MoeConfig",
+        SHARED | {"intermediate_size": 96, "moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2,
+                  "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 32},
+    ),
 }  # fmt: skip
 
 

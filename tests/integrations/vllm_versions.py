@@ -83,6 +83,21 @@ class Sources:
         start = None if tree is None else Found(module, tree)
         return functools.reduce(lambda found, name: found and self._member(found, name), filter(None, names.split(".")), start)
 
+    def inherits(self, found: Found, name: str) -> bool:
+        """Returns whether a class has one of this name among its bases, however far up."""
+        if not isinstance(found.node, ast.ClassDef):
+            return False
+        bases = [base for each in found.node.bases if (base := self._resolve(found.module, each))]
+        return any(getattr(base.node, "name", None) == name or self.inherits(base, name) for base in bases)
+
+    def own_experts(self, module: str) -> list[str]:
+        """Returns the classes of a module that are or replace vLLM's RoutedExperts, as those that tell a router's choices do."""
+        tree = self._tree(module)
+        used = sorted({name for name in ([] if tree is None else _names(tree)) if name.endswith("Experts")} - {"RoutedExperts"})
+        kinds = [kind for name in used if (kind := self._global(module, name)) and isinstance(kind.node, ast.ClassDef)]
+        own = [kind.node for kind in kinds if self.inherits(kind, "RoutedExperts") or "capture_fn" in _names(kind.node)]
+        return [node.name for node in own if isinstance(node, ast.ClassDef)]
+
     def _tree(self, module: str) -> ast.Module | None:
         if module not in self._trees:
             path = module.replace(".", "/")
@@ -314,6 +329,68 @@ NEEDED = {  # by feature: checks beside API_CHECKS and those of the model runner
     "order": (),
 }
 
+MODELS_BEGIN, MODELS_END = "<!-- vllm-models: `make vllm-versions` writes this -->\n", "<!-- vllm-models ends -->\n"
+MODELS = "vllm.model_executor.models"
+SERVED = (  # what people serve: its class in vLLM, the tiny model that tests have of it, and what is particular
+    ("Qwen3-MoE", f"{MODELS}.qwen3_moe:Qwen3MoeForCausalLM", "qwen3moe", ""),
+    (
+        "Qwen3.5, Qwen3.6",
+        f"{MODELS}.qwen3_5:Qwen3_5MoeForConditionalGeneration",
+        "",
+        "on CPUs vLLM has its attention in bf16 alone",
+    ),
+    ("Qwen3-Next", f"{MODELS}.qwen3_next:Qwen3NextForCausalLM", "", "as Qwen3.5"),
+    (
+        "DeepSeek-V3, R1, Kimi-K2",
+        f"{MODELS}.deepseek_v2:DeepseekV3ForCausalLM",
+        "",
+        "on CPUs vLLM's answers depend on the batch (MLA)",
+    ),
+    (
+        "DeepSeek-V4",
+        "vllm.models.deepseek_v4.nvidia.model:DeepseekV4ForCausalLM",
+        "",
+        "on GPUs alone; with MegaMoE through EPLB alone",
+    ),
+    ("Kimi-K3", "vllm.models.kimi_k3.nvidia.model:KimiLinearForCausalLM", "", "on GPUs alone; with MegaMoE through EPLB alone"),
+    ("GLM-4.5 to 4.7", f"{MODELS}.glm4_moe:Glm4MoeForCausalLM", "glm4moe", ""),
+    (
+        "GPT-OSS",
+        f"{MODELS}.gpt_oss:GptOssForCausalLM",
+        "gptoss",
+        "no plan: ranks read experts in sequence, and then follow; not MXFP4",
+    ),
+    ("Llama 4", f"{MODELS}.mllama4:Llama4ForConditionalGeneration", "llama4", "fused weights: see below"),
+    ("MiniMax-M2", f"{MODELS}.minimax_m2:MiniMaxM2ForCausalLM", "", ""),
+    ("Mixtral", f"{MODELS}.mixtral:MixtralForCausalLM", "mixtral", ""),
+    ("OLMoE", f"{MODELS}.olmoe:OlmoeForCausalLM", "olmoe", ""),
+    ("Qwen2-MoE", f"{MODELS}.qwen2_moe:Qwen2MoeForCausalLM", "qwen2moe", ""),
+    ("others, by transformers", f"{MODELS}.transformers.moe:MoEMixin", "", "recorded where vLLM has the router"),
+)
+
+
+def check_models(sources: Sources) -> list[dict[str, Any]]:
+    """Returns of each model of SERVED whether vLLM has it, has EPLB for it, and which experts of its own it has."""
+    found = []
+    for name, where, _tiny, _note in SERVED:
+        model = sources.find(where)
+        own = [] if model is None else sources.own_experts(model.module)
+        eplb = model is not None and sources.inherits(model, "MixtureOfExperts")
+        found.append({"model": name, "there": model is not None, "eplb": eplb, "own": own})
+    return found
+
+
+def models_table(record: dict[str, Any]) -> str:
+    """Returns the models of a record as Markdown."""
+    tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_vllm*.py")))
+    lines = ["| model | placed and followed | experts of its own | run here | |", "|---|---|---|---|---|"]
+    for each, (name, _where, tiny, note) in zip(record["models"], SERVED, strict=True):
+        way = "through EPLB, by expert maps" if each["eplb"] else "by expert maps; vLLM has no EPLB for it"
+        own = ", ".join(f"`{kind}`" for kind in each["own"])
+        run = "yes" if tiny and f'"{tiny}"' in tests else "no"
+        lines.append(f"| {name} | {way if each['there'] else 'not in this vLLM'} | {own} | {run} | {note} |")
+    return "\n".join([*lines, "", f"By the sources of vLLM {record['versions'][-1]['version']}.", ""])
+
 
 def check_version(sources: Sources) -> dict[str, Any]:
     """Returns what the sources lack: by runner and feature, and what is only better with it, each a sentence."""
@@ -354,13 +431,15 @@ def table(record: dict[str, Any]) -> str:
     assert installed is not None
     lines = [f"| vLLM | published | runner | {' | '.join(NEEDED)} | also lacks |", f"|---|---|---|{'---|' * len(NEEDED)}---|"]
     for each in record["versions"]:
+        also = "; ".join(re.sub(r"(\S+:\S+)", r"`\1`", lack) for lack in each["also"]) or "nothing"
+        rows: dict[tuple[str, ...], list[str]] = {}  # runners by their cells
         for runner, lacks in each["cells"].items():
-            shown = []
-            for feature, lack in lacks.items():
-                tested = each["version"] == installed[1] and (runner, feature) in run
-                shown.append(lack or (("run in CI" if run[runner, feature] else "run") if tested else "checked"))
-            also = "; ".join(re.sub(r"(\S+:\S+)", r"`\1`", lack) for lack in each["also"]) or "nothing"
-            lines.append(f"| {each['version']} | {each['published']} | {runner} | {' | '.join(shown)} | {also} |")
+            tested = {feature for feature in NEEDED if each["version"] == installed[1] and (runner, feature) in run}
+            said = {feature: "run in CI" if run[runner, feature] else "run" for feature in tested}
+            shown = tuple(lack or said.get(feature, "checked") for feature, lack in lacks.items())
+            rows.setdefault(shown, []).append(runner)
+        for cells, runners in rows.items():
+            lines.append(f"| {each['version']} | {each['published']} | {', '.join(runners)} | {' | '.join(cells)} | {also} |")
     sizes = [each["fetched_MB"] for each in record["versions"]]
     said = (
         f"Checked on {record['checked']}: {record['places']} places in each wheel's sources ({min(sizes)} to {max(sizes)} MB of "
@@ -369,26 +448,29 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said, ""])
 
 
-def on_page(page: str, text: str) -> str:
-    """Returns the page with the text between BEGIN and END."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2]
+def on_page(page: str, record: dict[str, Any]) -> str:
+    """Returns the page with the tables of a record between their marks."""
+    for begin, end, text in ((BEGIN, END, table(record)), (MODELS_BEGIN, MODELS_END, models_table(record))):
+        before, _, rest = page.partition(begin)
+        page = before + begin + "\n" + text + "\n" + end + rest.partition(end)[2]
+    return page
 
 
 def main() -> None:
     """Writes the record and the page's table, and prints it; ends with 1 if the newest version lacks something."""
-    versions = []
+    versions, models = [], []
     for version, day, url, size in published():
         file = RemoteFile(url, size)
-        found = check_version(Sources(wheel_reader(file)))
+        sources = Sources(wheel_reader(file))
+        found, models = check_version(sources), check_models(sources)
         versions.append({"version": version, "published": day, "fetched_MB": round(file.fetched / 1e6, 1), **found})
     if not versions:
         raise SystemExit("no version is published")
     today = datetime.datetime.now(datetime.UTC).date()
-    record = {"checked": f"{today.day} {today:%B %Y}", "places": len(all_checks()), "versions": versions}
+    record = {"checked": f"{today.day} {today:%B %Y}", "places": len(all_checks()), "versions": versions, "models": models}
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(on_page(PAGE.read_text(), table(record)))
-    print(table(record))
+    PAGE.write_text(on_page(PAGE.read_text(), record))
+    print(table(record), models_table(record), sep="\n")
     newest = versions[-1]
     lacking = [lack for by_feature in newest["cells"].values() for lack in by_feature.values() if lack]
     raise SystemExit(1 if lacking or newest["also"] else 0)

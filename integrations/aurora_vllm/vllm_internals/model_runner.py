@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,9 @@ from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_step
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
     from aurora_vllm.worker_integration import WorkerIntegration
+
+LOG = logging.getLogger("vllm.aurora")
+ROUTER_BIAS = "e_score_correction_bias"  # of all ranks' experts; vLLM keeps it beside this rank's weights
 
 
 def patch_model_runner(worker: Any, patched: PatchedWorker, config: Any, processes: PeerProcesses | None) -> None:
@@ -115,23 +119,29 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     integration = patched.integration
     assert integration is not None
     assert integration.status is not None
-    planned = find("vllm.model_executor.custom_op:op_registry_oot")["RoutedExperts"]
-    patched.layers = [each for each in model.modules() if isinstance(each, planned) and each.aurora_layer is not None]
-    if not patched.layers:
+    patched.layers = [each for each in model.modules() if getattr(each, "aurora_layer", None) is not None]
+    apart = [each for each in model.modules() if hasattr(each, "capture_fn") and hasattr(each, "layer_id")]  # as MegaMoE's
+    by_maps = not config.parallel_config.enable_eplb and (integration.served.plan is not None or integration.settings.adapt)
+    sources = patched.layers or ([] if by_maps else apart)
+    if not sources:
         integration.served.disable()
         integration.status.stands_aside("the model's experts are of a kind that the plugin does not know")
         return
-    decoder_layers = {}
+    decoder_layers = {} if patched.layers else {number: each.layer_id for number, each in enumerate(apart)}
     for number, each in enumerate(patched.layers):
         if (checkpoint := integration.served.checkpoint) is None:
             decoder_layers[number], each.aurora_layer = each.aurora_layer, number
         else:
             decoder_layers[each.aurora_layer] = checkpoint.layers[each.aurora_layer]
-    if integration.served.physical_LP is not None and any(each.planned_physical_P is None for each in patched.layers):
+    unplanned = [each for each in sources if getattr(each, "planned_physical_P", None) is None]
+    if integration.served.physical_LP is not None and patched.late_LP is not None:
+        late = "follow the traffic from vLLM's placement" if integration.settings.adapt else "move to the plan's places then"
+        LOG.info("aurora: experts are loaded together, so they stay until EPLB first rearranges them, and %s", late)
+    elif integration.served.physical_LP is not None and unplanned:
         integration.status.falls_short("vLLM has no EPLB for this model, so the plan places no experts")
     if integration.watchdog is not None:
         integration.watchdog.balancer = watch_balancer(balancer)
-    facts = _engine_facts(config, integration, patched.layers, model)
+    facts = _engine_facts(config, integration, sources, model)
     if integration.settings.adapt and not integration.served.disabled and config.parallel_config.enable_eplb:
         if balancer is None or not balancer.model_states:
             integration.status.falls_short("adapt: vLLM has no EPLB for this model, so its experts do not follow the traffic")
@@ -169,12 +179,16 @@ def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], fac
 
 
 def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any], model: Any) -> EngineFacts:
-    """Sizes of this rank's model, as a profile counts them."""
+    """Sizes of this rank's model, as a profile counts them; `layers`: its experts, of the kind that vLLM or the model has."""
     from aurora_vllm.traffic_recorder import EngineFacts
 
     first, checkpoint = layers[0], integration.served.checkpoint
+    shape = getattr(first, "moe_config", first)
+    of_experts = [each for name, each in first.named_parameters() if name != ROUTER_BIAS]
+    weights = of_experts or list(first.get_expert_weights())
+    local = first.local_num_experts if shape is not first else first.num_local_experts
     expert_parameters = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    row_bytes = first.moe_config.hidden_dim * config.model_config.dtype.itemsize
+    row_bytes = (first.hidden_size if shape is first else shape.hidden_dim) * config.model_config.dtype.itemsize
     decoder_layers = config.model_config.hf_text_config.num_hidden_layers
     return EngineFacts(
         model=Path(config.model_config.model).name,
@@ -185,10 +199,10 @@ def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any]
         ranks=integration.ranks,
         top_k=first.top_k,
         layers=len(layers) if checkpoint is None else len(checkpoint.layers),
-        experts=first.moe_config.num_logical_experts,
+        experts=shape.num_logical_experts,
         dispatch_bytes=row_bytes,
         combine_bytes=row_bytes,
-        expert_bytes=sum(p.numel() * p.element_size() for p in first.parameters()) // first.local_num_experts,
+        expert_bytes=sum(p.numel() * p.element_size() for p in weights) // local,
         other_bytes=sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in expert_parameters),
         dense_layers=() if checkpoint is None else tuple(sorted(set(range(decoder_layers)) - set(checkpoint.layers))),
     )

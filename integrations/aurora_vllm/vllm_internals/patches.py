@@ -48,6 +48,8 @@ class PatchedWorker:
         group: vLLM's expert-parallel group; None without expert parallelism.
         layers: the model's MoE layers, once it is loaded.
         live: what EPLB's physical experts hold, once it follows the traffic; None: it does not.
+        late_LP: the planned physical experts of a model whose weights could not be loaded there: EPLB moves them at its first
+            rearrangement; None: all are in place.
     """
 
     def __init__(self, config: Any) -> None:
@@ -56,6 +58,7 @@ class PatchedWorker:
         self.group: Any = None
         self.layers: list[Any] = []
         self.live: EplbPlacement | None = None
+        self.late_LP: torch.Tensor | None = None
 
     def exchange(self, phase: str) -> AbstractContextManager[None]:
         """Context manager in which this rank waits for the others, in one of EXCHANGES."""
@@ -86,14 +89,28 @@ class PatchedWorker:
 
 def patch_routed_experts(worker: PatchedWorker) -> None:
     """Registers experts that load the plan's experts on each rank and report what the router chose."""
-    vllm_experts = find(f"{MOE}.routed_experts:RoutedExperts")
+    routed_experts = find(f"{MOE}.routed_experts:RoutedExperts")
+    _register_experts(routed_experts, worker)
+    for kind in routed_experts.__subclasses__():
+        _register_experts(kind, worker)
+    # vLLM looks classes up by name, and models that bring their own, as GPT-OSS does, are imported later
+    routed_experts.__init_subclass__ = classmethod(lambda kind, **_named: _register_experts(kind, worker))
 
-    class PlannedExperts(vllm_experts):  # type: ignore[misc, valid-type]
+
+def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
+    """Registers planned experts in place of a class of vLLM's, or of a model's that inherits from it."""
+    taken = find("vllm.model_executor.custom_op:op_registry_oot")
+    if hasattr(vllm_experts, "planned_physical_P") or vllm_experts.__name__ in taken:
+        return  # it is planned itself, or another plugin has taken it
+
+    class PlannedExperts(vllm_experts):  # type: ignore[misc]
         """A layer's experts, placed by the plan: as EPLB's physical experts, or by the expert map without EPLB.
 
         Attributes:
             aurora_layer: the MoE layer's index; None if the plan does not know the layer.
             aurora_physical_P: (P,) the expert in each of EPLB's physical experts; None if the plan does not set them.
+            aurora_fused: whether weights of several experts come together, whose loader takes a block by vLLM's own map; None:
+                none has come.
         """
 
         def __init__(self, layer_name: str, params_dtype: Any, moe_config: Any, *args: Any, **named: Any) -> None:
@@ -108,26 +125,33 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
             super().__init__(layer_name, params_dtype, moe_config, *args, **named)
             if experts is not None or (integration is not None and worker.moves_by_expert_maps and number is not None):
                 check_kernel(self.quant_method)
-            self.aurora_layer, self.aurora_physical_P = number, physical_P
+            self.aurora_layer, self.aurora_physical_P, self.aurora_fused = number, physical_P, None
 
         def weight_loader(
             self, param: Any, loaded_weight: Any, weight_name: str, shard_id: str, expert_id: int, return_success: bool = False
         ) -> bool | None:
             load = functools.partial(super().weight_loader, param, loaded_weight, weight_name, shard_id)
+            if self.balanced_physical_P is not None:
+                check_all_fused(loaded_weight, self.aurora_fused, self.layer_name)
+                self.aurora_fused = loaded_weight.ndim > 2
             if self.planned_physical_P is None:
                 return load(expert_id, return_success=return_success)  # type: ignore[no-any-return]
-            check_one_expert(loaded_weight, self.layer_name)
             # vLLM's initial map has expert e in physical expert e, and its own replicas after those, which find no slot here
             loaded = [load(slot, return_success=True) for slot in np.flatnonzero(self.planned_physical_P == expert_id).tolist()]
             return any(loaded) if return_success else None
 
         @property
-        def planned_physical_P(self) -> IntArray | None:
+        def balanced_physical_P(self) -> IntArray | None:
             """(P,) the planned physical experts, if this layer's router maps experts to them; else None."""
             if self.aurora_physical_P is None:
                 return None
             runner = worker.config.compilation_config.static_forward_context[self.layer_name]
             return None if runner.router.eplb_state is None else self.aurora_physical_P
+
+        @property
+        def planned_physical_P(self) -> IntArray | None:
+            """(P,) the same, if weights are loaded there; else None."""
+            return None if self.aurora_fused else self.balanced_physical_P
 
         def forward_modular(self, x: Any, topk_weights: Any, topk_ids: Any, *args: Any, **named: Any) -> Any:
             if worker.integration is None or self.aurora_layer is None:
@@ -135,19 +159,19 @@ def patch_routed_experts(worker: PatchedWorker) -> None:
             with worker.integration.moe_layer(self.aurora_layer, topk_ids, self.moe_config.is_sequence_parallel):
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
 
-    vllm_experts.register_oot(name="RoutedExperts")(PlannedExperts)
+    vllm_experts.register_oot(name=vllm_experts.__name__)(PlannedExperts)
 
 
-def check_one_expert(loaded_weight: torch.Tensor, layer_name: str) -> None:
-    """Checks that a weight is one expert's: loaders of fused weights choose a block of experts by vLLM's own map.
+def check_all_fused(loaded_weight: torch.Tensor, fused: bool | None, layer_name: str) -> None:
+    """Checks that a weight is one expert's if those before it were, and of several experts if they were.
 
     Raises:
-        BadInput: if it has the weights of several.
+        BadInput: if it is not; `fused` is None if there was none before it.
     """
-    if loaded_weight.ndim > 2:
+    if fused is not None and fused != (loaded_weight.ndim > 2):
         raise BadInput(
-            f"{layer_name}: a plan through --enable-eplb needs a weight for each expert in the model's files, found one of "
-            f"{len(loaded_weight)} experts; serve without the plan"
+            f"{layer_name}: a plan through --enable-eplb needs a weight for each expert in the model's files, or all experts' "
+            "together, found both; serve without the plan"
         )
 
 
@@ -252,12 +276,20 @@ def patch_eplb(worker: PatchedWorker) -> None:
                 return super().rebalance_experts(
                     weight, num_replicas, num_groups, num_nodes, num_ranks, old_global_expert_indices
                 )
+            late_LP = worker.late_LP
+            if late_LP is not None and late_LP.shape == old_global_expert_indices.shape:
+                return late_LP.to(old_global_expert_indices)
             return old_global_expert_indices.clone()
 
     @functools.wraps(add_model)
     def add_planned_model(self: Any, model: Any, model_config: Any, *args: Any, **named: Any) -> None:
         add_model(self, model, model_config, *args, **named)
-        planned_LP = [getattr(runner.routed_experts, "planned_physical_P", None) for runner in model.moe_layers]
+        experts_L = [getattr(layer, "routed_experts", None) for layer in model.moe_layers]
+        planned_LP = [getattr(experts, "planned_physical_P", None) for experts in experts_L]
+        served_LP = None if worker.integration is None else worker.integration.served.physical_LP
+        apart = all(experts is None or getattr(experts, "aurora_fused", None) for experts in experts_L)  # as MegaMoE's are
+        if served_LP is not None and apart and model_config is worker.config.model_config and len(served_LP) == len(experts_L):
+            worker.late_LP = torch.from_numpy(served_LP)
         if all(physical_P is None for physical_P in planned_LP):
             return
         physical_LP = self.model_states[model_config.compute_hash()].physical_to_logical_map.clone()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("vllm.aurora")
 BACK_END = "allgather_reducescatter"  # vLLM's all-to-all that aurora replaces, and that honours every expert map
 
-
+IN_SEQUENCE = {"GptOssForCausalLM"}  # whose loaders give each rank experts that follow each other, whatever the expert map
 LOAD_FORMATS = (  # they hand each expert's weights to the layer; others restore what each rank once held
     "auto", "dummy", "fastsafetensors", "hf", "instanttensor", "mistral", "npcache", "pt", "runai_streamer", "safetensors",
 )  # fmt: skip
@@ -194,6 +194,8 @@ class WorkerStartup:
             return self._eplb_refusal() or integration.served.place_physical_experts(redundant)
         if plan.models[0].placement.split_LG is not None:
             return "the plan's replicas need --enable-eplb"
+        if IN_SEQUENCE & set(self._config.model_config.architectures):
+            return "a plan needs weights that are loaded expert by expert, found a model whose ranks read theirs in sequence"
         if getattr(parallel, "enable_ep_weight_filter", False):  # it reads what vLLM's own map gives this rank
             return "a plan without --enable-eplb needs all weights read, found --enable-ep-weight-filter"
         return self._expert_map_refusal("a plan")
