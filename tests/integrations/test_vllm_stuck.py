@@ -120,10 +120,11 @@ def test_a_slow_rank_is_named(tmp_path, checkpoints, alone):  # noqa: F811
     assert not re.search("rank 0 is", said)
 
 
+EVEN = SLOW_EXPERTS.replace("FACTOR", "1")  # passes of 60 ms on both ranks
 BALANCER = """
 import time
 import aurora_vllm.vllm_internals.worker_startup as startup
-patch = startup.patch_model_runner
+slow_down = startup.patch_model_runner
 def patch_and_stop(*given):
     import vllm.distributed.eplb.async_worker as background
     plan, plans = background.run_rebalance_experts, []
@@ -133,7 +134,7 @@ def patch_and_stop(*given):
             time.sleep(8)
         return plan(*given)
     background.run_rebalance_experts = plan_and_stop
-    patch(*given)
+    slow_down(*given)
 startup.patch_model_runner = patch_and_stop
 """
 
@@ -147,8 +148,8 @@ def test_a_balancer_that_stands_still_is_named(tmp_path, checkpoints, alone):  #
         2,
         **job,
         llm=eplb(2, use_async=True),
-        before_1=BALANCER,
-        before_0=SLOW_EXPERTS.replace("FACTOR", "1"),
+        before_1=EVEN + BALANCER,
+        before_0=EVEN,
     )
     check_same(run.answers(), alone("qwen3moe"))
     assert "rank 1 stands still: EPLB's background thread plans, and the others' are further" in "".join(run.said())
