@@ -26,6 +26,7 @@ PR_SET_PDEATHSIG = 1
 LOOK_S = 0.25  # between two looks at all ranks
 SILENT_S = 5.0  # after which start-up is told again
 ENDED_S = 10.0  # for servers to end by themselves, which write their records then
+FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 WITHIN_S = 20.0  # for survivors to wait for each other in a change
 STARTED, SERVES = "starting processes", "serving"
 PHASES = {  # what a rank does from a line of its log on
@@ -73,6 +74,7 @@ class ServingRanks:
     def __init__(self, ranks: Sequence[int], hang_s: float) -> None:
         self.alive, self.dead, self.change, self._hang_s = list(ranks), list[int](), 0, hang_s
         self._answered_s: dict[int, float] = {}
+        self._healthy_s = 0.0
         self._processes: dict[int, frozenset[int]] = {}
 
     def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
@@ -96,6 +98,14 @@ class ServingRanks:
         if now_s - self._answered_s.setdefault(rank, now_s) < self._hang_s:
             return ""
         return f"{'it is stopped' if look.stopped else 'it does not answer'} for {self._hang_s:g} s"
+
+    def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
+        """Returns whether a rank that made the last change waits for another one, for a second. A change then begins."""
+        again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
+        self._healthy_s = self._healthy_s if again else now_s
+        if found := now_s - self._healthy_s > FAULT_S:
+            self.change, self._healthy_s = self.change + 1, now_s
+        return found
 
     def complete(self, looks: dict[int, Look]) -> bool:
         """Returns whether all ranks that are alive serve after the last change."""
@@ -238,7 +248,7 @@ class RankServers:
             self.servers[rank].kill()
         if reasons and (not self.survive or not ranks.alive):
             return "; ".join(reasons.values())
-        if reasons:
+        if reasons or (self.survive and ranks.faulted(looks, time.monotonic())):
             await self._begin_change(list(reasons))
         elif not self.changes.serving.is_set() and ranks.complete(looks):
             self.changes.number += 1
@@ -340,7 +350,9 @@ class RankServers:
 
     async def _begin_change(self, lost: list[int]) -> None:
         """Tells the router and all survivors that ranks are lost."""
-        ranks, self._change_s = self._ranks_now, time.monotonic()
+        ranks = self._ranks_now
+        if lost or self.changes.serving.is_set():
+            self._change_s = time.monotonic()
         self.changes.serving.clear()
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank

@@ -152,6 +152,20 @@ def test_a_change_is_complete_when_all_that_are_left_have_made_it():
     assert ranks.complete(looks(rank1=Look(change=2)))
 
 
+def test_a_rank_that_faults_after_a_change_gets_another_one():
+    ranks = ServingRanks(range(2), HANG_S)
+    waits, serves = Look(status="unhealthy"), Look()
+    assert not any(ranks.faulted({0: waits, 1: serves}, now_s) for now_s in (0.0, 5.0))  # who is lost is not known yet
+    ranks.lost({0: serves, 1: Look(exit_code=1)}, 6.0)
+    made, waits = Look(change=1), Look(status="unhealthy", change=1)
+    told = [
+        ranks.faulted({0: look}, now_s) for look, now_s in ((made, 6.0), (waits, 6.5), (made, 7.0), (waits, 7.5), (waits, 8.1))
+    ]
+    assert told == [False] * 4 + [True]
+    assert ranks.change == 2
+    assert not ranks.faulted({0: waits}, 9.5)  # has not made it yet
+
+
 class Parent:
     """A parent of stand-ins; what it says and asks."""
 
