@@ -320,7 +320,7 @@ async def serve(
             await servers.end()
             if advice is not None and not advice.done():
                 advice.cancel()
-    told = advice is not None and advice.done()
+    told = advice is not None and advice.done() and not advice.cancelled()
     if advice is None or lost:
         return lost, advice.result() if told and advice is not None else None
     return lost, advice.result() if told else await advise(command, as_json, say)

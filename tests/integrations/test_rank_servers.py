@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
-from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, process_groups
+from aurora_vllm import serve_command
+from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, free_ports, process_groups
 from aurora_vllm.whole_streams import ResumingProxy
 
 from aurora.errors import RankFailed
@@ -305,3 +307,24 @@ def test_a_server_that_ends_while_it_starts_is_named_with_its_reason(tmp_path, m
     parent = Parent(tmp_path, monkeypatch, ["serves", "broken"])
     with pytest.raises(RankFailed, match="rank 1 ended while it started, exit code 1: ValueError: no such model"):
         parent.run(None)
+
+
+def test_the_command_ends_when_asked_to_and_then_says_what_a_plan_would_bring(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, survive=False)
+    (port,) = free_ports(1)
+    command = SimpleNamespace(
+        given=SimpleNamespace(host="127.0.0.1", port=port), ranks=range(2), several=True, survive=False, state=tmp_path,
+        command=lambda rank, own, store, rpc_port: parent.command(rank, own, store),
+    )  # fmt: skip
+
+    async def advise(*_):
+        return {"advice": 1}
+
+    def say(sentence):
+        parent.said.append(sentence)
+        if sentence.startswith("ready on"):
+            asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(serve_command, "advise", advise)
+    assert asyncio.run(serve_command.serve(command, HANG_S, None, True, say)) == ("", {"advice": 1})
+    assert f"ready on http://127.0.0.1:{port}" in parent.said
