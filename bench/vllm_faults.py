@@ -18,6 +18,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def alone(model: Path, folder: Path) -> list[list[int]]:
     return [answers[str(index)]["tokens"] for index in range(STREAMS)]
 
 
-def kill(command: Command, alive: list[int], expected: list[list[int]], rng: random.Random) -> dict[str, object]:
+def kill(command: Command, alive: list[int], expected: list[list[int]], rng: random.Random) -> dict[str, Any]:
     """Kills a process of a rank while streams run. Returns what became of it."""
     with ThreadPoolExecutor(STREAMS + 1) as pool:
         streams = [pool.submit(command.stream, PROMPTS[index], NEW) for index in range(STREAMS)]
@@ -72,6 +73,18 @@ def kill(command: Command, alive: list[int], expected: list[list[int]], rng: ran
     }  # fmt: skip
 
 
+def summary(kills: list[dict[str, Any]], failed: list[str], starts_s: list[float], left_over: int) -> dict[str, Any]:
+    """The figures of all kills; `failed` says which starts failed, and after which kills nobody served on."""
+    quantiles = np.quantile([each["served_s"] for each in kills] or [np.nan], [0.5, 0.95, 1]).round(2).tolist()
+    return {
+        "what": " ".join((__doc__ or "").split("\n\n")[1].split()), "machine": machine(), "command": sys.argv[1:],
+        "kills": len(kills), "failed": failed, "served_s": dict(zip(("p50", "p95", "most"), quantiles, strict=True)),
+        "wrong_answers": sum(each["wrong"] + each["wrong_after"] for each in kills),
+        "broken_streams": sum(len(each["broken"]) for each in kills), "left_over": left_over, "starts_s": starts_s,
+        "each": kills,
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
@@ -80,9 +93,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / f"bench/results/vllm-faults-{today()}.json")
     args = parser.parse_args()
     rng, until_s = random.Random(args.seed), time.monotonic() + args.minutes * 60
-    kills: list[dict[str, object]] = []
-    starts_s: list[float] = []
-    left_over = 0
+    kills: list[dict[str, Any]] = []
+    starts_s, failed, left_over = list[float](), list[str](), 0
     with tempfile.TemporaryDirectory() as temporary:
         folder, model = Path(temporary), Path(temporary) / "model"
         subprocess.run([sys.executable, str(ROOT / "tests/integrations/tiny.py"), "qwen3moe", str(model)], check=True)
@@ -96,21 +108,11 @@ def main() -> None:
                     kills.append({"start": len(starts_s), **kill(command, alive, expected, rng)})
                     print(kills[-1], flush=True)
             except (TimeoutError, OSError) as error:
-                kills.append({"start": len(starts_s), "failed": str(error)})
-                print(kills[-1], flush=True)
+                failed.append(f"{'after' if command.servers else 'in'} start {len(starts_s)}: {error}")
+                print(failed[-1], flush=True)
             finally:
                 left_over += command.end()
-            served_s = [each["served_s"] for each in kills if "served_s" in each] or [np.nan]
-            quantiles = np.quantile(served_s, [0.5, 0.95, 1]).round(2).tolist()
-            results = {
-                "what": " ".join((__doc__ or "").split("\n\n")[1].split()), "machine": machine(), "command": sys.argv[1:],
-                "kills": len(kills), "failed": sum("failed" in each for each in kills),
-                "served_s": dict(zip(("p50", "p95", "most"), quantiles, strict=True)),
-                "wrong_answers": sum(int(str(each.get(name, 0))) for each in kills for name in ("wrong", "wrong_after")),
-                "broken_streams": sum(len(each.get("broken", [])) for each in kills), "left_over": left_over,
-                "starts_s": starts_s, "each": kills,
-            }  # fmt: skip
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+            args.out.write_text(json.dumps(summary(kills, failed, starts_s, left_over), indent=1) + "\n")
 
 
 if __name__ == "__main__":
