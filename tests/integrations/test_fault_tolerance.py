@@ -17,7 +17,6 @@ from aurora_vllm.vllm_internals.fault_tolerance import (
     RanksChange,
     _announce,
     connect,
-    refill,
 )
 
 from aurora.errors import BadInput
@@ -35,22 +34,6 @@ def test_a_change_names_every_rank_once():
     for wrong in ({"change": "two"}, {"within_s": None}, {"dead": 2}):
         with pytest.raises(BadInput, match="scale_down: expected change, dead, alive and within_s, found"):
             RanksChange.read({**PARAMS, **wrong}, 4)
-
-
-def test_experts_that_nobody_holds_take_slots_whose_loss_adds_least_load():
-    held_LP = torch.tensor([[0, 1, 2, 0, 1, 2], [3, 3, 3, 0, 1, 2], [0, 1, 2, 3, 0, 0]])
-    load_LE = torch.tensor([[9, 4, 8, 1], [1, 1, 1, 30], [6, 1, 1, 1]])
-    expected_LP = [[0, 1, 2, 0, 3, 2], [3, 3, 3, 0, 1, 2], [0, 1, 2, 3, 0, 0]]
-    assert refill(held_LP, load_LE).tolist() == expected_LP
-    assert held_LP[0].tolist() == [0, 1, 2, 0, 1, 2], "as it was"
-    rng = torch.Generator().manual_seed(0)
-    for _ in range(50):  # what remains is held, whatever is lost
-        held_LP, load_LE = torch.randint(12, (3, 16), generator=rng), torch.randint(100, (3, 12), generator=rng)
-        for held_P, before_P in zip(refill(held_LP, load_LE), held_LP, strict=True):
-            assert set(held_P.tolist()) == set(range(12))
-            assert int((held_P != before_P).sum()) == 12 - len(set(before_P.tolist()))
-    with pytest.raises(BadInput, match="MoE layer 0 has 2 slots left for 4 experts"):
-        refill(torch.tensor([[0, 1]]), torch.ones(1, 4))
 
 
 def wait_for_one_that_left(rank, port, told):

@@ -257,7 +257,7 @@ FAULT_API_CHECKS = (
     ApiCheck(
         GOING_ON,
         "vllm.distributed.eplb.eplb_state:EplbModelState",
-        ("physical_to_logical_map_buffer", "expert_load_pass_buffer", "last_expert_load", "pending_result", "communicator"),
+        ("physical_to_logical_map_buffer", "expert_load_pass_buffer", "expert_load_window", "pending_result", "communicator"),
     ),
     ApiCheck(
         GOING_ON,
@@ -266,10 +266,6 @@ FAULT_API_CHECKS = (
     ),
     ApiCheck(GOING_ON, f"{MOE}.runner.moe_runner:MoERunner._set_moe_config", ("new_moe_config",)),
     ApiCheck(GOING_ON, "vllm.utils:is_moe_layer"),
-    ApiCheck(GOING_ON, "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload", ("model",)),
-    ApiCheck(
-        GOING_ON, "vllm.model_executor.model_loader.reload.layerwise:finalize_layerwise_processing", ("model", "model_config")
-    ),
 )
 CPU_EPLB_API_CHECKS = (
     ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),

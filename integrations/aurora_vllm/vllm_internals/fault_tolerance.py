@@ -28,7 +28,7 @@ Interface between the parent, which starts the servers and alone decides who is 
 4. The parent polls `GET /fault_tolerance/status` of every survivor, {"engines": [{"id": r, "status": ..., "change": 1}]}:
    - status "healthy" and change 1: this survivor serves on. The change is done when all survivors say so.
    - "ft_error" with "last_ft_request_id" equal to the request_id: this survivor refused or failed, and says why (an older
-     change number; fewer slots than experts; other survivors that did not come). It still waits for a newer change.
+     change number; an expert that nobody holds; other survivors that did not come). It still waits for a newer change.
    - "unhealthy": it waits for a change (its requests were aborted: HTTP 200, finish reason "abort"). "dead": it is lost.
    A rank lost during a change is a new change with a greater number, posted to those who are left; the older one is given up.
    Requests that come meanwhile wait, and are served after the change.
@@ -44,27 +44,23 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
-from aurora.models.hub import model_folder
-from aurora_vllm.vllm_internals.api_checks import FAULT_API_CHECKS, LAYER_INDEX, MOE, check_api, find
+from aurora_vllm.vllm_internals.api_checks import FAULT_API_CHECKS, MOE, check_api, find
 
 LOG = logging.getLogger("vllm.aurora")
 VARIABLE = "AURORA_FAULT_STORE"
@@ -407,16 +403,13 @@ def form_groups(worker: Any, store: Store, within: timedelta) -> None:
 def drop_slots(worker: Any, kept: list[int], torn: bool) -> None:
     """Leaves physical experts of lost ranks out of EPLB's maps and of the layers' expert maps. A collective call.
 
-    An expert that was in lost slots only takes the slot of a replica, and is read from the checkpoint. So are experts of
-    ranks that were moving them, or that have another map in force than the first of these ranks.
-
     Args:
         worker: vLLM's worker, whose groups are the new ones.
         kept: the expert-parallel ranks that are left, by their numbers before.
         torn: whether a rearrangement was under way here.
 
     Raises:
-        BadInput: if there are fewer slots than experts.
+        BadInput: if an expert was in lost slots only, or a loss has interrupted a rearrangement.
     """
     parallel, balancer = worker.vllm_config.parallel_config, worker.model_runner.eplb_state
     groups, is_moe_layer = find("vllm.distributed.parallel_state:"), find("vllm.utils:is_moe_layer")
@@ -428,8 +421,13 @@ def drop_slots(worker: Any, kept: list[int], torn: bool) -> None:
         layers = [module for module in model.model.modules() if is_moe_layer(module)]
         local, experts = layers[0].moe_config.num_local_experts, model.logical_replica_count.shape[1]
         own_LP = model.physical_to_logical_map.cpu().long().unflatten(1, (-1, local))[:, kept].flatten(1)
-        held_LP = refill(own_LP, model.last_expert_load.cpu())
+        held_LP = own_LP.clone()
         dist.broadcast(held_LP, group=ranks.cpu_group, group_src=0)
+        if torn or not torch.equal(held_LP, own_LP):
+            raise BadInput(f"{INSTRUCTION}: the loss has interrupted a rearrangement of experts")
+        for layer, held_P in enumerate(held_LP.tolist()):
+            if lost := set(range(experts)) - set(held_P):
+                raise BadInput(f"{INSTRUCTION}: nobody holds expert {min(lost)} of MoE layer {layer} any longer")
         for layer in layers:
             layer._set_moe_config(replace(layer.moe_config, num_experts=held_LP.shape[1], moe_parallel_config=shape))
         parallel.eplb_config.num_redundant_experts = held_LP.shape[1] - experts
@@ -443,83 +441,7 @@ def drop_slots(worker: Any, kept: list[int], torn: bool) -> None:
         model.communicator = find("vllm.distributed.eplb.eplb_communicator:create_eplb_communicator")(
             groups.get_eplb_group(), parallel.eplb_config.communicator, model.model.expert_weights, model.expert_buffer
         )
-        here = slice(ranks.rank_in_group * local, (ranks.rank_in_group + 1) * local)
-        missing_LS = held_LP[:, here] if torn else held_LP[:, here].where(held_LP[:, here] != own_LP[:, here], -1)
-        if bool((missing_LS >= 0).any()):
-            read_experts(worker, model.model.moe_layers, held_LP[:, here], missing_LS)
     balancer.expert_rearrangement_step = balancer.expert_load_window_step = 0  # equal on all ranks
-
-
-def refill(held_LP: torch.Tensor, load_LE: torch.Tensor) -> torch.Tensor:
-    """Gives each expert that nobody holds the slot of a replica, of the expert whose replicas' load rises least by it.
-
-    Args:
-        held_LP: (L, P) the expert in each slot.
-        load_LE: (L, E) tokens of each expert.
-
-    Returns:
-        (L, P), the expert in each slot then.
-
-    Raises:
-        BadInput: if there are fewer slots than experts.
-    """
-    held_LP, experts = held_LP.clone(), load_LE.shape[1]
-    for layer, (held_P, load_E) in enumerate(zip(held_LP, load_LE.double(), strict=True)):
-        for expert in sorted(set(range(experts)) - set(held_P.tolist())):
-            count_E = torch.bincount(held_P, minlength=experts)
-            rise_E = (load_E / (count_E - 1) - load_E / count_E).where(count_E > 1, torch.inf)
-            if not torch.isfinite(rise_E).any():
-                raise BadInput(f"{INSTRUCTION}: MoE layer {layer} has {len(held_P)} slots left for {experts} experts")
-            held_P[(held_P == rise_E.argmin()).nonzero()[-1]] = expert
-    return held_LP
-
-
-def read_experts(worker: Any, layers: Sequence[Any], held_LS: torch.Tensor, missing_LS: torch.Tensor) -> None:
-    """Reads experts from the checkpoint into slots of this rank: all slots of a layer that lacks some.
-
-    Args:
-        worker: vLLM's worker.
-        layers: the model's MoE layers.
-        held_LS: (L, S) the expert that each slot of this rank is to hold.
-        missing_LS: (L, S) those of them that it does not, else -1.
-
-    Raises:
-        BadInput: if what is read differs from what is held.
-    """
-    began_s, config = time.monotonic(), worker.vllm_config.model_config
-    reload = find("vllm.model_executor.model_loader.reload:")
-    first = find("vllm.distributed.parallel_state:get_ep_group")().rank_in_group * held_LS.shape[1]
-    chosen = [index for index, missing_S in enumerate(missing_LS) if bool((missing_S >= 0).any())]
-    known = [(index, slot) for index in chosen for slot in (missing_LS[index] < 0).nonzero()[:1, 0].tolist()]
-    before = [weight[slot].clone() for index, slot in known for weight in layers[index].get_expert_weights()]
-    of_layer, planned = {}, {}
-    for index in chosen:
-        experts = layers[index].routed_experts
-        of_layer[find(LAYER_INDEX)(experts.layer_name)] = set(held_LS[index].tolist())
-        planned[experts] = experts.aurora_physical_P
-        experts.aurora_physical_P = np.pad(held_LS[index].numpy(), (first, 0), constant_values=-1)
-        reload.initialize_layerwise_reload(experts)
-    try:
-        folder = model_folder(config.model, config.revision)
-        worker.model_runner.get_model().load_weights(_expert_weights(folder, of_layer))
-    finally:
-        for experts, physical_P in planned.items():
-            reload.finalize_layerwise_reload(experts, config)
-            experts.aurora_physical_P = physical_P
-    after = [weight[slot] for index, slot in known for weight in layers[index].get_expert_weights()]
-    if not all(torch.equal(*pair) for pair in zip(before, after, strict=True)):
-        raise BadInput(f"{INSTRUCTION}: expected experts in memory as in the checkpoint's files, found others")
-    LOG.info("aurora: %d experts were read in %.1f s", int((missing_LS >= 0).sum()), time.monotonic() - began_s)
-
-
-def _expert_weights(folder: Path, of_layer: Mapping[int, set[int]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields name and weight of experts in a checkpoint, by decoder layer."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118, it is no dict
-                found = re.search(r"\.(\d+)\..*\bexperts\.(\d+)\.", name)
-                if found is not None and int(found[2]) in of_layer.get(int(found[1]), ()):
-                    yield name, file.get_tensor(name)
 
 
 # Server and keeper

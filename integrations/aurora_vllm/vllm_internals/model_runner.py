@@ -152,7 +152,7 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     choices = None
     if integration.settings.record is not None or patched.moves_by_expert_maps:
         try:
-            choices = _choice_counter(config, model, decoder_layers, facts)
+            choices = _choice_counter(patched, config, model, decoder_layers, facts)
         except (BadInput, ValueError) as error:
             lacking = "nothing is recorded" if integration.settings.record is not None else "adapt: experts stay where they are"
             integration.status.falls_short(f"{lacking}: {error}")
@@ -166,7 +166,9 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
 
 
-def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts) -> ChoiceCounter:
+def _choice_counter(
+    patched: PatchedWorker, config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts
+) -> ChoiceCounter:
     """Binds the routers to a buffer that captured passes write too. Raises BadInput or ValueError if this vLLM cannot."""
     from aurora_vllm.traffic_recorder import ChoiceCounter
 
@@ -175,6 +177,7 @@ def _choice_counter(config: Any, model: Any, decoder_layers: dict[int, int], fac
         raise BadInput("--enable-return-routed-experts takes the routers' choices")
     capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
     find(BIND_CAPTURER)(model, capturer)
+    patched.capturer = capturer
     return ChoiceCounter(capturer.device_buffer, decoder_layers, facts.layers, facts.experts)
 
 

@@ -46,6 +46,7 @@ class PatchedWorker:
     Attributes:
         integration: None until all ranks are connected.
         group: vLLM's expert-parallel group; None without expert parallelism.
+        capturer: what the routers write their choices to; None: nothing counts them.
         layers: the model's MoE layers, once it is loaded.
         live: what EPLB's physical experts hold, once it follows the traffic; None: it does not.
         late_LP: the planned physical experts of a model whose weights could not be loaded there: EPLB moves them at its first
@@ -56,6 +57,7 @@ class PatchedWorker:
         self.config = config
         self.integration: WorkerIntegration | None = None
         self.group: Any = None
+        self.capturer: Any = None
         self.layers: list[Any] = []
         self.live: EplbPlacement | None = None
         self.late_LP: torch.Tensor | None = None

@@ -117,6 +117,8 @@ class WorkerStartup:
         """Goes on without lost ranks, in vLLM's new groups; `kept` are the ranks that are left, by their numbers until now."""
         self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
         integration.change_ranks(kept, lambda: _transport(group, None))
+        if self._patched.capturer is not None:
+            self._patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
         if processes is not None:
             processes.keep(kept)
             if integration.watchdog is not None:
