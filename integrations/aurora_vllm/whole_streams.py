@@ -19,7 +19,7 @@ LARGEST_BODY = 1 << 29
 SAMPLING = (  # fields of a request that a resumed one keeps
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop_token_ids", "ignore_eos",
     "logit_bias", "skip_special_tokens", "spaces_between_special_tokens", "bad_words", "allowed_token_ids", "stream_options",
-    "priority", "user", "include_stop_str_in_output",
+    "priority", "user", "include_stop_str_in_output", "detokenize",
 )  # fmt: skip
 COUNTED = ("stop", "presence_penalty", "frequency_penalty")  # what they do depends on where the answer begins
 NOT_RESUMED = (
@@ -73,6 +73,7 @@ class ResumedStream:
             not isinstance(each, int) for each in body.get("prompt", ()) if isinstance(body["prompt"], list)
         )
         self._whole = not several and not any(body.get(name) for name in NOT_RESUMED)  # else nothing is changed or resumed
+        self._textless = body.get("detokenize") is False  # the client is told token ids alone
         self._head: dict[str, Any] = {}  # id and the like, of the first chunk
         self._prompt: list[int] = []
         self._tokens: list[int] = []  # those whose text the client has
@@ -163,7 +164,8 @@ class ResumedStream:
         self._drop = self._drop[0] - drop_tokens, self._drop[1] - drop_text
         ids, text = self._held + ids[drop_tokens:], text[drop_text:]
         ended, opening = choice.get("finish_reason") is not None, bool(delta.get("role")) and not self._opened
-        if self._whole and not text and not ended and not opening:  # a part of a character, or a repetition
+        new = text or (self._textless and ids)
+        if self._whole and not new and not ended and not opening:  # a part of a character, or a repetition
             self._held = ids
             return None
         self._tokens, self._held, self._text = self._tokens + ids, [], self._text + len(text)

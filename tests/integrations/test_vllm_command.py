@@ -142,6 +142,7 @@ def test_one_command_from_nothing_to_an_answer_by_a_plan(model, tmp_path):
     finally:
         served.process.kill()
     assert code == 0
+    assert set(found) == {"schema", "state", "plan", "lost", "recommendation"}
     assert found["lost"] == ""
     assert found["recommendation"]["engine"] == "vllm"
     assert (found["plan"] is None) == (found["recommendation"]["recommendation"] is None)

@@ -45,7 +45,7 @@ class Engine:
             given.append(token)
             whole = token % 3 == 0 or len(given) - len(ids) == most  # else the text comes with the next token
             text += SIGNS[token]
-            parts.append(([token], text if whole else ""))
+            parts.append(([token], text if whole and body.get("detokenize", True) else ""))
             text = "" if whole else text
         if how:
             asyncio.get_running_loop().call_later(0.05, self.recover)
@@ -142,6 +142,19 @@ def test_a_stream_that_a_fault_ends_is_the_stream_without_it(fault, asked, more)
     assert bool(ids) == bool(more)
     finish = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
     assert finish == ["length"]
+
+
+def test_tokens_without_text_are_told_as_they_come():
+    asked = {"prompt": "hello", "max_tokens": 12, "detokenize": False, "return_token_ids": True}
+    _, plain, _ = streamed(ask(Engine(), stream=True, **asked)[1])
+    engine = Engine((5, "abort"))
+    said, chunks, _ = streamed(ask(engine, stream=True, **asked)[1])
+    assert said == ""
+    tokens, expected = ([token for chunk in found for token in chunk["choices"][0]["token_ids"]] for found in (chunks, plain))
+    assert tokens == expected
+    assert len(plain) == 12
+    assert engine.asked[1][1]["max_tokens"] == 7
+    assert engine.asked[1][1]["detokenize"] is False
 
 
 def test_several_answers_and_their_tokens_pass_unchanged():

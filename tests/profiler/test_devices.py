@@ -136,7 +136,7 @@ def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indic
 
 def test_without_a_visible_gpu_the_variable_is_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    with pytest.raises(BadInput, match="found none by CUDA_VISIBLE_DEVICES=-1"):
+    with pytest.raises(BadInput, match="found none of CUDA_VISIBLE_DEVICES=-1"):
         inventory(Replay("l40s-4"))
 
 
