@@ -13,6 +13,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, StreamReader, web
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEFAULT_TOKENS = 16  # vLLM's max_tokens of completions
 DONE = b"data: [DONE]\n\n"
+NO_REASON: dict[str, Any] = {}  # vLLM ends the stream of a request that it aborts before the first token without a chunk
 HOP_BY_HOP = {"host", "content-length", "connection", "transfer-encoding", "accept-encoding", "keep-alive", "upgrade"}
 IDS = ("token_ids", "prompt_token_ids")
 LARGEST_BODY = 1 << 29
@@ -64,7 +65,8 @@ class ResumedStream:
         context_tokens: tokens that a prompt and its answer may have together.
 
     Attributes:
-        fault: the chunk by which the engine ended the current upstream stream; None: it did not.
+        fault: the chunk by which the engine ended the current upstream stream, or NO_REASON; None: it did not.
+        finished: True once the engine has ended the answer, or one of several.
     """
 
     def __init__(self, path: str, body: dict[str, Any], context_tokens: int) -> None:
@@ -80,7 +82,7 @@ class ResumedStream:
         self._held: list[int] = []  # those that have brought no text yet
         self._text = 0  # characters that the client has
         self._drop, self._base = (0, 0), 0  # what a replay repeats: tokens and characters; tokens before a continuation
-        self._opened, self._finished, self._converted = False, False, False
+        self._opened, self.finished, self._converted = False, False, False
         self.fault: dict[str, Any] | None = None
 
     def first(self) -> tuple[str, dict[str, Any]]:
@@ -114,7 +116,7 @@ class ResumedStream:
     @property
     def complete(self) -> bool:
         """True if the client has all tokens of the answer."""
-        return self._whole and (self._finished or (bool(self._tokens) and self.left == 0))
+        return self._whole and (self.finished or (bool(self._tokens) and self.left == 0))
 
     def rest(self) -> bytes:
         """Returns the events that follow the last token of an answer."""
@@ -123,7 +125,7 @@ class ResumedStream:
             "finish_reason": "length",
             "delta" if self._chat else "text": {} if self._chat else "",
         }
-        told = [] if self._finished else [{**self._head, "choices": [choice]}]
+        told = [] if self.finished else [{**self._head, "choices": [choice]}]
         if (self._body.get("stream_options") or {}).get("include_usage"):
             told += [{**self._head, "choices": [], "usage": self._usage(len(self._tokens))}]
         return b"".join(map(event, told)) + DONE
@@ -137,8 +139,11 @@ class ResumedStream:
         choices = chunk.get("choices", [])
         aborted = any(choice.get("finish_reason") == "abort" for choice in choices)
         self.fault = chunk if "error" in chunk or aborted else None
+        if chunk.get("usage") and not choices and not self.finished:  # of an answer that has not ended
+            return None
         if "error" in chunk or not self._whole:
             self._text += self.fault is None
+            self.finished |= self.fault is None and any(choice.get("finish_reason") for choice in choices)
             return chunk if self.fault is None else None
         self._head = self._head or {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         passed = {name: value for name, value in chunk.items() if name != "prompt_token_ids"} | self._head
@@ -175,7 +180,7 @@ class ResumedStream:
             choice["delta"] = {**delta, "content": text}
         if self._body.get("return_token_ids"):
             choice |= {"token_ids": ids} | ({} if self._opened else {"prompt_token_ids": self._prompt})
-        self._opened, self._finished = True, self._finished or ended
+        self._opened, self.finished = True, self.finished or ended
         return choice
 
 
@@ -271,6 +276,9 @@ class ResumingProxy:
                 continue
             if response is None:
                 return failed
+            if fault is NO_REASON:  # of no lost rank
+                await response.write(DONE)
+                return response
             lost = {"message": "a rank was lost, and this stream cannot be resumed", "type": "RankLost", "code": 503}
             ended = fault if fault is not None and "error" in fault else {"error": lost}
             await response.write(event(ended) + DONE)
@@ -287,9 +295,12 @@ async def opened(request: web.Request) -> web.StreamResponse:
 async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse) -> bool:
     """Tells the client what comes from upstream. Returns whether it came to its regular end."""
     async for chunk in chunks(content):
-        if chunk is None:
+        if chunk is None and stream.finished:
             await response.write(DONE)
             return True
+        if chunk is None:
+            stream.fault = NO_REASON
+            break
         if (passed := stream.feed(chunk)) is not None:
             await response.write(event(passed))
         if stream.fault is not None:

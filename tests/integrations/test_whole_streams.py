@@ -68,7 +68,7 @@ class Engine:
             choice |= {"delta": {"content": said}} if chat else {"text": said}
             choice |= {"prompt_token_ids": ids} if not number and not chat else {}
             await self.tell(response, {"choices": [choice]})
-        if how == "abort":
+        if how == "abort" and after:  # vLLM tells no chunk of a request without tokens
             last = {"delta": {}} if chat else {"text": ""}
             await self.tell(response, {"choices": [{"index": 0, **last, "finish_reason": "abort", "token_ids": []}]})
         elif how == "error":
@@ -155,6 +155,12 @@ def test_tokens_without_text_are_told_as_they_come():
     assert len(plain) == 12
     assert engine.asked[1][1]["max_tokens"] == 7
     assert engine.asked[1][1]["detokenize"] is False
+
+
+def test_an_end_without_a_reason_is_one_where_no_rank_was_lost():
+    engine = Engine((0, "abort"))
+    engine.recover = engine.changes.serving.set
+    assert streamed(ask(engine, stream=True, prompt="hello")[1]) == ("", [], "[DONE]")
 
 
 def test_several_answers_and_their_tokens_pass_unchanged():
