@@ -1,4 +1,4 @@
-"""What each rank is doing, in a file for each that the other ranks of its host map: no locks, no messages, no system calls."""
+"""Progress of each rank, in a file for each that the other ranks of its host map: no locks, no messages, no system calls."""
 
 import mmap
 import os
@@ -23,7 +23,7 @@ _COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
 
 
 class RankProgress:
-    """What this rank is doing, as others see it.
+    """Progress of this rank, as others see it.
 
     Args:
         path: the file to write to; None: nobody sees it.
