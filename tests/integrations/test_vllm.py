@@ -608,6 +608,7 @@ WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
 
+@slow
 def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
     """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay."""
     checkpoint = checkpoints("qwen3moe")
