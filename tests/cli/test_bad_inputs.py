@@ -27,6 +27,7 @@ pytestmark = pytest.mark.full
 LIMIT_S = 30  # of one case, on a busy machine: what hangs takes longer
 FEWEST, MOST = 30, 90  # cases of a subcommand
 ELSEWHERE = {
+    "vllm": "MIXTRAL",
     "run": "p.json --model MIXTRAL --prompts prompts.txt --max-new-tokens 1",
     "measure links": "--ranks 2 -o links.toml",
     "measure devices": "-o devices.toml",
