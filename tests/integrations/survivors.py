@@ -59,7 +59,9 @@ class Command:
                 if at_s >= since_s and text in line:
                     return at_s
             time.sleep(0.01)
-        raise TimeoutError(f"no {text!r} within {within_s:g} s; lines: {[line for at_s, line in self.lines if at_s >= since_s][:8]}")
+        raise TimeoutError(
+            f"no {text!r} within {within_s:g} s; lines: {[line for at_s, line in self.lines if at_s >= since_s][:8]}"
+        )
 
     def find_servers(self) -> None:
         """Finds each rank's server, the leader of its process group, by the log that it writes."""
