@@ -193,6 +193,10 @@ def load_model_config(source: str | Path) -> dict[str, Any]:
         path = named
     if not path.exists() and HUB_NAME.fullmatch(str(source)):
         path = _cached_config(str(source))
+    if not path.exists():
+        raise BadInput(
+            f"{source}: no such file; expected a config.json, a model's folder, or a name on the hub or of a shipped model"
+        )
     if path.is_dir():
         params = path / "params.json"
         path = params if params.exists() and not (path / "config.json").exists() else path / "config.json"

@@ -178,6 +178,7 @@ class RankServers:
 
     def __post_init__(self) -> None:
         self.changes = ServingChanges(self.hang_s + 2.0)
+        self._starts = 0
         self._keeper: asyncio.subprocess.Process | None = None
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
@@ -187,11 +188,12 @@ class RankServers:
         Raises:
             RankFailed: if a server ends before.
         """
+        self._starts += 1  # the logs say why there is another
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         store = await self._start_keeper() if self.survive else ""
         for rank, port in zip(self.ranks, ports, strict=True):
             words, environ = self.command(rank, port, store)
-            log = self.folder / f"rank-{rank}.log"
+            log = self.folder / f"rank-{rank}{f'-start-{self._starts}' if self._starts > 1 else ''}.log"
             process = await self._run(words, log, {**os.environ, **environ})
             self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()

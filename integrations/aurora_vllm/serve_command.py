@@ -149,7 +149,8 @@ def prepare(
             from huggingface_hub import hf_hub_download
 
             hf_hub_download(model, "config.json")
-    config, served, cpu = load_model_config(model), served_model(model), "cpu" in metadata.version("vllm")
+    config, path, cpu = load_model_config(model), Path(model), "cpu" in metadata.version("vllm")
+    served = served_model(model) if not path.exists() else str(path if path.is_dir() else path.parent)  # never a base model
     shape = Shape.of(config)
     if cpu and (width := int(config.get("head_dim") or CPU_HEAD)) < CPU_HEAD:
         raise BadInput(f"`model`: expected attention heads of {CPU_HEAD} or more, which vLLM has on CPUs, found {width}")
@@ -179,7 +180,7 @@ def prepare(
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (state or base / "aurora-vllm" / f"{slug}-{size}x{tensor}").resolve()
     make_folder(folder / "seen")
-    for old in (folder / "seen").glob("rank-*.npz"):
+    for old in [*(folder / "seen").glob("rank-*.npz"), *folder.glob("*.log")]:
         old.unlink()
     save_cluster(whole, folder / "cluster.toml", [])
     plan = folder / "recommended/plan.json" if apply and (folder / "recommended/plan.json").exists() else None
@@ -201,19 +202,28 @@ def _read(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for name, (short, kind, default) in READ.items():
         names = [name, "--" + name[2:].replace("-", "_"), *([short] if short else [])]
-        parser.add_argument(*dict.fromkeys(names), type=kind, default=default)
+        parser.add_argument(*dict.fromkeys(names), type=_value(name, kind), default=default)
     try:
         given, rest = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        name = str(error.argument_name).partition("/")[0]
-        raise BadInput(
-            f"{name}: expected {'JSON' if READ[name][1] is json.loads else 'a whole number'}: {error.message}"
-        ) from None
+    except argparse.ArgumentError as error:  # without its value
+        raise BadInput(f"{str(error.argument_name).partition('/')[0]}: {error.message}") from None
     config = given.additional_config
     if not isinstance(config, dict) or not isinstance(config.get("aurora", {}), dict):
         raise BadInput(f"--additional-config: expected a JSON object, found {config}")
     given.additional_config = dict(config)
     return given, rest
+
+
+def _value(name: str, kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns what reads an option's value, and raises BadInput if it is of another type."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise BadInput(f"{name}: expected {'JSON' if kind is json.loads else 'a whole number'}, found {text!r}") from None
+
+    return read
 
 
 def _has(words: list[str], name: str) -> bool:

@@ -221,6 +221,21 @@ def engine_of(group):
     return next(pid for pid, (name, _) in process_groups()[group].items() if name.startswith("VLLM::"))
 
 
+def test_the_logs_of_a_start_outlive_the_next_one(tmp_path, monkeypatch):
+    """They say why all servers were started anew."""
+    parent = Parent(tmp_path, monkeypatch, ["serves"])
+
+    async def course(servers, _session, _groups):
+        first = servers.servers[0].log
+        first.write_text("the reason")
+        await servers.end()
+        await servers.start()
+        assert servers.servers[0].log != first
+        assert first.read_text() == "the reason"
+
+    parent.run(course)
+
+
 def test_survivors_are_told_of_lost_ranks_in_numbered_changes(tmp_path, monkeypatch):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 4)
 

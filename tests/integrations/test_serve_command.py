@@ -169,13 +169,20 @@ def test_the_next_start_serves_by_the_plan(command, options, eplb):
     assert command("-dp", "2", apply=True, survive=True)[0].plan is None  # not two replicas of each
 
 
+def test_a_tuned_models_folder_is_served_and_not_the_model_that_it_came_from(command, tmp_path):
+    config = tmp_path / "model/config.json"
+    config.write_text(json.dumps({**CONFIG, "_name_or_path": "org/base"}))
+    for given in (tmp_path / "model", config):
+        assert command(model=str(given))[0].model == str(tmp_path / "model")
+
+
 @pytest.mark.parametrize(
     ("given", "named", "message"),
     [
-        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number: invalid int value: 'x'"),
+        (["-dp", "x"], {}, "--data-parallel-size: expected a whole number, found 'x'"),
         (["--headless"], {}, "--headless: expected none"),
         (["--additional-config", "[1]"], {}, "--additional-config: expected a JSON object"),
-        (["--additional-config", "{"], {}, "--additional-config: expected JSON: "),
+        (["--additional-config", "{"], {}, "--additional-config: expected JSON, found '{'"),
         (["--additional-config", '{"aurora": {"paln": 1}}'], {}, "aurora knows no 'paln'; expected plan"),
         (["-dp", "2", "-dpl", "1"], {"survive": True}, "`survive`: expected several data-parallel ranks, all on this host"),
         (["-dp", "3"], {"cluster": "demo-4"}, "`cluster`: expected 3 GPUs, one for each rank, found 4"),
