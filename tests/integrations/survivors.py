@@ -1,4 +1,4 @@
-"""`aurora vllm --survive` of a tiny model in a process, for tests and benchmarks of lost ranks. Linux only."""
+"""`aurora vllm` of a tiny model in a process, for tests and benchmarks, of lost ranks above all. Linux only."""
 
 import json
 import os
@@ -21,28 +21,20 @@ OPTIONS = (
 )  # fmt: skip
 
 
+def start(model: Path, folder: Path, *words: str, stdout: int = subprocess.DEVNULL) -> tuple[subprocess.Popen[str], int]:
+    """Starts `aurora vllm` of a model in a process group of its own. Returns the process, and the port of its server."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    given = [str(model), "--state", str(folder), "--port", str(port), *words]
+    pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "-m", "aurora", "vllm", *given], env={**os.environ, **ENVIRON}, **pipes), port
+
+
 class Command:
     """`aurora vllm --survive` in a process; its lines with the time of each."""
 
     def __init__(self, model: Path, folder: Path, ranks: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self.port = found.getsockname()[1]
-        words = [
-            sys.executable,
-            "-m",
-            "aurora",
-            "vllm",
-            str(model),
-            "--survive",
-            "--state",
-            str(folder),
-            "--port",
-            str(self.port),
-        ]
-        self.process = subprocess.Popen(
-            [*words, "--port", str(self.port), "--data-parallel-size", str(ranks), *OPTIONS],
-            env={**os.environ, **ENVIRON}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
-        )  # fmt: skip
+        self.process, self.port = start(model, folder, "--survive", "--data-parallel-size", str(ranks), *OPTIONS)
         self.model, self.lines, self.servers = str(model), list[tuple[float, str]](), dict[int, int]()
         threading.Thread(target=self._read, daemon=True).start()
 

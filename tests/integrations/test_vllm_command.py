@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.integrations.survivors import start
 
 pytestmark = [
     pytest.mark.skipif(
@@ -45,26 +46,9 @@ class Served:
     """A running `aurora vllm`; what it says, and its answers."""
 
     def __init__(self, model, folder, *more):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        sizes = ("--max-model-len", "256", "--max-num-seqs", "8", "--max-num-batched-tokens", "256")
+        self.process, port = start(model, folder / "state", "--json", *sizes, *more, stdout=subprocess.PIPE)
         self.url, self.model, self.said = f"http://127.0.0.1:{port}", str(model), []
-        words = [
-            sys.executable,
-            "-m",
-            "aurora",
-            "vllm",
-            str(model),
-            "--json",
-            "--state",
-            str(folder / "state"),
-            "--port",
-            str(port),
-        ]
-        words += ["--max-model-len", "256", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", *more]
-        environ = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environ, start_new_session=True)
         threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
 
     def wait_for(self, text):
