@@ -7,9 +7,9 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from aurora_vllm.links import connections, unanswering
 from aurora_vllm.peer_ranks import process_state
 from aurora_vllm.stuck_rank import BALANCERS, COMPUTE, EXCHANGES, GONE, IDLE, PHASES, RUNS, STOPPED, Pass, RankState
+from aurora_vllm.tcp_links import connections, unanswering
 
 FOLDER = "AURORA_STATUS_FOLDER"  # variable that names the folder of one server's files, for its processes
 WORKER, ENGINE, SERVES, LEFT, BEAT, DOING, SINCE, LAYER, PASSES = range(9)  # words of a file

@@ -9,10 +9,10 @@ import types
 
 import pytest
 from aurora_vllm import rank_progress, served_metrics, watchdog
-from aurora_vllm.links import connections, unanswering
 from aurora_vllm.rank_progress import FOLDER, RankFiles, RankProgress, file_of
 from aurora_vllm.served_metrics import MetricsWriter, WorkersMetrics, open_status_folder
 from aurora_vllm.stuck_rank import DISPATCH, ENDED, GONE, MOVES, RESTS, STEP, STOPPED, StuckRank
+from aurora_vllm.tcp_links import connections, unanswering
 from aurora_vllm.vllm_internals import progress_hooks
 from aurora_vllm.vllm_internals.api_checks import ApiCheck
 from aurora_vllm.watchdog import Watchdog
