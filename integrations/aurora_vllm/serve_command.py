@@ -38,6 +38,7 @@ RECORD_EVERY_S = 10.0
 RECOVERY_S = 60  # that an engine waits for the change after a fault
 CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
 CPU_RANKS, CPU_HEAD = 2, 32
+NEVER = str(10**12)  # steps between two rearrangements of EPLB, the first of which comes after a quarter of them
 SHUTDOWN_S = "5"  # for workers to write their records
 CPU_OPTIONS = (("--dtype", "float32"), ("--enforce-eager", ""))
 Read = tuple[str | None, Callable[[str], Any], Any]  # an option's short name, its type and its default
@@ -259,8 +260,11 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
     if gpus > 1 and (survive or uneven or replicas or (apply and not cpu)):
         added += [("--enable-eplb", "")]
         redundant = survive * experts + -experts * (1 + survive) % gpus
-        if redundant and plan is None and not _has(words, "--eplb-config"):
+        own = _has(words, "--eplb-config")
+        if redundant and plan is None and not own:
             added += [("--eplb-config.num_redundant_experts", str(redundant))]
+        if survive and not own:  # EPLB moves replicas to busy experts, and the others then have one holder
+            added += [("--eplb-config.step_interval", NEVER)]
     if survive:
         added += [("--enable-fault-tolerance", "")]
         added += [("--fault-tolerance-config", json.dumps({"engine_recovery_timeout_sec": RECOVERY_S}))]
