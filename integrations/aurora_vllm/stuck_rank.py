@@ -16,6 +16,7 @@ _DOES = {
 }  # fmt: skip
 CAUSES = ("gone", "stopped", "slow", "late", "link", "balancer")
 WAIT_S = 2.5  # an exchange that lasts as long is stuck
+UNEXPLAINED_S = 10.0  # or as long, where all ranks are in it and nothing shows that bytes are lost: it may be a long first one
 BALANCER_S = 10.0  # background threads that have come equally far stand still after as long
 SILENT_S = 3.0  # a rank whose thread gives no sign of life for as long is stopped
 SLOW = 2.0  # times the others' median compute of the same passes: clearly below the three times that are to be seen
@@ -86,7 +87,7 @@ def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckR
 
     A rank whose process is gone or stopped is named at once. Else, where ranks have waited in an exchange for WAIT_S, it is
     the rank that has not arrived there; if all have, their bytes do not come, and it is the rank at the end of most links with
-    bytes that nobody acknowledges. Else it is a rank that computes the same passes SLOW times as long as the others with as
+    bytes that nobody acknowledges, or after UNEXPLAINED_S an unknown one where no link shows any. Else it is a rank that computes the same passes SLOW times as long as the others with as
     many tokens; or one whose balancer has ended or is behind, while forward passes go on.
 
     Args:
@@ -130,6 +131,8 @@ def _late(states: Mapping[int, RankState], complete: bool) -> StuckRank | None:
     first = min(state.exchanges for state in waiting.values())
     behind = [rank for rank, state in waiting.items() if state.exchanges == first < arrived]
     at_most = [rank for rank, count in ends.items() if count == max(ends.values())] or behind
+    if not at_most and min(state.since_s for state in waiting.values()) < UNEXPLAINED_S:
+        return None
     if len(at_most) == 1:
         return StuckRank(at_most[0], "link", f"does not exchange bytes with the others: look at its link{where}")
     peers = f" between ranks {' and '.join(map(str, sorted(at_most)))}" if len(at_most) == 2 else ""
