@@ -31,7 +31,7 @@ from aurora.advisor.ceiling import (
     planned_map,
 )
 from aurora.io.files import write_text
-from aurora.planner.replication.by_layer import replicas_by_layer
+from aurora.planner.replication.by_layer_or_batch import replicas_by_layer
 from aurora.planner.replication.registry import slot_tables
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuSlots, Profile

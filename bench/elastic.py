@@ -29,8 +29,8 @@ from tables import Table, write
 
 from aurora.elastic.steps import Pause
 from aurora.io import shipped
-from aurora.planner.migration.recovery import recover
 from aurora.planner.placement.slot_counts import failure_domains
+from aurora.planner.recovery import recover
 from aurora.training.data import read_samples
 from aurora.training.migration import next_placement
 from aurora.training.run import train

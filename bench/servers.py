@@ -21,9 +21,8 @@ from aurora.planner.placement.grouping import PLACE
 from aurora.planner.replication.registry import place
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.scenarios.servers import Servers
-from aurora.planner.workload.server_tokens import ServerTokens
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
+from aurora.planner.workload.traffic import ServerTokens, exchange_bytes, exchange_rows
 from aurora.types import TOKEN_SPREADS, Cluster, Gpu, GpuSlots, Hierarchy, Placement, PlanOptions, Profile, servers
 
 SERVERS = 4

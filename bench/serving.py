@@ -19,9 +19,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from aurora.models.loading import load_model
 from aurora.profiler.routing_counts import route_round
 from aurora.runtime import serving_rank as serve
-from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.result import RankResult
+from aurora.runtime.transports.process_groups import Heartbeats
 from aurora.types import Curve, Plan, Profile
 
 TOKEN_S = 200e-6

@@ -19,7 +19,7 @@ from aurora.advisor.engines.engine import EXCHANGES, ServingEngine
 from aurora.cli.choices import filled, names
 from aurora.cli.main import app
 from aurora.cli.options import documented, is_further
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = "https://json-schema.org/draft/2020-12/schema"

@@ -18,12 +18,12 @@ from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.network.switch import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
+from aurora.planner.replication.by_layer_or_batch import fewest_active, spill, split_least_largest
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
-from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS, place
-from aurora.planner.workload.server_tokens import ServerTokens
 from aurora.planner.workload.synthetic import draw_profile
+from aurora.planner.workload.traffic import ServerTokens
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Gpu, GpuSlots, PlanOptions, Profile, SyntheticOptions, servers
 

@@ -43,7 +43,7 @@ worker.begin_serving(facts, "m", {0: 0, 1: 1}, choices)
 """
 ADAPTS = """
 import aurora_vllm.vllm_internals.expert_moves
-from aurora.planner.control.plan_controller import begin_to_compile_decisions
+from aurora.planner.control.controller import begin_to_compile_decisions
 from aurora_vllm.plugin_status import ControlMetrics
 metrics = ControlMetrics("m", 0)
 """

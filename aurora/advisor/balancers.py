@@ -32,8 +32,7 @@ from aurora.io.files import shipped
 from aurora.planner.control.controller import Controller, moves_L
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.replication.bounds import least_largest
-from aurora.planner.replication.by_layer import replicas_by_layer
-from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
+from aurora.planner.replication.by_layer_or_batch import fewest_active, replicas_by_layer, spill, split_least_largest
 from aurora.planner.workload.load_statistics import Interval
 from aurora.types import GpuSlots, Profile
 from aurora.types.arrays import FloatArray, IntArray

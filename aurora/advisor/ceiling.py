@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from aurora.errors import BadInput
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.load_tracker import gpu_loads
 from aurora.planner.replication.registry import slot_tables
 from aurora.planner.workload.load_statistics import LEVEL, Interval
 from aurora.types import Gpu, GpuSlots, Profile

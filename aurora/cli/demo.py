@@ -19,7 +19,7 @@ from aurora.io import load_cluster, save, shipped, write_text
 from aurora.io.files import make_folder
 from aurora.types import Plan, PlanOptions, Profile, ProfileOptions, RunOptions
 from aurora.types.arrays import gap
-from aurora.types.option_checks import LONGEST_S, OptionField
+from aurora.types.options import LONGEST_S, OptionField
 
 MODELS = ("mixtral-topics", "qwen3moe-stdlib")
 PROMPT_TOKENS, PROMPTS, NEW_TOKENS, BATCH = 128, 32, 4, 8

@@ -12,7 +12,7 @@ from aurora.cli.profile import shown_profile
 from aurora.errors import BadInput
 from aurora.types import ProfileOptions
 from aurora.types.arrays import MOST_LAYERS
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 
 RECORD = "vllm-record"
 PLACEMENT, ROUTING = "For a placement", "For recorded routing"

@@ -12,8 +12,7 @@ from aurora.cli.options import Only
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.types import Cluster, ComputeCurves, Profile, ProfileOptions
-from aurora.types.option_checks import MOST_PROCESSES, OptionField
-from aurora.types.options import LINK_TRANSPORTS
+from aurora.types.options import LINK_TRANSPORTS, MOST_PROCESSES, OptionField
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from aurora.cli.choices import completed, filled
 from aurora.errors import AuroraError, BadInput
-from aurora.types.option_checks import OptionField, check_value
+from aurora.types.options import OptionField, check_value
 from aurora.types.read_numbers import finite_number, whole_number
 
 WORST = 3  # layers that tables show without --layers
@@ -158,7 +158,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _field_parameter(kind: Any, name: str, only: Only) -> inspect.Parameter:
-    """Returns the parameter of a field of an options dataclass, made by `aurora.types.option_checks.option`."""
+    """Returns the parameter of a field of an options dataclass, made by `aurora.types.options.option`."""
     (field,) = (each for each in fields(kind) if each.name == name)
     how: OptionField = field.metadata["option"]
     hint, default = get_type_hints(kind)[name], field.default

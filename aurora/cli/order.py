@@ -8,7 +8,7 @@ from aurora.cli.choices import names
 from aurora.cli.inputs import check_output
 from aurora.cli.output import json_text, show, terminal
 from aurora.errors import BadInput
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 
 if TYPE_CHECKING:
     from aurora.types import Cluster

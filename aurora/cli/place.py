@@ -9,7 +9,7 @@ from aurora.cli.options import is_given
 from aurora.cli.output import show
 from aurora.errors import BadInput
 from aurora.types import FailureDomains, GpuSlots
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 
 TARGET = 0.95  # of mean / largest load, that --explain looks for slots for
 MOST_SPARE = 8  # slots per GPU more than the fewest that --survive tries, to balance loads
@@ -62,8 +62,7 @@ def place(
     """
     from aurora.io import load_loads
     from aurora.planner.check.replicas import check_layout, check_resilient
-    from aurora.planner.replication.failure_resilient import DEFAULT
-    from aurora.planner.replication.fewest_slots import fewest_slots, place_to_survive
+    from aurora.planner.replication.failure_resilient import DEFAULT, fewest_slots, place_to_survive
     from aurora.planner.replication.registry import slots_needed
     from aurora.reports.json_objects import placement_json, survival_json
     from aurora.reports.plan_tables import layout_table, slots_lines, survival_table, survive_lines

@@ -10,8 +10,7 @@ from aurora.cli.options import WORST, as_options, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.types import DriftOptions, PlanOptions
-from aurora.types.option_checks import OptionField
-from aurora.types.options import STRATEGY
+from aurora.types.options import STRATEGY, OptionField
 
 
 def plan(

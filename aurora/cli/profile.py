@@ -13,7 +13,7 @@ from aurora.cli.options import RUNNING, WORST, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput, need
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
-from aurora.types.option_checks import LONGEST_S, OptionField
+from aurora.types.options import LONGEST_S, OptionField
 
 SYSTEM = "GPUs that are not here"
 WITH_SYSTEM = ("shape", "system", "engine", "sources", "output", "as_json")  # options that go with --shape

@@ -9,7 +9,7 @@ from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.types import Cluster, RequestLoad
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 
 
 def recommend(

@@ -9,7 +9,7 @@ from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
 from aurora.reports.inputs import Baseline, named_traces
 from aurora.reports.write import FORMS, check_form
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 from aurora.types.requests import RequestSimulation
 
 

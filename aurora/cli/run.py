@@ -20,7 +20,7 @@ from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import show
 from aurora.errors import AuroraError, BadInput, RankFailed, need
 from aurora.types import ControlOptions, Plan, PlanOptions, Profile, RunOptions, Trace
-from aurora.types.option_checks import OptionField
+from aurora.types.options import OptionField
 from aurora.types.run_options import LOST, RANKS, SHARING
 
 if TYPE_CHECKING:

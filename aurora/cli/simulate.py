@@ -9,8 +9,7 @@ from aurora.cli.inputs import check_output, profiles_of, traffic_of
 from aurora.cli.options import RUNNING, WORST, Only, is_given, refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.types import BARRIERS, ControlOptions, PlanOptions, RequestOptions
-from aurora.types.option_checks import OptionField
-from aurora.types.options import CHANGING, SIMULATED_ORDERS
+from aurora.types.options import CHANGING, SIMULATED_ORDERS, OptionField
 from aurora.types.run_options import INTERLEAVE
 
 DRAWN_WINDOWS = ("windows", "lasting")  # of --change, unless the profiles' own windows are replayed

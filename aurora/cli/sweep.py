@@ -9,8 +9,7 @@ from aurora.cli.inputs import check_folder, traffic_of
 from aurora.cli.options import refuse_given
 from aurora.cli.output import json_text, progress_bars, show
 from aurora.errors import BadInput, need
-from aurora.types.option_checks import MOST_SEED, OptionField
-from aurora.types.options import SIMULATED_STEPS
+from aurora.types.options import MOST_SEED, SIMULATED_STEPS, OptionField
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

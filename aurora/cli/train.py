@@ -15,7 +15,7 @@ from aurora.cli.options import RUNNING, refuse_given
 from aurora.cli.output import show
 from aurora.errors import need
 from aurora.types import TrainOptions
-from aurora.types.train_options import OF_EACH_HOST
+from aurora.types.run_options import OF_EACH_HOST
 
 if TYPE_CHECKING:
     from rich.table import Table

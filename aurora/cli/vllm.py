@@ -9,7 +9,7 @@ import typer
 
 from aurora.cli.output import show
 from aurora.errors import need
-from aurora.types.option_checks import LONGEST_S, OptionField
+from aurora.types.options import LONGEST_S, OptionField
 
 LOST = 1  # exit code of a server that a lost rank ended
 

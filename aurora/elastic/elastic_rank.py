@@ -21,9 +21,9 @@ from aurora.elastic.epoch_groups import EpochGroups
 from aurora.elastic.epoch_nccl import EpochNcclTransport
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
-from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
+from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.change_preparation import compile_orders
-from aurora.runtime.distributed.abandoned_calls import unless_stopped
+from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext

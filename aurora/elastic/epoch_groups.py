@@ -13,8 +13,7 @@ from aurora.elastic.epoch_gpu import RankGpu
 from aurora.elastic.epoch_nccl import EpochCommunicators
 from aurora.errors import RankFailed
 from aurora.moe.transport import Observe
-from aurora.runtime.distributed.abandoned_calls import call_ends
-from aurora.runtime.distributed.connections import connected, kept_apart, marked_urgent, open_sockets
+from aurora.runtime.distributed.connections import call_ends, connected, kept_apart, marked_urgent, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.types import Order
 

@@ -34,7 +34,7 @@ from aurora.elastic.messages import Alive, Refused, WireFormat
 from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
 from aurora.errors import BadInput
 from aurora.runtime.distributed.connections import listen
-from aurora.types.option_checks import MOST_PORT
+from aurora.types.options import MOST_PORT
 
 ALIVE_S = 0.1  # between two signs of life on a connection, by which its kernel notices that the other host is gone
 MOST_UNPROVED = 64  # connections that have not shown the certificate yet; more are ended at once

@@ -32,7 +32,7 @@ from aurora.elastic.messages import Alive, Refused, WireFormat
 from aurora.elastic.processes import RankProcesses
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import CONNECT_S
-from aurora.types.addresses import address_text
+from aurora.types.run_options import address_text
 
 LOG = logging.getLogger(__name__)
 RETRY_S = 0.2  # between two attempts to reach the leader

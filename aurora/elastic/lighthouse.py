@@ -15,7 +15,7 @@ from typing import Any
 from aurora.errors import BadInput, MissingDependency
 from aurora.runtime.distributed.connections import listen
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
-from aurora.types.addresses import address_text
+from aurora.types.run_options import address_text
 
 HEARTBEAT_TIMEOUT_S = 2.0  # a member that gives no sign of life for so long is left out of rounds
 START_S = 60.0

@@ -23,9 +23,9 @@ from aurora.elastic.epoch_nccl import EpochNcclTransport
 from aurora.elastic.lighthouse import HEARTBEAT_TIMEOUT_S
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport, lost_others
-from aurora.runtime.distributed.abandoned_calls import unless_stopped
+from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import serve_store
-from aurora.types.addresses import address_text
+from aurora.types.run_options import address_text
 
 ROUND_S = 0.5  # between two rounds, and between two signs of life
 WAITING_S = 0.05  # between two rounds of a member that waits for an epoch

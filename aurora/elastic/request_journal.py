@@ -11,8 +11,8 @@ from aurora.elastic.elastic_rank import BeganServing, Decided, EpochWork, Fetche
 from aurora.io.journals import JournalFile
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.recovery import program_among, program_in_force, restored
 from aurora.planner.network.switch import timed
+from aurora.planner.recovery import program_among, program_in_force, restored
 from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
 from aurora.runtime.result import MembershipChange, journalled_answers
 from aurora.types import Cluster, ControlReport, Order, Plan, Program

@@ -69,10 +69,10 @@ from aurora.types import (
     SlicePolicy,
     SubChannels,
 )
-from aurora.types.addresses import parse_address
 from aurora.types.arrays import FloatArray
 from aurora.types.control import ControlWindow, PlacementChange
 from aurora.types.program import Barrier, Compute, Exchange
+from aurora.types.run_options import parse_address
 
 WIRE = WireFormat(
     *HOST_MESSAGES, Answers, Barrier, BeganServing, Cluster, Compute, ControlOptions, ControlReport, ControlWindow, Decided,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aurora.errors import BadInput
 from aurora.io.files import check_keys, json_of_line, load_npy, naming, open_text, read_text
-from aurora.types.option_checks import LONGEST_S
+from aurora.types.options import LONGEST_S
 
 ROW_FIELDS = '{"messages": [{"role": .., "content": ..}, ..]}, {"prompt": "text"}, {"text": "text"} or {"tokens": [id, ..]}'
 

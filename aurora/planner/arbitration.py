@@ -1,7 +1,7 @@
 """Arbitration of a rank's GPU and port between the models that share it: slices, priorities, and a bound on starvation.
 
 Pure: no threads, and no clock. The drivers are `aurora.runtime.port_arbiter` (threads), `aurora.runtime.process_port_arbiter`
-(processes, which keep the state in a table that they share) and `aurora.simulator.port_arbiter` (simulated time).
+(processes, which keep the state in a table that they share) and `aurora.simulator.interpreter` (simulated time).
 
 A GPU goes to the most urgent compute that waits, of equally urgent ones first come first served (`ComputeQueue`).
 

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from aurora.moe.transport import Transport
-from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.controller import Controller, Decision, plan_controller
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.planner.control.plan_controller import plan_controller
 from aurora.runtime.change_preparation import ChangePreparation, Prepared, slots_G
 from aurora.runtime.expert_moves import ExpertTransfer, MovableExperts, WeightMessages, Weights, WorkPieces
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesHandover

@@ -13,7 +13,7 @@ import torch
 from aurora.errors import RankFailed
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel
-from aurora.runtime.distributed.abandoned_calls import STUCK_S
+from aurora.runtime.distributed.connections import STUCK_S
 from aurora.runtime.distributed_experts import DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.port_arbiter import PortArbiter

@@ -1,7 +1,7 @@
 """Port arbiter: arbitrates compute and network access between models that share a rank (threads of one process).
 
 `aurora.runtime.process_port_arbiter` has the one for models that run in separate processes, and
-`aurora.simulator.port_arbiter` the simulated one.
+`aurora.simulator.interpreter` the simulated one.
 """
 
 import sys

@@ -12,7 +12,7 @@ from aurora.errors import BadInput
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model
 from aurora.planner.check.plans import check_plan
-from aurora.planner.control.plan_controller import compile_decisions, load_cost_MG
+from aurora.planner.control.controller import compile_decisions, load_cost_MG
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.distributed.launcher import launch, launch_threads
 from aurora.runtime.result import RunResult, merge_results
@@ -25,7 +25,7 @@ from aurora.types import (
     RunOptions,
 )
 from aurora.types.arrays import FloatArray
-from aurora.types.option_checks import LONGEST_S
+from aurora.types.options import LONGEST_S
 
 LOGIT_TOLERANCE = 1e-4  # of float32
 ROUNDINGS = 16  # of a logit in a narrower dtype, each up to the dtype's precision of the largest logit

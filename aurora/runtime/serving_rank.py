@@ -17,10 +17,9 @@ from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
 from aurora.moe.transport import Transport, lost_others
 from aurora.planner.compile import compile_plan
-from aurora.planner.control.plan_controller import begin_to_compile_decisions, compile_decisions
+from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
 from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.colocation_table import colocation_folder
-from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.live_placement import controlled, log_decisions
@@ -34,7 +33,7 @@ from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.transports.gloo import tcp_transports
 from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.runtime.transports.process_groups import default_process_group, device_of, new_process_group
+from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_of, new_process_group
 from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import with_servers

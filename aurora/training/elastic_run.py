@@ -31,8 +31,8 @@ from aurora.training.shared_run import has_mark, leaders_options, samples_digest
 from aurora.training.trainer import load_trainer
 from aurora.training.training_run import CHECKPOINTS, LOG, CommittedStep, TrainResult, logged_steps
 from aurora.types import TrainOptions
-from aurora.types.addresses import address_text, parse_address
 from aurora.types.arrays import IntArray
+from aurora.types.run_options import address_text, parse_address
 
 _Args = tuple[str, IntArray, TrainOptions, Path]
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence

@@ -15,7 +15,7 @@ from aurora.io.files import open_locked
 from aurora.models.hub import model_digest
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
-from aurora.types.train_options import OF_EACH_HOST
+from aurora.types.run_options import OF_EACH_HOST
 
 MARK = ".run"  # in a run's folder while the run writes there
 

@@ -15,11 +15,10 @@ NAMES = {  # those that each module defines
     "program": "BARRIERS PREEMPTION_INTERVAL_S PRIORITIES TIME_SLICES Barrier Compute Exchange Op Program "
     "SlicePolicy has_next_slice",
     "requests": "RequestLoad RequestOptions Requests",
-    "run_options": "RunOptions",
+    "run_options": "RunOptions TrainOptions",
     "schedule": "Hierarchy Order Schedule SubChannels",
     "token_routing": "CoActivation TokenRouting",
     "trace": "TRACE_PHASES Trace TraceRecorder",
-    "train_options": "TrainOptions",
 }
 
 if TYPE_CHECKING:
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from aurora.types.requests import RequestOptions as RequestOptions
     from aurora.types.requests import Requests as Requests
     from aurora.types.run_options import RunOptions as RunOptions
+    from aurora.types.run_options import TrainOptions as TrainOptions
     from aurora.types.schedule import Hierarchy as Hierarchy
     from aurora.types.schedule import Order as Order
     from aurora.types.schedule import Schedule as Schedule
@@ -83,6 +83,5 @@ if TYPE_CHECKING:
     from aurora.types.trace import TRACE_PHASES as TRACE_PHASES
     from aurora.types.trace import Trace as Trace
     from aurora.types.trace import TraceRecorder as TraceRecorder
-    from aurora.types.train_options import TrainOptions as TrainOptions
 else:
     __all__, __getattr__ = fetcher(__name__, NAMES)

@@ -6,7 +6,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers
-from aurora.types.option_checks import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
+from aurora.types.options import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
 
 MOST_REQUESTS = 1_000_000  # of one simulation
 GROWTH = 1.5  # of the queue from the second to the last quarter of the arrivals, above which it is said to grow

@@ -1,19 +1,72 @@
-"""Options of `aurora.run`; see aurora.types.options."""
+"""Options of `aurora.run` and `aurora.train`, and the addresses of hosts that lead a run; see aurora.types.options."""
 
+import ipaddress
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aurora.errors import BadInput
-from aurora.types.addresses import check_lead_and_join
-from aurora.types.option_checks import LONGEST_S, MOST_PORT, MOST_TOKENS, check_options, option
-from aurora.types.options import CHANGING, ControlOptions
+from aurora.types.options import (
+    CHANGING,
+    LONGEST_S,
+    MOST,
+    MOST_PORT,
+    MOST_PROCESSES,
+    MOST_SEED,
+    MOST_TOKENS,
+    ControlOptions,
+    check_options,
+    option,
+)
+
+RANKS, LOST, HOSTS = "Ranks and transport", "Lost ranks", "Several hosts"  # panels of --help-all
+SHARING, OPTIMIZER = "Orders and time slices", "Optimizer"
+EXPERTS, STRAGGLERS = "Placement of experts", "Slow ranks"
+LABEL = 63  # characters of a part of a host's name between dots
+
+
+def parse_address(name: str, text: str) -> tuple[str, int]:
+    """Returns host and port of an address like 10.0.0.1:29600, node1:29600 or [fd00::1]:29600.
+
+    Args:
+        name: the parameter that has the address, for the error message.
+        text: the address.
+
+    Raises:
+        BadInput: if it is no such address, or stands for all addresses of a host.
+    """
+    bracketed, _, number = text.rpartition(":")
+    host = bracketed.removeprefix("[").removesuffix("]")
+    labels = host.removesuffix(".").split(".")
+    written = bracketed == (f"[{host}]" if ":" in host else host) and host.isascii() and host.isprintable() and " " not in host
+    named = ":" in host or all(0 < len(label) <= LABEL for label in labels)
+    if not (written and named and number.isascii() and number.isdigit() and 0 < int(number[:6]) < 65536 and len(number) <= 5):
+        raise BadInput(f"`{name}`: expected ADDRESS:PORT such as 10.0.0.1:29600, found {text!r}")
+    with suppress(ValueError):  # a name
+        if ipaddress.ip_address(host).is_unspecified:
+            raise BadInput(f"`{name}`: expected one address by which the other hosts reach this one, found {host}")
+    return host, int(number)
+
+
+def check_lead_and_join(lead: str | None, join: str | None) -> None:
+    """Raises BadInput unless at most one of the parameters `lead` and `join` is given, as an address."""
+    for name, text in (("lead", lead), ("join", join)):
+        if text is not None:
+            parse_address(name, text)
+    if lead and join:
+        raise BadInput(f"`join`: expected none on the host that leads, found {join}")
+
+
+def address_text(address: tuple[str, int]) -> str:
+    """Returns host and port as `parse_address` takes them."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
 RUN_ORDERS = ("plan", "auto")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
-
-RANKS, SHARING, LOST, HOSTS = "Ranks and transport", "Orders and time slices", "Lost ranks", "Several hosts"  # panels
 
 
 @dataclass(frozen=True)
@@ -96,3 +149,121 @@ class RunOptions:
             raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
         if self.node is not None and not (self.lead or self.join):
             raise BadInput(f"`node`: goes with `lead` or `join`, found {self.node} without")
+
+
+TRAIN_DTYPES = ("float32", "bfloat16", "float64")
+TRAIN_TRANSPORTS = ("auto", "gloo", "memory", "nccl")
+# Options of each host; all others are the leader's.
+OF_EACH_HOST = frozenset(("ranks", "respawn", "resume", "elastic", "timeout_s", "port", "lead", "join"))
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `aurora.train`.
+
+    Args:
+        steps: total number of steps, including those before `resume`.
+        ranks: number of processes that train, with lead or join on this host; under torchrun its ranks.
+        batch: samples of a global batch; all ranks share them.
+        length: tokens of a sample.
+        learning_rate: step size of AdamW.
+        weight_decay: weight decay of AdamW.
+        max_norm: maximum Euclidean norm of a step's gradient; larger gradients are scaled down to it; None: no limit.
+        router_loss: weight of the load-balancing loss; None: that of the model's config.
+        min_replicas: minimum replicas of each expert, each on another rank; None: two, or one on one rank.
+        slots_per_gpu: experts that each rank holds in a layer, replicas included; None: only those that min_replicas needs.
+        rebalance_every: number of steps after which experts move if that pays; None: they stay.
+        checkpoint_every: steps between two checkpoints; None: one at the end.
+        resume: continue from the newest checkpoint in the output folder.
+        elastic: continue with the remaining ranks when some are lost; see `transport`.
+        respawn: with elastic: how many times each lost rank is restarted.
+        min_ranks: with elastic: minimum ranks of all hosts; with fewer, training waits until ranks return or join.
+        redundancy: number of ranks that compute each part of a batch, with all experts; above 1, no step waits for slow ones.
+        scheme: with redundancy: gradient code that assigns the parts to ranks.
+        lead: with elastic: ADDRESS:PORT of this host, where hosts with the same AURORA_CERTIFICATE join; None: none do.
+        join: with elastic: ADDRESS:PORT of the host whose run and options this host joins; None: a run of its own.
+        dtype: dtype in which the model computes; with bfloat16, weights are kept and updated in float32.
+        transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
+        seed: random seed of the sequence of samples.
+        timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
+        port: port of the ranks' rendezvous; 0: a free one, with redundancy none.
+    """
+
+    steps: int = option(100, above=0, most=MOST)
+    ranks: int = option(1, above=0, most=MOST_PROCESSES)
+    batch: int = option(8, above=0, most=MOST_TOKENS)
+    length: int = option(128, above=0, most=MOST_TOKENS)
+    learning_rate: float = option(1e-3, above=0, most=1e6)
+    weight_decay: float = option(0.01, least=0, most=1e6, panel=OPTIMIZER)
+    max_norm: float | None = option(1.0, above=0, most=1e30, panel=OPTIMIZER)
+    router_loss: float | None = option(None, least=0, most=1e6, panel=OPTIMIZER)
+    min_replicas: int | None = option(None, above=0, most=1 << 16)
+    slots_per_gpu: int | None = option(None, above=0, most=1 << 16, panel=EXPERTS)
+    rebalance_every: int | None = option(None, above=0, most=MOST, panel=EXPERTS)
+    checkpoint_every: int | None = option(None, above=0, most=MOST)
+    resume: bool = option(False)
+    elastic: bool = option(False)
+    respawn: int = option(0, least=0, most=1000, panel=LOST)
+    min_ranks: int = option(1, above=0, most=4096, panel=LOST)
+    redundancy: int = option(1, above=0, most=1024, panel=STRAGGLERS)
+    scheme: str = option("balanced", choices="train_scheme", panel=STRAGGLERS)
+    lead: str | None = option(None, panel=HOSTS)
+    join: str | None = option(None, panel=HOSTS)
+    dtype: str = option("float32", one_of=TRAIN_DTYPES, panel=RANKS)
+    transport: str = option("auto", one_of=TRAIN_TRANSPORTS, panel=RANKS)
+    seed: int = option(0, least=0, most=MOST_SEED)
+    timeout_s: float = option(300.0, above=0, most=LONGEST_S, flag="--timeout", panel=RANKS)
+    port: int = option(0, least=0, most=MOST_PORT, panel=RANKS)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.elastic and self.transport == "memory":
+            raise BadInput(f"`elastic`: expected `transport` auto, gloo or nccl, found {self.transport}")
+        for name, default in (("respawn", 0), ("min_ranks", 1), ("lead", None), ("join", None)):
+            if (found := getattr(self, name)) != default and not self.elastic:
+                raise BadInput(f"`{name}`: is for a run with `elastic`, found {found} without")
+        if self.redundancy > 1:
+            self._check_redundancy()
+        elif self.scheme != "balanced":
+            raise BadInput(f"`scheme`: is for a run with `redundancy` above 1, found {self.scheme}")
+        self._check_hosts()
+        if self.min_ranks > self.ranks and not self.over_hosts:
+            raise BadInput(f"`min_ranks`: expected at most {self.ranks} ranks, found {self.min_ranks}")
+        if self.length < 2:
+            raise BadInput(f"`length`: expected two tokens or more, the second of which is predicted, found {self.length}")
+
+    def _check_redundancy(self) -> None:
+        """Raises BadInput unless each rank can compute parts of a batch without the others."""
+        if self.elastic:
+            raise BadInput("`redundancy`: goes on with lost ranks by itself, expected 1 with `elastic`")
+        if self.transport != "auto":
+            raise BadInput(f"`redundancy`: gradients travel over pipes, expected `transport` auto, found {self.transport}")
+        if self.min_replicas not in (None, self.ranks):
+            raise BadInput(
+                f"`redundancy`: a rank computes parts of a batch without the others, so it holds all experts: expected "
+                f"`min_replicas` {self.ranks}, the number of ranks, or none, found {self.min_replicas}"
+            )
+        if self.port:
+            raise BadInput(f"`port`: expected none with `redundancy`, whose ranks meet at no port, found {self.port}")
+        for name in ("slots_per_gpu", "rebalance_every"):
+            if (found := getattr(self, name)) is not None:
+                raise BadInput(f"`{name}`: expected none with `redundancy`, where each rank holds all experts, found {found}")
+
+    @property
+    def over_hosts(self) -> bool:
+        """True if other hosts may take part in the run."""
+        return bool(self.lead or self.join)
+
+    def _check_hosts(self) -> None:
+        """Raises BadInput if what tells of other hosts does not fit."""
+        check_lead_and_join(self.lead, self.join)
+        if self.over_hosts and self.port:
+            raise BadInput(f"`port`: expected none with `lead` or `join`, which have one, found {self.port}")
+        if self.join and self.resume:
+            raise BadInput("`resume`: is for the host that leads the run, expected none with `join`")
+
+    def min_replicas_among(self, ranks: int) -> int:
+        """Returns how many replicas each expert has at least if this many ranks train."""
+        if self.redundancy > 1:
+            return ranks
+        return min(2 if self.min_replicas is None else self.min_replicas, ranks)

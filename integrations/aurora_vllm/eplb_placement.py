@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.controller import Controller, Decision, compile_decisions, load_cost_G, slowest_port_Bps
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, slowest_port_Bps
 from aurora.runtime.expert_moves import WorkPieces
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp, MovesHandover
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile

@@ -9,8 +9,7 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
-from aurora.planner.control.controller import Controller, Decision
-from aurora.planner.control.plan_controller import compile_decisions, load_cost_G, plan_controller
+from aurora.planner.control.controller import Controller, Decision, compile_decisions, load_cost_G, plan_controller
 from aurora.runtime.follower import Follower, Moved
 from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile

@@ -18,7 +18,7 @@ from aurora.elastic.control_channel import Joined, Stop, Waits
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
 from aurora.elastic.processes import Outbox, RankProcess
 from aurora.errors import BadInput, RankFailed
-from aurora.runtime.distributed.abandoned_calls import unless_stopped
+from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.transports.gloo import GlooTransport
 
 pytestmark = pytest.mark.full

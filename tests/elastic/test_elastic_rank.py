@@ -25,7 +25,7 @@ from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.recovery import program_among
+from aurora.planner.recovery import program_among
 from aurora.runtime import change_preparation
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.run import verify

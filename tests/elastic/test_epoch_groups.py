@@ -11,8 +11,7 @@ import pytest
 
 from aurora.elastic import epoch_groups
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.abandoned_calls import unless_stopped
-from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, watched
+from aurora.runtime.distributed.connections import TYPE_OF_SERVICE, URGENT_TOS, marked_urgent, unless_stopped, watched
 
 
 def test_a_lighthouses_connection_made_meanwhile_stays_open(monkeypatch):

@@ -22,10 +22,9 @@ from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.control.controller import Controller, Decision
+from aurora.planner.control.controller import Controller, Decision, plan_controller
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.move_rounds import move_sequence
-from aurora.planner.control.plan_controller import plan_controller
 from aurora.runtime import live_placement, serving_rank
 from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS

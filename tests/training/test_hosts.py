@@ -27,7 +27,7 @@ from aurora.training.run import train
 from aurora.training.shared_run import has_mark, leaders_options, samples_digest, shared_by_hosts, sole_run
 from aurora.training.training_run import LOG, CommittedStep, log_step
 from aurora.types import TrainOptions
-from aurora.types.addresses import parse_address
+from aurora.types.run_options import parse_address
 from tests.elastic.certificates import certificate, certificate_file
 from tests.elastic.processes import free_leaders_port
 from tests.models.architectures import build

@@ -3,7 +3,7 @@
 import pytest
 
 from aurora.errors import BadInput
-from aurora.types.addresses import address_text, parse_address
+from aurora.types.run_options import address_text, parse_address
 
 
 def test_addresses_and_names_have_a_host_and_a_port():

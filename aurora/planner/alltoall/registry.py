@@ -12,9 +12,8 @@ import numpy as np
 
 from aurora.planner.alltoall.birkhoff import birkhoff, sub_channels
 from aurora.planner.alltoall.hierarchical_order import hierarchical
-from aurora.planner.alltoall.matched_rounds import matchings
 from aurora.planner.alltoall.open_shop import all_pairs, openshop, with_silent_pairs
-from aurora.planner.alltoall.split_transfers import openshop_best
+from aurora.planner.alltoall.split_transfers import matchings, openshop_best
 from aurora.planner.network.bounds import pair_seconds, port_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray

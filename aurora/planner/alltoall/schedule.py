@@ -15,7 +15,7 @@ from aurora.planner.check.plans import check_order, check_schedule
 from aurora.planner.network.switch import steps_seconds, timed, timed_steps
 from aurora.types import Cluster, Hierarchy, Network, Order, Schedule
 from aurora.types.arrays import IntArray, square_bytes
-from aurora.types.option_checks import MOST_SEED, OptionField, check_value
+from aurora.types.options import MOST_SEED, OptionField, check_value
 
 SEEDS = OptionField(least=0, most=MOST_SEED)
 DEFAULT_BPS = 12.5e9  # 100 Gbps, Aurora §8.1

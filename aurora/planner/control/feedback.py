@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.load_tracker import gpu_loads
 from aurora.types.arrays import FloatArray, IntArray
 
 BEFORE, AFTER = 4, 2  # windows whose medians are compared, at most before a change and at least after it

@@ -15,9 +15,8 @@ from scipy.sparse import csr_array, eye_array, kron
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive
-from aurora.planner.placement.linear_program import SMALL, blocks, merged, path_prices, phase_program
+from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, phase_program
 from aurora.planner.placement.objective import Formula, Part, formula
-from aurora.planner.placement.server_program import exact_server_s
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
 from aurora.planner.workload.traffic import CountedTokens

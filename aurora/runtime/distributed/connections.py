@@ -1,12 +1,18 @@
-"""Connections between the processes of a run: where they are taken, watched by the kernel, kept apart from process groups'."""
+"""Connections between the processes of a run: where they are taken, watched by the kernel, kept apart from process groups'.
+
+Calls that wait for peers are left behind when waiting has no end.
+"""
 
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 
-from aurora.errors import BadInput
+from aurora.errors import BadInput, RankFailed
 
 CONNECT_S = 2.0  # for one attempt: the kernel's own next one may be a minute away when a link comes back
 HELLO_S = 10.0  # for a new connection to say who it is, and to prove it
@@ -93,3 +99,71 @@ def connected(descriptors: Iterable[int]) -> list[socket.socket]:
         except OSError:  # it listens
             connection.close()
     return connections
+
+
+POLL_S = 0.02
+STUCK_S = 0.3  # after connections were shut, until gloo counts as stuck
+_own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a call runs in it
+
+
+def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
+    """Runs `call`, which waits for peers, in a thread, and abandons it when the epoch is over.
+
+    Raises:
+        RankFailed: if `call` has not ended STUCK_S seconds after `stopped` was set; its thread is left behind.
+        Exception: whatever `call` raises.
+    """
+    if not call_ends(call, stopped, STUCK_S):
+        raise RankFailed("gloo waits on although its connections are shut")
+
+
+class _WaitingThread:
+    """Runs calls that wait for peers, one after the other. It ends when nothing refers to it and its call has ended."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.outcomes: SimpleQueue[BaseException | None] = SimpleQueue()  # of each call what it has raised
+        args = self.calls, self.outcomes
+        threading.Thread(target=_run_calls, args=args, daemon=True, name="aurora-waiting").start()
+
+    def __del__(self) -> None:
+        self.calls.put(None)
+
+
+def _run_calls(calls: SimpleQueue[Callable[[], None] | None], outcomes: SimpleQueue[BaseException | None]) -> None:
+    """The thread of a _WaitingThread. Between two calls it holds nothing of the last one."""
+    while (call := calls.get()) is not None:
+        outcome = None
+        try:
+            call()
+        except BaseException as error:
+            outcome = error
+        outcomes.put(outcome)
+        del call, outcome
+
+
+def call_ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
+    """Runs a call in another thread. Returns whether it has ended grace_s after `stopped` was set; raises what it raises.
+
+    Each thread has one such thread, because to start one for each call takes longer than most calls.
+    """
+    waiting = getattr(_own, "waiting", None) or _WaitingThread()
+    _own.waiting = None  # a thread whose call is left behind is not used again
+    waiting.calls.put(call)
+    end_s: float | None = None  # when to leave the call behind
+    while True:
+        try:
+            outcome = waiting.outcomes.get(timeout=POLL_S)
+            break
+        except Empty:
+            if stopped.is_set():
+                end_s = time.monotonic() + grace_s if end_s is None else end_s
+                if time.monotonic() >= end_s:
+                    return False
+    _own.waiting = waiting
+    if outcome is not None:
+        try:
+            raise outcome
+        finally:
+            del outcome  # or the error would refer to itself, and keep all that its frames hold until Python looks for cycles
+    return True

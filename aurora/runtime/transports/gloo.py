@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from aurora.errors import RankFailed
 from aurora.moe.transport import Observe, ThreadWork, Transport, joined
-from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.transports.ordered import Message, OrderedTransport, Work
 from aurora.types import Cluster, Order
+
+if TYPE_CHECKING:
+    from aurora.runtime.transports.process_groups import Heartbeats
 
 PROBE = 2**31 - 1  # a tag that no message has
 CHUNK_S = 0.004  # a chunk's time on the slower port: short enough to share ports fairly, long enough to sleep through
@@ -38,7 +40,7 @@ class GlooTransport(OrderedTransport):
 
     has_collective = True
 
-    def __init__(self, group: Any = None, cluster: Cluster | None = None, heartbeats: Heartbeats | None = None) -> None:
+    def __init__(self, group: Any = None, cluster: Cluster | None = None, heartbeats: "Heartbeats | None" = None) -> None:
         self._group: Any = dist.distributed_c10d._get_default_group() if group is None else group
         super().__init__(self._group.rank(), self._group.size(), cluster)
         self._heartbeats = heartbeats
@@ -171,7 +173,7 @@ class ShapedTransport(GlooTransport):
     cuts_rows = False  # a request takes no time here
     has_collective = False  # it would not keep to the rates
 
-    def __init__(self, group: Any, port: Port, heartbeats: Heartbeats | None = None) -> None:
+    def __init__(self, group: Any, port: Port, heartbeats: "Heartbeats | None" = None) -> None:
         super().__init__(group, port.cluster, heartbeats)
         self._port = port
         self._sending, self._receiving = (
@@ -228,7 +230,7 @@ class ShapedTransport(GlooTransport):
 
 
 def tcp_transports(
-    groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool, heartbeats: Heartbeats | None = None
+    groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool, heartbeats: "Heartbeats | None" = None
 ) -> list[Transport]:
     """Returns a transport for each gloo group; with `shaped`, they share a port that is held to its rates."""
     if not shaped:

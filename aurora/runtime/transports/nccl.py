@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from aurora.errors import RankFailed
 from aurora.moe.transport import Observe, peer_lost, row_slices
-from aurora.runtime.distributed.heartbeats import Heartbeats
 from aurora.runtime.phase_recorder import StreamTimer, Timer
 from aurora.runtime.transports.gloo import GlooTransport
-from aurora.runtime.transports.process_groups import abort_nccl_groups, nccl_failure, new_process_group
+from aurora.runtime.transports.process_groups import Heartbeats, abort_nccl_groups, nccl_failure, new_process_group
 from aurora.types import Order
 
 MOST_QUEUED = 64  # exchanges whose times have not been read

@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.errors import BadInput
 from aurora.io import load_cluster
-from aurora.types.option_checks import check_options, option
+from aurora.types.options import check_options, option
 from bench.papers.aurora.figures import FIGURES, Run
 from bench.papers.aurora.jobs import PRICINGS
 from bench.papers.aurora.studies import STUDIES, StudySetting

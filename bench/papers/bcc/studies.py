@@ -12,7 +12,7 @@ from aurora.planner.gradient_codes import GradientCode, make_code
 from aurora.training.coded_aggregation import CodedAggregator
 from aurora.types import WorkerReport
 from aurora.types.arrays import FloatArray, IntArray
-from aurora.types.option_checks import MOST_SEED, at_most, check_options, option
+from aurora.types.options import MOST_SEED, at_most, check_options, option
 from bench.papers.bcc.delays import DELAYS, Times, recorded_steps
 from bench.papers.bcc.descent import Descent, batch_of, gradient, loss, start
 from bench.papers.bcc.mixed_workers import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aurora.planner.migration.recovery import recover
-from aurora.planner.migration.weight_moves import fewest_moves
+from aurora.planner.recovery import fewest_moves, recover
 from aurora.planner.replication.failure_resilient import place_for_failures
 from aurora.types import Cluster, FailureDomains, Gpu
 from aurora.types.arrays import FloatArray

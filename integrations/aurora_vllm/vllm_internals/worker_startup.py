@@ -86,7 +86,7 @@ class WorkerStartup:
         Raises:
             RankFailed: if the ranks do not serve by the plan, and the settings say that the plugin is required.
         """
-        from aurora.planner.control.plan_controller import begin_to_compile_decisions
+        from aurora.planner.control.controller import begin_to_compile_decisions
         from aurora_vllm.plugin_status import PluginStatus
 
         group = None

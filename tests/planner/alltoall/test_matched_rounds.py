@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.alltoall.matched_rounds import MOST_SPREAD, matched_rounds
 from aurora.planner.alltoall.open_shop import search
 from aurora.planner.alltoall.registry import ORDER
+from aurora.planner.alltoall.split_transfers import MOST_SPREAD, matched_rounds
 from aurora.planner.check.plans import check_schedule
 from aurora.planner.network.switch import timed
 from aurora.types import Network

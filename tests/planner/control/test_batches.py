@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.load_tracker import gpu_loads
 from aurora.planner.replication.rebalance import rebalance
 from aurora.types import ControlOptions
 

@@ -8,7 +8,7 @@ import pytest
 
 from aurora.errors import BadInput
 from aurora.planner.control.controller import Controller, ControlOptions
-from aurora.planner.control.gpu_loads import gpu_loads
+from aurora.planner.control.load_tracker import gpu_loads
 
 EXPERTS, GPUS, SLOTS, LAYERS = 16, 4, 5, 3
 

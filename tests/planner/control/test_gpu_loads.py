@@ -3,7 +3,7 @@
 import numpy as np
 
 from aurora.planner.control.controller import Controller
-from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
+from aurora.planner.control.load_tracker import ReplicaParts, gpu_loads
 from aurora.planner.workload.serving_gpus import replica_tokens
 from aurora.types import GpuSlots, Placement
 

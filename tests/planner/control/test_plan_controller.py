@@ -7,9 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from aurora.planner.control import plan_controller as module
-from aurora.planner.control.gpu_loads import gpu_loads
-from aurora.planner.control.plan_controller import (
+from aurora.planner.control import controller as module
+from aurora.planner.control.controller import (
     begin_to_compile_decisions,
     compile_decisions,
     load_cost_G,
@@ -17,6 +16,7 @@ from aurora.planner.control.plan_controller import (
     slots_in_use,
     slowest_port_Bps,
 )
+from aurora.planner.control.load_tracker import gpu_loads
 from aurora.types import ControlOptions, Curve, Hierarchy, Placement, servers
 from tests.conftest import cluster
 from tests.planner.test_plan import profile

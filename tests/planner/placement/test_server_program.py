@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 
 from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
 from aurora.planner.placement.cost_model import exclusive, layer_costs
-from aurora.planner.placement.server_program import TOLERANCE
+from aurora.planner.placement.linear_program import TOLERANCE
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import PlanOptions, SyntheticOptions

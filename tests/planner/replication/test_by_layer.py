@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.replication.by_layer import _most_saved, replicas_by_layer
+from aurora.planner.replication.by_layer_or_batch import _most_saved, replicas_by_layer
 
 
 def largest(load_TE, held_GP, part_GP):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.replication.fewest_slots import fewest_slots, place_to_survive
+from aurora.planner.replication.failure_resilient import fewest_slots, place_to_survive
 
 
 def survives(slots_G, server_G, experts, failures):

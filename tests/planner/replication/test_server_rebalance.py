@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.control.gpu_loads import ReplicaParts, gpu_loads
+from aurora.planner.control.load_tracker import ReplicaParts, gpu_loads
 from aurora.planner.replication.rebalance import rebalance_inside
 from aurora.types import GpuSlots
 

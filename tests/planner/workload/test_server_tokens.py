@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.workload.server_tokens import ServerTokens
+from aurora.planner.workload.traffic import ServerTokens
 
 
 def limited(rng, tokens, experts, top_k, groups, token_groups):

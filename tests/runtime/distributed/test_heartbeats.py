@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from aurora.errors import RankFailed
-from aurora.runtime.distributed.heartbeats import SILENT, Heartbeats
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.transports.gloo import GlooTransport
-from aurora.runtime.transports.process_groups import default_process_group, new_process_group
+from aurora.runtime.transports.process_groups import SILENT, Heartbeats, default_process_group, new_process_group
 
 
 class Store(dict):

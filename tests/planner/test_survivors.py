@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.compile import compile_plan
-from aurora.planner.migration.recovery import program_among, program_in_force, restored
 from aurora.planner.plan import make_plan
+from aurora.planner.recovery import program_among, program_in_force, restored
 from aurora.planner.workload.serving_gpus import server_split
 from aurora.runtime.expert_moves import expert_transfers, transfer_bytes
 from aurora.types import Compute, Exchange, Hierarchy, Network, Placement, PlanOptions, Program

@@ -1,19 +1,129 @@
-"""Recovery after ranks failed or joined: the next placement, the weights that move, and the program of those that are left."""
+"""Moves of expert weights to another placement, and recovery after ranks failed or joined.
+
+Moves: which GPU takes which part of a new placement, the bytes that travel, and a budget for them. Recovery: the next
+placement, the weights that move, and the program of those that are left.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
 
 from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
-from aurora.planner.migration.weight_moves import LayerSlots, fewest_moves, holds, migration_schedule, moved_bytes
+from aurora.planner.alltoall.schedule import scheduled
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.failure_resilient import DEFAULT, SURVIVE, aim_of, allocate, capped
 from aurora.planner.replication.registry import best_divided
 from aurora.types import Cluster, Exchange, FailureDomains, Network, Op, Order, Placement, Program, Schedule
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.placement import HeldML
+
+LayerSlots = Sequence[Sequence[int]]  # of one layer: the experts on each GPU or node
+
+
+def holds(slots_G: LayerSlots, experts: int) -> IntArray:
+    """Returns (G, E) int64: 1 where GPU g holds expert e."""
+    holds_GE = np.zeros((len(slots_G), experts), dtype=np.int64)
+    for gpu, held in enumerate(slots_G):
+        holds_GE[gpu, list(held)] = 1
+    return holds_GE
+
+
+def fewest_moves(
+    old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray, alike_G: IntArray, node_G: IntArray | None = None
+) -> IntArray:
+    """Relabels GPUs so that the fewest bytes move in all. Exact; ties leave GPUs as they are.
+
+    Solves a minimum-cost assignment of GPUs. With node_G, it assigns nodes; the cost of a pair of nodes is the minimum-cost
+    assignment of their GPUs.
+
+    Args:
+        old_GE: (G, E) int64, 1 where GPU g holds expert e in the present placement.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e in the new placement. Two colocated models' experts are side by side.
+        bytes_E: (E,) int64, bytes of each expert's weights.
+        alike_G: (G,) int64, equal numbers for GPUs that may be exchanged.
+        node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.
+
+    Returns:
+        (G,) int64: entry g is the GPU that takes what the new placement gives to GPU g.
+    """
+    arriving_GG = (new_GE * bytes_E) @ (1 - old_GE).T  # what GPU h lacks of the new GPU g's experts
+    n = len(old_GE)
+    stays_GG = arriving_GG * (n + 1) + (1 - np.eye(n, dtype=np.int64))
+    cost_GG = np.where(alike_G[:, None] == alike_G[None, :], stays_GG, np.inf)
+    if node_G is None:
+        return np.asarray(linear_sum_assignment(cost_GG)[1], dtype=np.int64)
+    gpus_N = [np.flatnonzero(node_G == node) for node in np.unique(node_G)]
+    kinds_N = [sorted(alike_G[own].tolist()) for own in gpus_N]
+    cost_NN = np.full((len(gpus_N),) * 2, np.inf)
+    inner: dict[tuple[int, int], IntArray] = {}
+    for a, b in product(range(len(gpus_N)), repeat=2):
+        if kinds_N[a] == kinds_N[b]:
+            part_GG = cost_GG[np.ix_(gpus_N[a], gpus_N[b])]
+            rows, inner[a, b] = linear_sum_assignment(part_GG)
+            cost_NN[a, b] = part_GG[rows, inner[a, b]].sum()
+    taker_G = np.empty(n, dtype=np.int64)
+    for a, b in enumerate(linear_sum_assignment(cost_NN)[1].tolist()):
+        taker_G[gpus_N[a]] = gpus_N[b][inner[a, b]]
+    return taker_G
+
+
+def moved_bytes(old_GE: IntArray, new_GE: IntArray, bytes_E: IntArray) -> IntArray:
+    """Returns (G, G) int64 bytes of the expert weights that move from rows to columns.
+
+    All GPUs that held an expert send equal parts of it; odd bytes come from the GPUs that have sent the least. Experts that no
+    GPU held before come from elsewhere and are not counted.
+
+    Args:
+        old_GE: (G, E) int64, 1 where GPU g holds expert e before the migration.
+        new_GE: (G, E) int64, 1 where GPU g holds expert e after the migration.
+        bytes_E: (E,) int64, bytes of each expert's weights.
+    """
+    n = len(old_GE)
+    moved_GG = np.zeros((n, n), dtype=np.int64)
+    for gpu, expert in np.argwhere((new_GE == 1) & (old_GE == 0)).tolist():
+        owners = np.flatnonzero(old_GE[:, expert])
+        if not len(owners):
+            continue
+        owners = owners[np.argsort(moved_GG[owners].sum(axis=1), kind="stable")]
+        part, odd = divmod(int(bytes_E[expert]), len(owners))
+        moved_GG[owners, gpu] += part + (np.arange(len(owners)) < odd)
+    return moved_GG
+
+
+def migration_schedule(bytes_GG: IntArray, cluster: Cluster, rng: np.random.Generator) -> Schedule:
+    """Returns the schedule of a migration's bytes (G, G) on the cluster's network."""
+    return scheduled(bytes_GG, cluster.network, "openshop", rng=rng)[1]
+
+
+def worth_moving(saved_s_L: FloatArray, bytes_L: IntArray, most_bytes: int) -> IntArray:
+    """Returns (L,) int64: 1 for the layers that save the most seconds while moving at most `most_bytes`.
+
+    Args:
+        saved_s_L: (L,) float64, seconds that a layer's new placement saves; layers that save none stay.
+        bytes_L: (L,) int64, bytes of expert weights that the layer moves.
+        most_bytes: the budget in bytes.
+    """
+    gains = (saved_s_L > 0) & (bytes_L <= most_bytes)
+    if bytes_L[gains].sum() <= most_bytes:
+        return gains.astype(np.int64)
+    rows = np.flatnonzero(gains)
+    scale = float(saved_s_L[rows].max())
+    found = milp(
+        -saved_s_L[rows] / scale,
+        constraints=LinearConstraint((bytes_L[rows] / most_bytes)[None, :], -np.inf, 1.0),
+        integrality=np.ones(len(rows), dtype=np.int64),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert found.x is not None, "moving nothing is always possible"
+    chosen = np.zeros(len(bytes_L), dtype=np.int64)
+    chosen[rows] = np.rint(found.x).astype(np.int64)
+    return chosen
+
 
 Relabel = Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]  # as `fewest_moves` without node_G
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from aurora.errors import InfeasiblePlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.check.plans import check_order
-from aurora.planner.migration.recovery import order_among, recover
-from aurora.planner.migration.weight_moves import fewest_moves
+from aurora.planner.recovery import fewest_moves, order_among, recover
 from aurora.planner.replication.failure_resilient import place_for_failures
 from aurora.types import Cluster, FailureDomains, Gpu, Network
 from bench.papers.lazarus.greedy_relabelling import greedy_moves
