@@ -48,7 +48,7 @@ dist: install
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 
-# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
+# A CPU build of vLLM in an environment of its own (3.5 GB), with a numba of its own, so that its compiled functions lie apart. TESTS='tests/integrations/test_vllm.py tests/integrations/test_vllm_runners.py tests/integrations/test_vllm_command.py tests/integrations/test_vllm_survive.py' are those that need vLLM, and SELECT='-m "not slow"' those of them that CI runs.
 TESTS ?= tests/integrations
 SELECT ?=
 test-vllm: $(VENV)-vllm/installed

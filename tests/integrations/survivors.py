@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-ANSWER_S, END_S = 120, 300  # at its end the command says what a plan would bring, which may take a minute or two
+ANSWER_S, END_S = 600, 600  # at its end the command says what a plan would bring, which may take a minute or two
 ENVIRON = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 OPTIONS = (
     "--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16",
@@ -33,8 +33,8 @@ def start(model: Path, folder: Path, *words: str, stdout: int = subprocess.DEVNU
 class Command:
     """`aurora vllm --survive` in a process; its lines with the time of each."""
 
-    def __init__(self, model: Path, folder: Path, ranks: int) -> None:
-        self.process, self.port = start(model, folder, "--survive", "--data-parallel-size", str(ranks), *OPTIONS)
+    def __init__(self, model: Path, folder: Path, ranks: int, *more: str) -> None:
+        self.process, self.port = start(model, folder, "--survive", "--data-parallel-size", str(ranks), *OPTIONS, *more)
         self.model, self.lines, self.servers = str(model), list[tuple[float, str]](), dict[int, int]()
         threading.Thread(target=self._read, daemon=True).start()
 
