@@ -2,9 +2,9 @@
 
 Needs what `make test-vllm` installs. A random Qwen3-MoE of three layers and eight experts, two ranks hold each expert, four
 data-parallel ranks on the CPU. While streams run, `kill -9` ends a drawn process (server, engine or worker) of a drawn rank;
-with two ranks left all is started anew. Every stream must end whole, with the tokens of one rank. Seconds to served on go from
-the kill to the later one of two moments: the command says that the others serve on; a request sent at the kill is answered.
-Results: bench/results/vllm-faults-DATE.json, written after each start.
+with two ranks left the next kill waits until the lost ones are back. Every stream must end whole, with the tokens of one rank.
+Seconds to served on go from the kill to the later one of two moments: the command says that the others serve on; a request sent
+at the kill is answered. Results: bench/results/vllm-faults-DATE.json, written after each kill.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tables import today  # noqa: E402
 from tests.integrations.survivors import ENVIRON, Command, left  # noqa: E402
 
 RANKS, LEAST, STREAMS, NEW = 4, 2, 6, 150
-START_S, SERVED_S = 600, 60
+START_S, SERVED_S, BACK_S = 1200, 60, 1800
 PROMPTS = [[random.Random(seed).randrange(1, 250) for _ in range(5 + 7 * seed)] for seed in range(STREAMS)]
 
 
@@ -73,14 +73,17 @@ def kill(command: Command, alive: list[int], expected: list[list[int]], rng: ran
     }  # fmt: skip
 
 
-def summary(kills: list[dict[str, Any]], failed: list[str], starts_s: list[float], left_over: int) -> dict[str, Any]:
-    """The figures of all kills; `failed` says which starts failed, and after which kills nobody served on."""
+def summary(
+    kills: list[dict[str, Any]], failed: list[str], starts_s: list[float], back_s: list[float], left_over: int
+) -> dict[str, Any]:
+    """The figures of all kills; `failed` says which starts failed, and after which kills nobody served on or came back."""
     quantiles = np.quantile([each["served_s"] for each in kills] or [np.nan], [0.5, 0.95, 1]).round(2).tolist()
     return {
         "what": " ".join((__doc__ or "").split("\n\n")[1].split()), "machine": machine(), "command": sys.argv[1:],
         "kills": len(kills), "failed": failed, "served_s": dict(zip(("p50", "p95", "most"), quantiles, strict=True)),
         "wrong_answers": sum(each["wrong"] + each["wrong_after"] for each in kills),
         "broken_streams": sum(len(each["broken"]) for each in kills), "left_over": left_over, "starts_s": starts_s,
+        "all_back_s": back_s,
         "each": kills,
     }  # fmt: skip
 
@@ -94,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     rng, until_s = random.Random(args.seed), time.monotonic() + args.minutes * 60
     kills: list[dict[str, Any]] = []
-    starts_s, failed, left_over = list[float](), list[str](), 0
+    starts_s, back_s, failed, left_over = list[float](), list[float](), list[str](), 0
     with tempfile.TemporaryDirectory() as temporary:
         folder, model = Path(temporary), Path(temporary) / "model"
         subprocess.run([sys.executable, str(ROOT / "tests/integrations/tiny.py"), "qwen3moe", str(model)], check=True)
@@ -103,16 +106,22 @@ def main() -> None:
             command, alive, began_s = Command(model, folder / "state", RANKS), list(range(RANKS)), time.monotonic()
             try:
                 starts_s.append(round(command.said("ready on", began_s, START_S) - began_s, 1))
-                command.find_servers()
-                while len(alive) > LEAST and len(kills) < args.kills:
+                while len(kills) < args.kills and time.monotonic() < until_s:
+                    command.find_servers()
+                    began_s = time.monotonic()
                     kills.append({"start": len(starts_s), **kill(command, alive, expected, rng)})
                     print(kills[-1], flush=True)
+                    args.out.write_text(json.dumps(summary(kills, failed, starts_s, back_s, left_over), indent=1) + "\n")
+                    if len(alive) == LEAST:
+                        at_s = command.said(f"{RANKS} of {RANKS} ranks serve on", began_s, BACK_S)
+                        back_s.append(round(at_s - began_s, 1))
+                        alive = list(range(RANKS))
             except (TimeoutError, OSError) as error:
                 failed.append(f"{'after' if command.servers else 'in'} start {len(starts_s)}: {error}")
                 print(failed[-1], flush=True)
             finally:
                 left_over += command.end()
-            args.out.write_text(json.dumps(summary(kills, failed, starts_s, left_over), indent=1) + "\n")
+            args.out.write_text(json.dumps(summary(kills, failed, starts_s, back_s, left_over), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from aurora.errors import RankFailed
+from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ServingChanges
 
 PR_SET_PDEATHSIG = 1
@@ -28,6 +29,7 @@ SILENT_S = 5.0  # after which start-up is told again
 ENDED_S = 10.0  # for servers to end by themselves, which write their records then
 FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 WITHIN_S = 20.0  # for survivors to wait for each other in a change
+PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
 STARTED, SERVES = "starting processes", "serving"
 PHASES = {  # what a rank does from a line of its log on
     "Initializing a V": "loading the model",
@@ -99,6 +101,19 @@ class ServingRanks:
             return ""
         return f"{'it is stopped' if look.stopped else 'it does not answer'} for {self._hang_s:g} s"
 
+    def join(self, rank: int) -> None:
+        """Counts a lost rank, which was started again, among those that serve. A change begins."""
+        self.dead.remove(rank)
+        self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
+        self._processes.pop(rank)
+        self._answered_s.pop(rank)
+
+    def give_up(self, rank: int) -> None:
+        """Counts a rank that could not join among the dead again. A change begins."""
+        self.alive.remove(rank)
+        self.dead.append(rank)
+        self.change += 1
+
     def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
         """Returns whether a rank that made the last change waits for another one, for a second. A change then begins."""
         again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
@@ -158,6 +173,7 @@ class RankServers:
         survive: whether the others serve on when a rank is lost.
         session: the HTTP client.
         say: called with sentences for the user.
+        rejoin: whether a lost rank is started again, and joins the others.
 
     Attributes:
         router: URL of the router.
@@ -173,12 +189,14 @@ class RankServers:
     survive: bool
     session: ClientSession
     say: Callable[[str], None]
+    rejoin: bool = False
     router: str = ""
     servers: dict[int, RankServer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.changes = ServingChanges(self.hang_s + 2.0)
         self._starts = 0
+        self._store = ""
         self._keeper: asyncio.subprocess.Process | None = None
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
@@ -188,14 +206,14 @@ class RankServers:
         Raises:
             RankFailed: if a server ends before.
         """
-        self._starts += 1  # the logs say why there is another
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
-        store = await self._start_keeper() if self.survive else ""
+        self._starts += 1  # the logs say why there is another
+        self._store = await self._start_keeper() if self.survive else ""
         for rank, port in zip(self.ranks, ports, strict=True):
-            words, environ = self.command(rank, port, store)
-            log = self.folder / f"rank-{rank}{f'-start-{self._starts}' if self._starts > 1 else ''}.log"
-            process = await self._run(words, log, {**os.environ, **environ})
-            self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
+            await self._start_server(rank, port, {})
+        self._newcomer: int | None = None  # a lost rank that is being started
+        self._joined: int | None = None  # one that joins in the present change
+        self._tries, self._pause_until_s = dict[int, int](), 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         began_s = told_s = time.monotonic()
         before: dict[int, str] = {}
@@ -248,19 +266,54 @@ class RankServers:
         for rank, why in reasons.items():
             self.say(f"{self._name(rank)} is lost: {why}")
             self.servers[rank].kill()
+        self._joined = None if self._joined in reasons else self._joined
         if reasons and (not self.survive or not ranks.alive):
             return "; ".join(reasons.values())
         if reasons or (self.survive and ranks.faulted(looks, time.monotonic())):
             await self._begin_change(list(reasons))
         elif not self.changes.serving.is_set() and ranks.complete(looks):
+            if self._joined is not None:
+                await self._ask("POST", f"{self.router}/add_worker?url={self.servers[self._joined].url}", self.hang_s)
+                self._tries.pop(self._joined)
+            self._joined = None
             self.changes.number += 1
             self.changes.serving.set()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
         elif not self.changes.serving.is_set() and (why := self._failure(looks)):
-            return f"change {ranks.change} failed: {why}"
+            if (rank := self._joined) is None:
+                return f"change {ranks.change} failed: {why}"
+            self.say(f"{self._name(rank)} could not join: {why}")
+            self.servers[rank].kill()
+            ranks.give_up(rank)
+            self._joined, self._pause_until_s = None, time.monotonic() + PAUSE_S
+            await self._begin_change([rank])
+        elif self.changes.serving.is_set() and self.rejoin:
+            await self._bring_back(asked, answers)
         if self.port is None and self._others[-1].returncode is not None:
             await self._start_router()
         return ""
+
+    async def _bring_back(self, asked: dict[int, asyncio.Task[Any]], answers: dict[int, Any]) -> None:
+        """Starts a lost rank again, one after the other, and has it join once its server answers; see `_watch_once`."""
+        ranks, rank = self._ranks_now, self._newcomer
+        if rank is None:
+            again = [each for each in ranks.dead if self._tries.get(each, 0) < TRIES]
+            if again and time.monotonic() >= self._pause_until_s:
+                self._newcomer = rank = again[0]
+                asked.pop(rank).cancel()  # of the server before
+                self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
+                await self.servers[rank].process.wait()
+                await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
+                self.say(f"{self._name(rank)} is started again, and joins the others then")
+        elif (code := self.servers[rank].process.returncode) is not None:
+            self.say(f"{self._name(rank)} did not come back, {describe_exit(code)}: {reason(self.servers[rank].log)}")
+            self._newcomer, self._pause_until_s = None, time.monotonic() + PAUSE_S
+        elif rank in asked and answers.get(rank) is not None:
+            self._newcomer, self._joined = None, rank
+            ranks.join(rank)
+            await self._begin_change([])
+        elif rank in answers or rank not in asked:
+            asked[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
 
     async def end(self) -> None:
         """Ends all processes, which write their records before. None is left on return."""
@@ -289,6 +342,12 @@ class RankServers:
             for line in server.new_lines():
                 if (found := re.search(r"(?<= )aurora: .*", line)) is not None:
                     self.say(found[0].removeprefix("aurora: "))
+
+    async def _start_server(self, rank: int, port: int, more: dict[str, str]) -> None:
+        words, environ = self.command(rank, port, self._store)
+        log = self.folder / f"rank-{rank}{f'-start-{self._starts}' if self._starts > 1 else ''}.log"
+        process = await self._run(words, log, {**os.environ, **environ, **more})
+        self.servers[rank] = RankServer(rank, f"http://127.0.0.1:{port}", process, log)
 
     async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
         """Starts a process in a group of its own, which ends with this one."""
@@ -359,7 +418,7 @@ class RankServers:
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
         params = {"change": ranks.change, "dead": sorted(ranks.dead), "alive": ranks.alive, "within_s": WITHIN_S}
-        body = {"instruction": "scale_down", "params": params}
+        body = {"instruction": "change_ranks", "params": params}
         told: list[tuple[str, Any]] = [(f"{self.servers[rank].url}/fault_tolerance/apply", body) for rank in ranks.alive]
         told += [(f"{self.router}/remove_worker?url={self.servers[rank].url}", None) for rank in lost]
         answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in told))
@@ -404,3 +463,4 @@ def reason(log: Path) -> str:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # of the server, which ends its engine
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which shells have background jobs ignore

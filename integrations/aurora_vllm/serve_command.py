@@ -298,6 +298,7 @@ async def serve(
         servers = RankServers(
             lambda rank, own, store: command.command(rank, own, store, rpc_port), command.ranks,
             None if command.several else port, command.state, hang_s, command.survive, session, say,
+            command.survive and command.tensor == 1,
         )  # fmt: skip
         lost, front = "", None
         stopped, advice = asyncio.create_task(stop.wait()), None

@@ -16,7 +16,8 @@ ORDERS = ("auto", "plan", "online", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 LONGEST_S = 1e9  # that may be waited
-OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER")  # which are not the plugin's
+JOINS = "AURORA_RANK_JOINS"  # `aurora vllm` sets it for a rank that comes back, beside those that serve
+OTHER_VARIABLES = ("AURORA_DATA", "AURORA_DEBUG", "AURORA_STATUS_FOLDER", JOINS)  # which are no settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 NAME = re.compile(r"[\w-]+", re.ASCII)
 

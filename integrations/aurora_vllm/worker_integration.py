@@ -111,14 +111,14 @@ class WorkerIntegration:
             self._transport = self._make_transport()
         return self._transport
 
-    def change_ranks(self, kept: Sequence[int], make_transport: Callable[[], Transport]) -> None:
-        """Goes on without lost ranks, before the next forward pass.
+    def change_ranks(self, ranks_before: Sequence[int | None], make_transport: Callable[[], Transport]) -> None:
+        """Goes on with other ranks, before the next forward pass.
 
         Args:
-            kept: the expert-parallel ranks that are left, by their numbers until now.
+            ranks_before: the expert-parallel ranks by their numbers until now; None: one that joins.
             make_transport: makes the transport to them.
         """
-        self.rank, self.ranks = kept.index(self.rank), len(kept)
+        self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
         self._make_transport, self._watched = make_transport, None
         self._alltoall_of_layer.clear()

@@ -56,11 +56,12 @@ class Command:
         )
 
     def find_servers(self) -> None:
-        """Finds each rank's server, the leader of its process group, by the log that it writes."""
-        for pid in children(self.process.pid):
-            log = Path(f"/proc/{pid}/fd/1").readlink().stem
-            if log.startswith("rank-"):
-                self.servers[int(log.removeprefix("rank-"))] = pid
+        """Finds each rank's newest server, the leader of its process group, by the log that it writes."""
+        for pid in sorted(children(self.process.pid)):
+            with suppress(OSError):
+                log = Path(f"/proc/{pid}/fd/1").readlink().stem
+                if log.startswith("rank-"):
+                    self.servers[int(log.split("-")[1])] = pid
 
     def stream(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """Returns the tokens of a streamed completion."""

@@ -32,7 +32,7 @@ def test_a_change_names_every_rank_once():
         with pytest.raises(BadInput, match="expected ranks 0 to 3, each dead or alive"):
             RanksChange.read({**PARAMS, **wrong}, 4)
     for wrong in ({"change": "two"}, {"within_s": None}, {"dead": 2}):
-        with pytest.raises(BadInput, match="scale_down: expected change, dead, alive and within_s, found"):
+        with pytest.raises(BadInput, match="change_ranks: expected change, dead, alive and within_s, found"):
             RanksChange.read({**PARAMS, **wrong}, 4)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,9 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp comes with vLLM")
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
-from aurora_vllm import serve_command
+from aurora_vllm import rank_servers, serve_command
 from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, free_ports, process_groups
+from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ResumingProxy
 
 from aurora.errors import RankFailed
@@ -81,11 +83,11 @@ ROUTER = """
 import sys
 from aiohttp import ClientSession, web
 
-removed, asked = [], []
+removed, added, asked = [], [], []
 urls = [word for word in sys.argv[sys.argv.index("--worker-urls") :] if word.startswith("http")]
 
 async def deal(request):
-    alive = [url for url in urls if url not in removed]
+    alive = [url for url in urls + added if url not in removed]
     asked.append(url := alive[len(asked) % len(alive)])
     response = web.StreamResponse()
     async with ClientSession() as session, session.post(url + request.path, data=await request.read()) as answer:
@@ -98,11 +100,16 @@ async def remove(request):
     removed.append(request.query["url"])
     return web.json_response({})
 
+async def add(request):
+    added.append(request.query["url"])
+    return web.json_response({})
+
 async def health(request):
-    return web.json_response({"removed": removed})
+    return web.json_response({"removed": removed, "added": added})
 
 app = web.Application()
-app.add_routes([web.get("/health", health), web.post("/remove_worker", remove), web.post("/v1/completions", deal)])
+app.add_routes([web.get("/health", health), web.post("/remove_worker", remove), web.post("/add_worker", add)])
+app.add_routes([web.post("/v1/completions", deal)])
 web.run_app(app, host="127.0.0.1", port=int(sys.argv[sys.argv.index("--port") + 1]), print=None)
 """
 
@@ -171,13 +178,13 @@ def test_a_rank_that_faults_after_a_change_gets_another_one():
 class Parent:
     """A parent of stand-ins; what it says and asks."""
 
-    def __init__(self, folder, monkeypatch, kinds, survive=True):
+    def __init__(self, folder, monkeypatch, kinds, survive=True, rejoin=False):
         (folder / "vllm_router").mkdir()
         (folder / "vllm_router/__init__.py").touch()
         (folder / "vllm_router/launch_router.py").write_text(ROUTER)
         (folder / "server.py").write_text(SERVER)
         monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
-        self.folder, self.kinds, self.survive, self.said = folder, kinds, survive, []
+        self.folder, self.kinds, self.survive, self.rejoin, self.said = folder, kinds, survive, rejoin, []
 
         async def keeper(_):
             return "127.0.0.1:1"
@@ -192,7 +199,8 @@ class Parent:
         async def run():
             async with ClientSession() as session:
                 ranks = range(len(self.kinds))
-                servers = RankServers(self.command, ranks, None, self.folder, HANG_S, self.survive, session, self.said.append)
+                how = HANG_S, self.survive, session, self.said.append, self.rejoin
+                servers = RankServers(self.command, ranks, None, self.folder, *how)
                 groups = []
                 try:
                     await servers.start()
@@ -291,6 +299,52 @@ def test_clients_see_whole_streams_while_ranks_are_lost(tmp_path, monkeypatch):
 
     parent.run(course)
     assert sum("serve on" in said for said in parent.said) == 2
+
+
+def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 3, rejoin=True)
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        os.killpg(groups[1], signal.SIGKILL)
+        await until(lambda: servers.changes.number == 3)
+        status = await get(session, f"{servers.servers[0].url}/fault_tolerance/status")
+        assert [told["params"] for told in status["told"]] == [
+            {"change": 1, "dead": [1], "alive": [0, 2], "within_s": 20.0},
+            {"change": 2, "dead": [], "alive": [0, 1, 2], "within_s": 20.0},
+        ]
+        again = servers.servers[1]
+        status = await get(session, f"{again.url}/fault_tolerance/status")
+        assert [told["params"]["change"] for told in status["told"]] == [2]
+        assert (await get(session, f"{servers.router}/health"))["added"] == [again.url]
+        assert f"{JOINS}=1" in Path(f"/proc/{again.process.pid}/environ").read_text().split("\0")
+        os.kill(engine_of(again.process.pid), signal.SIGKILL)
+        await until(lambda: servers.changes.number == 5)
+        watch.cancel()
+
+    parent.run(course)
+    assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
+
+
+@pytest.mark.parametrize(("kind", "said"), [("broken", "rank 1 did not come back"), ("refuses", "rank 1 could not join")])
+def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monkeypatch, kind, said):
+    parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, rejoin=True)
+    monkeypatch.setattr(rank_servers, "PAUSE_S", 0.1)
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        parent.kinds[1] = kind
+        os.killpg(groups[1], signal.SIGKILL)
+        await until(lambda: sum(each.startswith(said) for each in parent.said) == rank_servers.TRIES)
+        await until(servers.changes.serving.is_set)
+        await asyncio.sleep(1.0)
+        assert not watch.done()
+        watch.cancel()
+
+    parent.run(course)
+    assert sum("is started again" in each for each in parent.said) == rank_servers.TRIES
 
 
 def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):

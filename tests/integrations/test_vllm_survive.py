@@ -14,35 +14,70 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.integrations.survivors import Command, left
-from tests.integrations.test_vllm import PROMPTS, checkpoints, pytestmark  # noqa: F401
+from tests.integrations.test_vllm import PROMPTS, checkpoints, slow  # noqa: F401
+from tests.integrations.test_vllm import pytestmark as needs_vllm
 
-NEW = 60
-START_S = SERVED_S = 1200  # only a server that hangs takes as long
+NEW, RANKS = 60, 4
+WAIT_S = 1200  # only a server that hangs takes as long
 HANG_S = "60"  # a busy machine is no lost rank
+pytestmark = [
+    *needs_vllm,
+    pytest.mark.skipif(sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs vllm-router"),
+]
 
 
-@pytest.mark.skipif(sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs vllm-router")
-def test_two_of_four_ranks_are_lost_one_after_the_other(tmp_path, checkpoints):  # noqa: F811
-    """The first while nothing streams, the second while all do."""
-    rng, alive = random.Random(2), [0, 1, 2, 3]
-    command = Command(checkpoints("qwen3moe"), tmp_path / "state", len(alive), "--hang", HANG_S)
+class Course:
+    """Losses of ranks of one server, and answers before and after."""
+
+    def __init__(self, command, pool):
+        self.command, self.pool = command, pool
+        command.said("ready on", 0.0, WAIT_S)
+        self.expected = self.answers()
+        assert [len(tokens) for tokens in self.expected] == [NEW] * len(PROMPTS)
+
+    def answers(self):
+        return list(self.pool.map(lambda prompt: self.command.stream(prompt, NEW), PROMPTS))
+
+    def lose(self, rank, kind, busy):
+        """Kills a process of a rank, while nothing streams or while all prompts do. Returns when."""
+        self.command.find_servers()
+        streams = [self.pool.submit(self.command.stream, prompt, NEW) for prompt in PROMPTS] if busy else []
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        os.kill(self.command.processes(rank)[kind], signal.SIGKILL)
+        self.command.said("ranks serve on, after", began_s, WAIT_S)
+        assert [stream.result() for stream in streams] == self.expected[: len(streams)], "whole, and without a trace"
+        assert self.answers() == self.expected
+        assert not left(self.command.servers[rank])
+        return began_s
+
+
+@pytest.fixture
+def course(tmp_path, checkpoints):  # noqa: F811
+    """Four ranks that serve, each expert on two of them; no process is left."""
+    command = Command(checkpoints("qwen3moe"), tmp_path / "state", RANKS, "--hang", HANG_S)
     try:
-        command.said("ready on", 0.0, START_S)
-        command.find_servers()
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            expected = list(pool.map(lambda prompt: command.stream(prompt, NEW), PROMPTS))
-            assert [len(tokens) for tokens in expected] == [NEW] * len(PROMPTS)
-            for busy in (False, True):
-                rank = alive.pop(rng.randrange(len(alive)))
-                kind = rng.choice(["server", "Engine", "Worker"])
-                print(f"rank {rank} loses its {kind}")
-                streams = [pool.submit(command.stream, prompt, NEW) for prompt in PROMPTS] if busy else []
-                time.sleep(0.5)
-                began_s = time.monotonic()
-                os.kill(command.processes(rank)[kind], signal.SIGKILL)
-                command.said(f"{len(alive)} of 4 ranks serve on, after", began_s, SERVED_S)
-                assert [stream.result() for stream in streams] == expected[: len(streams)], "whole, and without a trace"
-                assert list(pool.map(lambda prompt: command.stream(prompt, NEW), PROMPTS)) == expected
-                assert not left(command.servers[rank])
+            yield Course(command, pool)
     finally:
         assert command.end() == 0, "processes left over"
+
+
+def test_two_of_four_ranks_are_lost_one_after_the_other(course):
+    """The first while nothing streams, the second while all do."""
+    rng, alive = random.Random(2), list(range(RANKS))
+    for busy in (False, True):
+        course.lose(alive.pop(rng.randrange(len(alive))), rng.choice(["server", "Engine", "Worker"]), busy)
+    assert not [line for _, line in course.command.lines if "started anew" in line]
+
+
+@slow
+def test_lost_ranks_come_back_and_experts_that_nobody_holds_are_read(course):
+    """Ranks 1 and 3 hold the same experts, and so do 0 and 2."""
+    course.lose(1, "Worker", True)
+    began_s = course.lose(3, "Engine", True)
+    for _ in range(2):
+        course.command.said(f"{RANKS} of {RANKS} ranks serve on", began_s, WAIT_S)
+        assert course.answers() == course.expected
+        began_s = course.lose(0, "server", True)
+    assert not [line for _, line in course.command.lines if "started anew" in line]

@@ -267,6 +267,32 @@ FAULT_API_CHECKS = (
     ApiCheck(GOING_ON, f"{MOE}.runner.moe_runner:MoERunner._set_moe_config", ("new_moe_config",)),
     ApiCheck(GOING_ON, "vllm.utils:is_moe_layer"),
 )
+JOINING = "the return of a lost rank"
+JOIN_API_CHECKS = (
+    ApiCheck(
+        JOINING,
+        "vllm.v1.engine.utils:CoreEngineProcManager",
+        ("handshake_address", "client_handshake_address"),
+        "vllm.v1.engine.utils:launch_core_engines",
+    ),
+    ApiCheck(
+        JOINING,
+        "vllm.v1.engine.utils:wait_for_engine_startup",
+        ("handshake_socket", "core_engines", "launch"),
+        "vllm.v1.engine.utils:launch_core_engines",
+    ),
+    ApiCheck(JOINING, "vllm.v1.engine.core:EngineCoreProc.run_engine_core"),
+    ApiCheck(JOINING, "vllm.config:ParallelConfig.stateless_init_dp_group", ("return_store",)),
+    ApiCheck(JOINING, "vllm.distributed.utils:init_gloo_process_group", ("group_rank", "group_size", "timeout")),
+    ApiCheck(JOINING, "vllm.distributed.parallel_state:in_the_same_node_as", ("pg", "source_rank")),
+)
+RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+RELOAD_API_CHECKS = (
+    ApiCheck("reading lost experts", f"{RELOAD}:initialize_layerwise_reload", ("model",)),
+    ApiCheck("reading lost experts", f"{RELOAD}:finalize_layerwise_processing", ("model", "model_config")),
+    ApiCheck("reading lost experts", f"{MOE}.routed_experts:RoutedExperts.load_weights", ("weights",)),
+    ApiCheck("reading lost experts", "vllm.model_executor.model_loader:get_model_loader", ("load_config",)),
+)
 CPU_EPLB_API_CHECKS = (
     ApiCheck("EPLB on the CPU", "vllm.config.parallel:current_platform.is_cuda_alike"),
     ApiCheck("EPLB on the CPU", f"{EPLB_STATE}.__init__", ("parallel_config", "device")),

@@ -1,4 +1,4 @@
-"""Serving on when a data-parallel rank is lost: the instruction `scale_down` of vLLM's fault-tolerance framework.
+"""Serving on when a data-parallel rank is lost or joins: the instruction `change_ranks` of vLLM's fault-tolerance framework.
 
 Interface between the parent, which starts the servers and alone decides who is lost, and the survivors:
 
@@ -21,7 +21,7 @@ Interface between the parent, which starts the servers and alone decides who is 
    one), and posts to every survivor's server, idle or not, all at once:
 
        POST /fault_tolerance/apply
-       {"instruction": "scale_down", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 20}}
+       {"instruction": "change_ranks", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 20}}
 
    Ranks are numbered as at start, for ever: `dead` has all ranks that were lost since, `alive` the others; together they are
    0 ... N-1. `within_s` is how long survivors wait for each other. vLLM answers 202 {"request_id": ..., "message": ...}.
@@ -32,9 +32,11 @@ Interface between the parent, which starts the servers and alone decides who is 
    - "unhealthy": it waits for a change (its requests were aborted: HTTP 200, finish reason "abort"). "dead": it is lost.
    A rank lost during a change is a new change with a greater number, posted to those who are left; the older one is given up.
    Requests that come meanwhile wait, and are served after the change.
-5. Fencing: an engine takes a change only once, and only one of a greater number than its last; one that finds itself in `dead`
+5. A lost rank may come back. The parent starts its server again, as in 2, with AURORA_RANK_JOINS=1 in its environment; it loads
+   and warms up without the others. Once its `/health` answers 200, a change has it in `alive` again, and is posted to it too.
+6. Fencing: an engine takes a change only once, and only one of a greater number than its last; one that finds itself in `dead`
    kills itself. Ranks that the parent has cut off have no connection to survivors, which have closed theirs.
-6. The last survivor serves alone. With no survivor left, and whenever a change fails, the parent starts all servers anew.
+7. The last survivor serves alone. With no survivor left, and whenever a change fails, the parent starts all servers anew.
 """
 
 from __future__ import annotations
@@ -61,10 +63,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from aurora.errors import BadInput
 from aurora_vllm.vllm_internals.api_checks import FAULT_API_CHECKS, MOE, check_api, find
+from aurora_vllm.vllm_internals.joining_rank import begin_alone, end_alone, joins, start_without_others
+from aurora_vllm.vllm_internals.reread_experts import fill_slots, read_experts
 
 LOG = logging.getLogger("vllm.aurora")
 VARIABLE = "AURORA_FAULT_STORE"
-INSTRUCTION = "scale_down"
+INSTRUCTION = "change_ranks"
 BACK_END = "allgather_reducescatter"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
@@ -128,7 +132,7 @@ class GroupConnections:
             RankLost: if there is a newer change.
         """
         with self._lock:
-            if change < self._newest:
+            if 0 < change < self._newest:
                 raise RankLost(f"change {change} is given up, there is change {self._newest}")
             self._change, self._others = change, frozenset(number for number, _ in _tcp()) if others is None else others
 
@@ -149,6 +153,8 @@ class GroupConnections:
 
         def wait() -> None:
             change = 1
+            while store.check([f"change/{change}"]):  # made before this rank was started
+                change += 1
             while True:
                 try:
                     store.wait([f"change/{change}"], timedelta(hours=1))
@@ -203,7 +209,7 @@ def _abort_nccl() -> None:
 
 
 def install() -> None:
-    """Adds `scale_down` to this process, if it is an engine or a worker of a server that the parent has given a store."""
+    """Adds `change_ranks` to this process, if it is an engine or a worker of a server that the parent has given a store."""
     address, name = os.environ.get(VARIABLE), multiprocessing.current_process().name
     if address and name.startswith("EngineCore"):
         install_in_engine(address)
@@ -215,7 +221,7 @@ def install() -> None:
 
 
 def install_in_engine(address: str) -> None:
-    """Adds `scale_down` to an engine's sentinel. Called in the engine's process before it serves."""
+    """Adds `change_ranks` to an engine's sentinel. Called in the engine's process before it serves."""
     module = find("vllm.v1.engine.core:")
     known = frozenset(number for number, _ in _tcp())
     connections = GroupConnections()
@@ -234,6 +240,7 @@ def install_in_engine(address: str) -> None:
         def __init__(self, engine: Any, parallel_config: Any) -> None:
             super().__init__(engine, parallel_config)
             self.change = self._tried = 0
+            engine.ignore_start_dp_wave = joins()  # until its change
             self._rank, self._ranks = parallel_config.data_parallel_rank, parallel_config.data_parallel_size
             self._handle = engine._handle_client_request
             engine._handle_client_request = self._handle_client_request
@@ -247,7 +254,7 @@ def install_in_engine(address: str) -> None:
                     LOG.error("aurora: %s", error)
             super().handle_command(client_idx, call_id, ft_args)
 
-        def scale_down(self, request: Any) -> Any:
+        def change_ranks(self, request: Any) -> Any:
             """Goes on with the ranks that are alive. Called in the thread of the input sockets, while the engine waits."""
             engine, change = self.engine, RanksChange.read(request.params, self._ranks)
             if change.number <= self._tried:
@@ -279,7 +286,7 @@ def install_in_engine(address: str) -> None:
             try:
                 change = RanksChange.read(params, self._ranks)
             except BadInput:
-                return  # `scale_down` says so
+                return  # `change_ranks` says so
             if change.number <= self._tried:
                 return
             if self._rank in change.dead:
@@ -323,11 +330,14 @@ def _announce(store: Store, number: int) -> None:
 
 
 def install_in_worker(address: str) -> None:
-    """Adds `scale_down` to the sentinel of a worker, which accepts vLLM's stock all-to-all. Called before the worker exists."""
+    """Adds `change_ranks` to a worker's sentinel, which accepts vLLM's stock all-to-all. Called before the worker exists."""
     module, backends = find("vllm.v1.worker.gpu_worker:"), find("vllm.v1.worker.sentinel.gpu_worker_sentinel:")
     backends.FT_BACKEND_SET = backends.FT_BACKEND_SET | {BACK_END}
     connections, moving = GroupConnections(), threading.Event()
     connections.watch(address)
+    connections.begin(0)
+    if joins():
+        begin_alone()
     serving = find("vllm.distributed.eplb.eplb_state:")
     rearrange = serving.rearrange_expert_weights_inplace
 
@@ -340,9 +350,9 @@ def install_in_worker(address: str) -> None:
     serving.rearrange_expert_weights_inplace = rearrange_and_note
 
     class ScalingWorkerSentinel(module.WorkerSentinel):  # type: ignore[misc, name-defined]
-        """vLLM's sentinel of a worker, which can form its groups anew with fewer ranks.
+        """vLLM's sentinel of a worker, which can form its groups anew with other ranks.
 
-        A worker's `ranks_changed`, if it has one, is called with the expert-parallel ranks that are kept, by their old numbers.
+        A worker's `ranks_changed`, if any, is called with the expert-parallel ranks by their old numbers; None: it joins.
         """
 
         def __init__(self, worker: Any) -> None:
@@ -350,22 +360,25 @@ def install_in_worker(address: str) -> None:
             self._alive = tuple(range(self.dp_size))
             connections.begin(0)
 
-        def scale_down(self, request: Any) -> None:
-            """Forms all groups anew, and leaves the lost ranks' slots out of EPLB's maps. A collective call of survivors."""
+        def change_ranks(self, request: Any) -> None:
+            """Forms all groups anew, and EPLB's maps of the slots of their ranks. A collective call."""
             change, worker = RanksChange.read(request.params, self.dp_size), self.worker
             connections.begin(change.number)
             self._clean_worker_state()
             parallel = worker.vllm_config.parallel_config
             rank, ranks = change.alive.index(self.dp_rank), len(change.alive)
             parallel.data_parallel_rank, parallel.data_parallel_size = rank, ranks
+            end_alone()
+            size, part = parallel.world_size, worker.rank
+            before = {each: place * size for place, each in enumerate(self._alive)}
             form_groups(worker, change.store(address, "workers"), change.within)
-            size = parallel.world_size
-            kept = [self._alive.index(each) * size + part for each in change.alive for part in range(size)]
-            drop_slots(worker, kept, moving.is_set())
-            self._alive = change.alive
+            held = gather_slots(worker, before[self.dp_rank] + part, moving.is_set())
+            self._alive = change.alive  # from here to `connect_balancer` no other rank is waited for
+            hold_slots(worker, held)
             moving.clear()
             if (ranks_changed := getattr(worker, "ranks_changed", None)) is not None:
-                ranks_changed(kept)
+                ranks_changed([before[each] + n if each in before else None for each in change.alive for n in range(size)])
+            connect_balancer(worker)
             if torch.cuda.is_available() and ranks > 1:
                 worker.elastic_ep_executor.warm_and_capture()  # graphs know the old communicators
 
@@ -400,55 +413,79 @@ def form_groups(worker: Any, store: Store, within: timedelta) -> None:
         group.set_timeout(DEFAULT_TIMEOUT if seconds is None else timedelta(seconds=seconds))
 
 
-def drop_slots(worker: Any, kept: list[int], torn: bool) -> None:
-    """Leaves physical experts of lost ranks out of EPLB's maps and of the layers' expert maps. A collective call.
+def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Tensor, list[set[int]]]]:
+    """Finds out, for each model, which experts are in the slots of the new groups' ranks. A collective call.
+
+    An expert that is in no slot takes one of an expert that is in several.
 
     Args:
         worker: vLLM's worker, whose groups are the new ones.
-        kept: the expert-parallel ranks that are left, by their numbers before.
+        rank: its expert-parallel rank before.
         torn: whether a rearrangement was under way here.
 
+    Returns:
+        By the key of the model: (L, P) the expert in each slot, and by layer the slots that are to be read.
+
     Raises:
-        BadInput: if an expert was in lost slots only, or a loss has interrupted a rearrangement.
+        BadInput: if there are fewer slots than experts, or a loss has interrupted a rearrangement.
     """
+    if torn:
+        raise BadInput(f"{INSTRUCTION}: the loss has interrupted a rearrangement of experts")
+    ranks, held = find("vllm.distributed.parallel_state:get_ep_group")(), {}
+    for key, model in worker.model_runner.eplb_state.model_states.items():
+        local = model.model.num_local_physical_experts
+        own_LP = model.physical_to_logical_map.cpu().long().unflatten(1, (-1, local))[:, rank].contiguous()
+        found_GLP = [torch.empty_like(own_LP) for _ in range(ranks.world_size)]
+        dist.all_gather(found_GLP, own_LP, group=ranks.cpu_group)
+        held_LP = torch.cat(found_GLP, dim=1)
+        held[key] = held_LP, [fill_slots(held_P, model.logical_replica_count.shape[1]) for held_P in held_LP.numpy()]
+    return held
+
+
+def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]]]]) -> None:
+    """Makes EPLB's maps and the layers' expert maps of what `gather_slots` has found, and reads this rank's missing experts."""
     parallel, balancer = worker.vllm_config.parallel_config, worker.model_runner.eplb_state
     groups, is_moe_layer = find("vllm.distributed.parallel_state:"), find("vllm.utils:is_moe_layer")
     sizes = groups.get_tp_group().world_size, groups.get_pcp_group().world_size, groups.get_dp_group().world_size
     sequence = sizes[0] if parallel.use_sequence_parallel_moe else 1
     shape = find(f"{MOE}.config:FusedMoEParallelConfig").make(*sizes, sequence, parallel)
-    ranks = groups.get_ep_group()
-    for model in balancer.model_states.values():
+    rank = groups.get_ep_group().rank_in_group
+    for key, (held_LP, filled_L) in held.items():
+        model = balancer.model_states[key]
         layers = [module for module in model.model.modules() if is_moe_layer(module)]
-        local, experts = layers[0].moe_config.num_local_experts, model.logical_replica_count.shape[1]
-        own_LP = model.physical_to_logical_map.cpu().long().unflatten(1, (-1, local))[:, kept].flatten(1)
-        held_LP = own_LP.clone()
-        dist.broadcast(held_LP, group=ranks.cpu_group, group_src=0)
-        if torn or not torch.equal(held_LP, own_LP):
-            raise BadInput(f"{INSTRUCTION}: the loss has interrupted a rearrangement of experts")
-        for layer, held_P in enumerate(held_LP.tolist()):
-            if lost := set(range(experts)) - set(held_P):
-                raise BadInput(f"{INSTRUCTION}: nobody holds expert {min(lost)} of MoE layer {layer} any longer")
+        local, experts = model.model.num_local_physical_experts, model.logical_replica_count.shape[1]
         for layer in layers:
+            manager = layer.expert_map_manager
+            if manager.expert_map is None:  # of a rank that served alone
+                manager._expert_map = torch.zeros(1, dtype=torch.int32, device=model.physical_to_logical_map.device)
             layer._set_moe_config(replace(layer.moe_config, num_experts=held_LP.shape[1], moe_parallel_config=shape))
         parallel.eplb_config.num_redundant_experts = held_LP.shape[1] - experts
-        slots = slice(0, held_LP.shape[1])
+        slots, window = slice(0, held_LP.shape[1]), model.expert_load_window
         model.physical_to_logical_map = model.physical_to_logical_map_buffer[:, slots]
         model.expert_load_pass = model.expert_load_pass_buffer[:, slots]
-        model.expert_load_window = torch.zeros_like(model.expert_load_window[..., slots])
+        model.expert_load_window = window.new_zeros(*window.shape[:2], held_LP.shape[1])
         model.model.update_physical_experts_metadata(held_LP.shape[1], local)
         find("vllm.distributed.eplb.eplb_state:_commit_eplb_maps")(model, new_physical_to_logical_map=held_LP)
+        own = range(rank * local, (rank + 1) * local)
+        held_NP = {layer: held_LP[layer].numpy() for layer, filled in enumerate(filled_L) if not filled.isdisjoint(own)}
+        read_experts(worker, held_NP, slice(own.start, own.stop), layers)
         model.rebalanced, model.pending_result = False, None
-        model.communicator = find("vllm.distributed.eplb.eplb_communicator:create_eplb_communicator")(
-            groups.get_eplb_group(), parallel.eplb_config.communicator, model.model.expert_weights, model.expert_buffer
-        )
     balancer.expert_rearrangement_step = balancer.expert_load_window_step = 0  # equal on all ranks
+
+
+def connect_balancer(worker: Any) -> None:
+    """Connects EPLB of the ranks of the new groups. A collective call."""
+    group, config = find("vllm.distributed.parallel_state:get_eplb_group")(), worker.vllm_config.parallel_config.eplb_config
+    create = find("vllm.distributed.eplb.eplb_communicator:create_eplb_communicator")
+    for model in worker.model_runner.eplb_state.model_states.values():
+        model.communicator = create(group, config.communicator, model.model.expert_weights, model.expert_buffer)
 
 
 # Server and keeper
 
 
 def install_in_server(address: str) -> None:
-    """Lets a server's HTTP endpoint take `scale_down`, and its engines use the keeper's coordinator. Called before it has any.
+    """Lets a server's endpoint take `change_ranks`, and its engines use the keeper's coordinator. Called before it has any.
 
     Raises:
         BadInput: if this vLLM lacks what is needed.
@@ -478,6 +515,8 @@ def install_in_server(address: str) -> None:
             """Leaves it to the keeper."""
 
     module.DPCoordinator = KeptCoordinator
+    if joins():
+        start_without_others(json.loads(connect(address, timedelta(seconds=30)).get("coordinator")))
 
 
 def keep(ranks: int) -> None:

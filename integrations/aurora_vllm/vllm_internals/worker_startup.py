@@ -27,6 +27,7 @@ from aurora_vllm.vllm_internals.api_checks import (
     check_api,
     find,
 )
+from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
@@ -113,16 +114,21 @@ class WorkerStartup:
         if self._settings.fault_store is not None:
             worker.ranks_changed = partial(self._change_ranks, integration, processes)
 
-    def _change_ranks(self, integration: WorkerIntegration, processes: PeerProcesses | None, kept: Sequence[int]) -> None:
-        """Goes on without lost ranks, in vLLM's new groups; `kept` are the ranks that are left, by their numbers until now."""
+    def _change_ranks(
+        self, integration: WorkerIntegration, processes: PeerProcesses | None, ranks_before: Sequence[int | None]
+    ) -> None:
+        """Goes on in vLLM's new groups; `ranks_before` are their ranks by the numbers until now, None of those that join."""
         self._patched.group = group = find("vllm.distributed.parallel_state:get_ep_group")()
-        integration.change_ranks(kept, lambda: _transport(group, None))
+        integration.change_ranks(ranks_before, lambda: _transport(group, None))
         if self._patched.capturer is not None:
             self._patched.capturer.dp_rank = self._config.parallel_config.data_parallel_rank
-        if processes is not None:
-            processes.keep(kept)
-            if integration.watchdog is not None:
+        if processes is not None and processes.here:
+            known = [rank for rank in ranks_before if rank is not None]
+            processes.keep(known if len(known) == len(ranks_before) else [])
+            if integration.watchdog is not None and processes.here:
                 integration.watchdog.keep([*processes.here])
+            elif integration.watchdog is not None:  # it does not know the processes of those that join
+                integration.watchdog.end()
 
     def _watch(self, integration: WorkerIntegration, processes: PeerProcesses, status: PluginStatus) -> None:
         """Begins to watch the ranks of this host, in the folder of the first of them."""
@@ -169,7 +175,7 @@ class WorkerStartup:
             or self._alltoall_refusal()
             or self._record_refusal()
         )  # fmt: skip
-        if group is None or integration.ranks == 1:
+        if group is None or integration.ranks == 1 or joins():
             return Verdict(refusal, self._reports), None
         rank, ranks, timeout_s = integration.rank, integration.ranks, self._settings.agree_s
         store = dist.distributed_c10d._get_default_store()
