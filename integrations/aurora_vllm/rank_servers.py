@@ -280,13 +280,13 @@ class RankServers:
             self.changes.serving.set()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
         elif not self.changes.serving.is_set() and (why := self._failure(looks)):
-            if (rank := self._joined) is None:
+            if (joined := self._joined) is None:
                 return f"change {ranks.change} failed: {why}"
-            self.say(f"{self._name(rank)} could not join: {why}")
-            self.servers[rank].kill()
-            ranks.give_up(rank)
+            self.say(f"{self._name(joined)} could not join: {why}")
+            self.servers[joined].kill()
+            ranks.give_up(joined)
             self._joined, self._pause_until_s = None, time.monotonic() + PAUSE_S
-            await self._begin_change([rank])
+            await self._begin_change([joined])
         elif self.changes.serving.is_set() and self.rejoin:
             await self._bring_back(asked, answers)
         if self.port is None and self._others[-1].returncode is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-ANSWER_S, END_S = 600, 600  # at its end the command says what a plan would bring, which may take a minute or two
+ANSWER_S, END_S = 600, 120
 ENVIRON = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 OPTIONS = (
     "--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "16",
@@ -88,16 +88,18 @@ class Command:
         return found
 
     def end(self) -> int:
-        """Ends it as Ctrl-C does. Returns how many of its processes are left over."""
-        groups = {*self.servers.values(), self.process.pid, *children(self.process.pid)}
+        """Ends it as Ctrl-C does, without its advice. Returns how many processes of its servers are left over."""
+        groups = {*self.servers.values(), *children(self.process.pid)}
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
+        until_s = time.monotonic() + END_S
+        while any(map(members, groups)) and self.process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.1)
+        found = sum(map(left, groups))
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        return sum(left(group) for group in groups)
+        self.process.wait()
+        return found
 
 
 def children(pid: int) -> set[int]:
