@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 from machine import machine
+from replicas_by_layer import FEWER, balanced_by_layer, replicas_by_layer
 from robust import mixed
 from routed_tasks import MIXTRAL, OLMOE, ROOT, Source, Traffic, counted, deepseek
 from tables import Table, write
 
-from aurora.advisor.balancers import BALANCERS, FEWER, RECORDED_RANGE, reach
+from aurora.advisor.balancers import BALANCERS, RECORDED_RANGE, reach
 from aurora.advisor.ceiling import (
     SUFFICES,
     TOKENS,
@@ -31,7 +32,6 @@ from aurora.advisor.ceiling import (
     planned_map,
 )
 from aurora.io.files import write_text
-from aurora.planner.replication.by_layer_or_batch import replicas_by_layer
 from aurora.planner.replication.registry import slot_tables
 from aurora.planner.workload.model_config import Shape
 from aurora.types import GpuSlots, Profile
@@ -162,7 +162,8 @@ def static_share(before: Profile, after: Profile, gpus: int, slots: int, tokens:
 
 
 def methods(quick: bool) -> Iterator[list[str]]:
-    """What each method reaches."""
+    """What each method reaches, and replicas by layer, which no engine can have."""
+    BALANCERS["replicas-by-layer"] = balanced_by_layer
     columns = (
         "method | slowest / perfect | share of the ceiling | slots per GPU | moved in a window | memory per GPU | worst window"
     )
@@ -175,7 +176,8 @@ def methods(quick: bool) -> Iterator[list[str]]:
                 kind = "tokens alone" if curve is TOKENS else "reading an expert's weights takes as long as 30 of its tokens"
                 about = f"{tokens} tokens a step, {slots} slots a GPU for {source.experts / gpus:g} experts; time: {kind}."
                 table = Table(f"{source.name}, {name}, {gpus} GPUs, {tokens} tokens a step", columns, about)
-                for each in reach(recorded, gpus, slots, step_tokens=tokens, curve=curve, shared=SHARED.get(source.name, 0.0)):
+                shared = SHARED.get(source.name, 0.0)
+                for each in reach(recorded, gpus, slots, (*BALANCERS,), tokens, curve, shared=shared):
                     table.add(
                         each.name, f"{each.ratio:.4f} [{each.low:.4f}, {each.high:.4f}]",
                         f"{each.share:.1%} [{each.share_low:.1%}, {each.share_high:.1%}]", f"{each.slots:g}",
@@ -292,7 +294,7 @@ def speed() -> list[str]:
 def recorded_rows() -> list[dict[str, Any]]:
     """Splits and ratios of the recorded models whose tasks come mixed, as the shipped range has them."""
     rows = []
-    shown = [name for name in BALANCERS if name not in ("exact", "exact-slots", "replicas-by-layer")]
+    shown = [name for name in BALANCERS if name not in ("exact", "exact-slots")]
     for source in sources():
         traffic = mixed(list(source.tasks.values()))
         recorded = profile(source, traffic)

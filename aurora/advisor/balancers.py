@@ -32,13 +32,12 @@ from aurora.io.files import shipped
 from aurora.planner.control.controller import Controller, moves_L
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.replication.bounds import least_largest
-from aurora.planner.replication.by_layer_or_batch import fewest_active, replicas_by_layer, spill, split_least_largest
+from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.workload.load_statistics import Interval
 from aurora.types import GpuSlots, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 WATERFILL_TOKENS = 64  # of a rank, from which SGLang's waterfill balances
-FEWER = 0.6  # of the replicas of the other methods, that replicas by layer have
 LLEP = 1.0, 1.3, 1.0  # capacity over the mean load, imbalance from which tokens are spilled, tokens worth a fetch
 RECORDED_RANGE = "recorded_balance.json"  # shipped
 
@@ -137,24 +136,6 @@ def _fixed(case: BalancingCase, experts: SlotMap) -> Served:
     return Served(case.traffic.seconds_D([experts], np.zeros_like(case.traffic.block_T), case.curve), 0.0, case.fewest)
 
 
-def _by_layer(case: BalancingCase) -> Served:
-    """aurora's replicas, with a part FEWER of those of the other methods, where they help most."""
-    if case.gpus > case.experts:  # where each expert needs replicas
-        return case.once("equal-split", case.slots)
-    traffic, blocks = case.traffic, range(int(case.traffic.block_T[-1]) + 1)
-    replicas = int(FEWER * (case.slots * case.gpus - case.experts) * case.layers)
-    maps = []
-    for block in blocks:
-        tables = replicas_by_layer(traffic.load_TLE[traffic.block_T != block], case.gpus, replicas, case.seed)
-        width = max(held_GP.shape[1] for held_GP, _ in tables)
-        wider = [((0, 0), (0, width - held_GP.shape[1])) for held_GP, _ in tables]
-        held = [np.pad(held_GP, more, constant_values=-1) for (held_GP, _), more in zip(tables, wider, strict=True)]
-        part = [np.pad(part_GP, more) for (_, part_GP), more in zip(tables, wider, strict=True)]
-        maps.append(SlotMap(np.stack(held), np.stack(part)))
-    slots = max(case.fewest, (case.experts + replicas / case.layers) / case.gpus)
-    return Served(traffic.seconds_D(maps, traffic.block_T, case.curve), 0.0, slots)
-
-
 def _eplb_every(case: BalancingCase) -> Served:
     """EPLB while serving: after every few windows a map for their loads, in force `lag` windows later; linear before."""
     loads_TLE = case.traffic.load_TLE
@@ -247,7 +228,6 @@ BALANCERS: dict[str, Balancer] = {
     "round-robin": _round_robin,
     "static": lambda case: case.once("equal-split", None),
     "replicas": lambda case: case.once("equal-split", case.slots),
-    "replicas-by-layer": _by_layer,
     "eplb": lambda case: case.once("eplb", case.slots),
     "eplb-every": _eplb_every,
     "follower": _follower,

@@ -15,7 +15,7 @@ from aurora.planner.replication.registry import best_divided
 from tests.advisor.test_ceiling import SKEWED, profile
 
 SEE_BATCH = ("lplb", "waterfill", "metro", "llep", "ultraep", "exact-slots", "exact")  # methods that need the batch's counts
-PLANNED_ONCE = ("static", "replicas", "replicas-by-layer", "eplb", "lplb", "waterfill", "metro")
+PLANNED_ONCE = ("static", "replicas", "eplb", "lplb", "waterfill", "metro")
 WHILE_SERVING = ("eplb-every", "follower")
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from aurora.planner.replication.by_layer_or_batch import fewest_active, spill, split_least_largest
+from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 
 
 @st.composite

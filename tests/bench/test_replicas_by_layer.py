@@ -1,12 +1,25 @@
 """Replicas by layer: as many as allowed, where they help, by the windows that judge them."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aurora.errors import InfeasiblePlan
-from aurora.planner.replication.by_layer_or_batch import _most_saved, replicas_by_layer
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from replicas_by_layer import _most_saved, balanced_by_layer, replicas_by_layer
+
+sys.path.pop()  # that folder has a vllm.py, which is not vLLM
+
+from aurora.advisor.balancers import BalancingCase
+from aurora.advisor.ceiling import TOKENS, ServedTraffic
+from tests.advisor.test_ceiling import SKEWED, profile
 
 
 def largest(load_TE, held_GP, part_GP):
@@ -59,3 +72,18 @@ def test_steps_save_at_least_what_one_layer_alone_would(largest_LK, replicas):
 def test_numbers_that_cannot_be_are_refused(gpus, replicas, found):
     with pytest.raises(InfeasiblePlan, match=f"replicas by layer: expected .*{found}"):
         replicas_by_layer(np.ones((1, 1, 2)), gpus, replicas)
+
+
+def test_as_a_method_it_does_not_know_the_windows_that_judge_it():
+    rng = np.random.default_rng(0)
+    walk_TE = np.exp(np.cumsum(rng.normal(0, 0.05, (20, 8)), axis=0)) * SKEWED
+    traffic = ServedTraffic.of(profile(walk_TE, 4000, rng), 200, rng)
+    other, last_T = traffic.load_TLE.copy(), traffic.block_T == traffic.block_T[-1]
+    other[last_T] = other[last_T][:, :, ::-1]
+    before, after = (
+        balanced_by_layer(BalancingCase(each, 4, 3, TOKENS, 1000)) for each in (traffic, replace(traffic, load_TLE=other))
+    )
+    at_D = traffic.block_D == traffic.block_T[-1]
+    assert (before.seconds_D[at_D] == after.seconds_D[at_D]).all()
+    assert (before.seconds_D[~at_D] != after.seconds_D[~at_D]).any()
+    assert 2 <= before.slots <= 3
