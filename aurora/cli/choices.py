@@ -65,7 +65,7 @@ def _report_forms() -> Iterable[str]:
 def _report_outputs() -> Iterable[str]:
     from aurora.reports.write import FORMS
 
-    return dict.fromkeys(f"{form.output}/" if form.folder else form.output for form in FORMS.values())
+    return (form.output for form in FORMS.values())
 
 
 def _changes() -> Iterable[str]:
@@ -98,7 +98,6 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "placement_format": "aurora.io.engine_placements.PLACEMENT_FORMATS",
     "routing_format": "aurora.io.routing_dumps.ROUTING_FORMATS",
     "routing_files": _routing_files,
-    "exchange": "aurora.io.silicon_database.EXCHANGES",
     "report_format": "aurora.reports.write.FORMS",
     "report_form": _report_forms,
     "report_output": _report_outputs,

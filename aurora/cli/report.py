@@ -1,9 +1,9 @@
-"""aurora report: a plan, its traces and its traffic -> one page, or traces for Perfetto and Chakra."""
+"""aurora report: a plan, its traces and its traffic -> one page, or traces for Perfetto."""
 
 from pathlib import Path
 from typing import Annotated
 
-from aurora.cli.inputs import check_folder, check_output, profiles_of
+from aurora.cli.inputs import check_output, profiles_of
 from aurora.cli.options import refuse_given
 from aurora.cli.output import progress_bars, show
 from aurora.errors import BadInput
@@ -34,7 +34,7 @@ def report(
     """
     check_form(form)
     target = output or Path(FORMS[form].output)
-    check_folder(target) if FORMS[form].folder else check_output(output=target)
+    check_output(output=target)
     if plan.suffix == ".npz":
         refuse_given(("profile", "form"), "without a simulation of requests, whose report is one page")
         requests_report([plan, *(trace or [])], target)

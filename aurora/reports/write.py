@@ -1,11 +1,11 @@
-"""Reports by form: a page, traces for Perfetto and Chakra. To add a form: one function, one line in FORMS."""
+"""Reports by form: a page, traces for Perfetto. To add a form: one function, one line in FORMS."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aurora.errors import BadInput, check_one_of, need
-from aurora.io.files import make_folder, write_bytes, write_text
+from aurora.io.files import write_bytes, write_text
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.reports.inputs import Baseline, ReportInputs
 from aurora.types import Plan, Profile, Trace
@@ -16,17 +16,15 @@ class ReportForm:
     """A form that reports are written in.
 
     Attributes:
-        write: called with (inputs, path, progress); writes the report to exactly this file or folder.
+        write: called with (inputs, path, progress); writes the report to exactly this file.
         about: what the form is, for help texts.
-        output: default name of the file or folder.
-        folder: whether the output is a folder.
+        output: default name of the file.
         needs: modules that the form imports and that come with the extra "report".
     """
 
     write: Callable[[ReportInputs, Path, Progress], None]
     about: str
     output: str
-    folder: bool = False
     needs: tuple[str, ...] = ()
 
 
@@ -47,16 +45,15 @@ def report(
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
         profiles: the traffic, one profile per model; for drift as many more, of later traffic.
-        output: the file to write; for Chakra a folder.
-        format: "html" (one page), "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz), or "chakra" (execution
-            traces, for ASTRA-sim).
+        output: the file to write.
+        format: "html" (one page) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
         missing_profiles: why there are no profiles, for readers of the report.
         baseline: as in `ReportInputs`.
         progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.
-        MissingDependency: if jinja2 or protobuf is needed and not installed.
+        MissingDependency: if jinja2 is needed and not installed.
 
     Example:
         >>> import aurora, tempfile, pathlib
@@ -84,7 +81,7 @@ def write(inputs: ReportInputs, form: str, output: Path, progress: Progress = un
     Args:
         inputs: the plan, its traces and its traffic.
         form: one of FORMS.
-        output: exact path of the file; for forms of several files the folder, which is made.
+        output: exact path of the file.
         progress: as in `report`.
 
     Raises:
@@ -92,13 +89,13 @@ def write(inputs: ReportInputs, form: str, output: Path, progress: Progress = un
         MissingDependency: if a module that the form needs is not installed.
     """
     check_form(form)
-    if FORMS[form].folder:
-        make_folder(output)
     FORMS[form].write(inputs, output, progress)
 
 
 def check_form(form: str) -> None:
     """Raises BadInput unless `form` is one of FORMS, MissingDependency unless the modules that it needs are installed."""
+    if form == "chakra":
+        raise BadInput("`format` chakra is no more: perfetto has the same events, and `aurora.load` reads a trace as arrays")
     check_one_of("format", form, FORMS)
     need(*FORMS[form].needs, extra="report")
 
@@ -115,15 +112,7 @@ def _perfetto(inputs: ReportInputs, output: Path, _: Progress = untold) -> None:
     write_bytes(output, perfetto(inputs, packed=output.suffix == ".gz"))
 
 
-def _chakra(inputs: ReportInputs, output: Path, _: Progress = untold) -> None:
-    from aurora.reports.chakra import execution_traces
-
-    for name, content in list(execution_traces(inputs)):
-        write_bytes(output / name, content)
-
-
 FORMS: dict[str, ReportForm] = {
     "html": ReportForm(_html, "one page", "report.html", needs=("jinja2",)),
     "perfetto": ReportForm(_perfetto, "for ui.perfetto.dev (.gz: compressed)", "report.perfetto.json.gz"),
-    "chakra": ReportForm(_chakra, "MLCommons Chakra execution traces, for ASTRA-sim", "chakra", True, ("google.protobuf",)),
 }

@@ -64,7 +64,7 @@ def test_other_forms(aurora, folder):
 def test_refusals(aurora, folder):
     pytest.importorskip("jinja2")
     plan = folder / "p.json"
-    refused(aurora("report", plan, "--format", "gif"), "--format: expected one of html, perfetto, chakra, found 'gif'")
+    refused(aurora("report", plan, "--format", "gif"), "--format: expected one of html, perfetto, found 'gif'")
     refused(aurora("report", plan, folder / "no.npz", "-o", folder / "r.html"), "no.npz: no such file")
     refused(aurora("report", plan, folder / "a.npz", "-o", folder / "r.html"), "expected an aurora trace")
     refused(aurora("report", plan, "--format", "perfetto", "-o", folder / "t.json"), "expected a trace, found none")

@@ -190,7 +190,7 @@ def test_requests_are_served_beside_the_engines_default(aurora, plan, tmp_path):
     assert aurora(*drawn, "--orders", "batch", "-o", tmp_path / "batch.npz")[0] == 0
     assert aurora("report", saved, tmp_path / "batch.npz", "-o", page)[0] == 0
     assert "batch.npz: default" in page.read_text()
-    refused(aurora("report", saved, "--format", "chakra"), "--format: expected without a simulation of requests")
+    refused(aurora("report", saved, "--format", "perfetto"), "--format: expected without a simulation of requests")
     assert aurora(*drawn, "--seed", 1, "-o", tmp_path / "other.npz")[0] == 0
     refused(aurora("report", saved, tmp_path / "other.npz"), "expected the requests of .*, found others")
 
