@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from collectives import RECORDED, WIDTH, recorded_rows
 from machine import machine
+from silicon_database import MODEL, collectives, deep_ep_points, deep_ep_tables, systems
 from skewed_kernels import skewed_kernels
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import MODEL, collectives, deep_ep_points, deep_ep_tables, systems
 from aurora.planner.network.transfer_seconds import exchange_seconds, fit_transfer_curve
 from aurora.types.arrays import FloatArray
 

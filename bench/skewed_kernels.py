@@ -7,14 +7,13 @@ are not recorded; they are drawn again here as the recording's authors draw them
 from collections.abc import Iterator
 
 import numpy as np
+from silicon_database import ENGINES, systems, tables
 
 from aurora.errors import BadInput
-from aurora.io.silicon_database import systems, tables
 from aurora.planner.workload.curve_fit import BalancedPoints, grouped_curves
 from aurora.types import Curve
 from aurora.types.arrays import FloatArray, IntArray
 
-ENGINES = ("sglang", "trtllm", "vllm")
 KEY = ("hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size", "kernel_source")
 DRAWS, EVERY = 5, 8  # draws of each recording; one recording in so many is predicted, for time
 WAYS = ("as balanced", "sum of experts alone", "experts and overhead")

@@ -33,18 +33,20 @@ SUBCOMMANDS: dict[str, Callable[..., None]] = {
     "measure links": measure.links,
     "measure compute": measure.compute,
     "measure devices": measure.devices,
-    "measure system": measure.system,
 }
-HELP = "Measure hardware without traffic: links, compute, devices; or take the measurements of a GPU system."
+HELP = "Measure hardware without traffic: links, compute, devices."
 
 PASSED_ON = ("vllm",)  # subcommands that hand options that they do not know to another command
 
+SYSTEMS = "`python bench/silicon.py SYSTEM` in the source repository, and `aurora measure compute --add` of its curves"
 RETIRED = {  # subcommands that were, and where their work is done now
     "reproduce": "`python -m bench.papers.aurora`, `.lazarus` or `.bcc` in the source repository, all three by `make papers`",
     "replay": "`python -m bench.papers.lazarus.replay` in the source repository",
     "drift": "`aurora evaluate [PLAN] --before BEFORE --profile AFTER`",
     "bench": "`aurora sweep --ways`",
+    "measure system": SYSTEMS,
 }
+GONE = {"profile --shape": SYSTEMS, "profile --system": SYSTEMS, "synthetic --system": SYSTEMS}  # options, likewise
 
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 UsageError: Any = typer.BadParameter.__base__  # of typer's click, wherever typer keeps it
@@ -82,8 +84,9 @@ def _root(
 
 def main() -> None:
     """Run the `aurora` command."""
-    if sys.argv[1:] and (successor := RETIRED.get(sys.argv[1])):
-        _refuse(f"`{sys.argv[1]}` is no subcommand any more: it is {successor}")
+    for name in filter(None, (" ".join(sys.argv[1:most]) for most in (2, 3))):
+        if (successor := RETIRED.get(name)) is not None:
+            _refuse(f"`{name}` is no subcommand any more: it is {successor}")
     try:
         code = app(prog_name="aurora", standalone_mode=False)
         sys.stdout.flush()
@@ -120,6 +123,9 @@ def _refuse_usage(error: Any) -> None:
         error.show()
         sys.exit(2)
     command = "aurora" if error.ctx is None else error.ctx.command_path
+    option = f"{command} {getattr(error, 'option_name', '')}".removeprefix("aurora ")
+    if (successor := GONE.get(option)) is not None:
+        _refuse(f"`{option}` is no option any more: it is {successor}")
     _refuse(f"{error.format_message().rstrip('.')}; see {command} --help")
 
 

@@ -1,4 +1,4 @@
-"""aurora measure and doctor: links between ranks, compute curves of a GPU kind, GPUs here or of a system; what works here."""
+"""aurora measure and doctor: links between ranks, compute curves of a GPU kind, GPUs here; what works here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -96,30 +96,6 @@ def devices(*, output: Path = Path("cluster.toml"), as_json: bool = False) -> No
     check_output(output=output)
     found = find_devices()
     _write(as_json, found.cluster, output, found.remarks, {})
-
-
-def system(
-    name: str,
-    *,
-    output: Path = Path("cluster.toml"),
-    gpus: int | None = None,
-    exchange: Annotated[str, OptionField(choices="exchange")] = "nccl",
-    as_json: bool = False,
-) -> None:
-    """Write a cluster file of a GPU system, with the link curves that the package aiconfigurator-core has measured.
-
-    Args:
-        name: a system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
-        output: the cluster TOML to write.
-        gpus: number of GPUs, all of one node; default: all of the system.
-        exchange: the library that performs all-to-alls.
-    """
-    from aurora.io.silicon_database import package
-    from aurora.io.silicon_systems import system_cluster
-
-    check_output(output=output)
-    source = f"Link curves: {exchange} on {name}, from {package()} (Apache-2.0); other figures: its datasheet."
-    _write(as_json, system_cluster(name, gpus, exchange), output, [source], {})
 
 
 def _measured(model: str, options: ProfileOptions) -> ComputeCurves:

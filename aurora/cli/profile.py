@@ -9,26 +9,20 @@ import typer
 
 import aurora
 from aurora.cli.inputs import check_model, check_output
-from aurora.cli.options import RUNNING, WORST, is_given, refuse_given
+from aurora.cli.options import WORST
 from aurora.cli.output import progress_bars, show
-from aurora.errors import BadInput, need
+from aurora.errors import need
 from aurora.types import Profile, ProfileOptions, SyntheticOptions
 from aurora.types.options import LONGEST_S, OptionField
 
-SYSTEM = "GPUs that are not here"
-WITH_SYSTEM = ("shape", "system", "engine", "sources", "output", "as_json")  # options that go with --shape
-
 
 def profile(
-    model: str | None = None,
+    model: str,
     more_text: Annotated[list[Path] | None, OptionField(metavar="[FILE]...")] = None,
     *,
     options: Callable[..., ProfileOptions],
     text: list[Path] | None = None,
     output: Path = Path("profile.npz"),
-    shape: Path | None = None,
-    system: str | None = None,
-    engine: Annotated[str, OptionField(panel=SYSTEM)] = "vllm",
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -42,18 +36,8 @@ def profile(
         more_text: further text files.
         text: UTF-8 text, .jsonl chats or prompts, or .npy token ids; repeat it, or list several files.
         output: the profile to write; NAME.partial.npz if interrupted.
-        shape: instead of a model and text: a config.json, its folder or a shipped model; write its compute curves and
-            all-to-alls as measured on --system, without traffic.
-        system: with --shape: a GPU system of aiconfigurator-core, such as h200_sxm; an unknown name lists all.
-        engine: with --shape: serving engine whose kernels were measured: sglang, trtllm or vllm.
     """
     check_output(output=output)  # before other names are made of it
-    if shape is not None or system is not None:
-        _profile_system(shape, system, engine, output, as_json)
-        return
-    refuse_given(("engine",), "with `shape`")
-    if model is None:
-        raise BadInput("profile: expected a model's folder, or --shape with --system, found neither")
     chosen, partial = options(), output.with_suffix(".partial.npz")
     check_output(output=output, partial=partial)
     check_model(model)
@@ -71,35 +55,6 @@ def profile(
     shown_profile(made, output, layers, as_json, chosen.seed)
 
 
-def _profile_system(shape: Path | None, system: str | None, engine: str, output: Path, as_json: bool) -> None:
-    """Writes and shows a model's compute curves on a GPU system, and beside them, as OUTPUT.toml, its link curves."""
-    given = RUNNING.get().params
-    refuse_given([name for name in given if name not in WITH_SYSTEM], "without `shape`")
-    if shape is None or system is None:
-        missing, other = ("shape", "system") if shape is None else ("system", "shape")
-        raise BadInput(f"`{missing}`: expected with `{other}`, found none")
-    from aurora.io import load_model_config, save, save_cluster
-    from aurora.io.silicon_database import package
-    from aurora.io.silicon_systems import system_cluster, system_curves
-    from aurora.reports.json_objects import cluster_json, curves_json
-    from aurora.reports.plan_tables import curves_table, link_curves_table
-
-    beside = output.with_suffix(".toml")
-    check_output(output=output, cluster=beside)
-    cluster = system_cluster(system, given["sources"] if is_given("sources") else None)
-    curves = system_curves(load_model_config(shape), system, engine, len(cluster))
-    save(curves, output)
-    save_cluster(cluster, beside, [f"Link curves: nccl on {system}, from {package()} (Apache-2.0)."])
-    show(
-        as_json,
-        {"output": output, "cluster": beside, **curves_json(curves), "link_curves": cluster_json(cluster)["link_curves"]},
-        curves_table(curves.model, curves.kinds),
-        link_curves_table(cluster),
-        *(f"{what}: {said}" for what, said in curves.provenance.items()),
-        f"wrote {output} and {beside}",
-    )
-
-
 def synthetic(
     skew: str,
     shape: Path,
@@ -107,8 +62,6 @@ def synthetic(
     options: SyntheticOptions,
     output: Path = Path("profile.npz"),
     gpu_kinds: Annotated[list[str] | None, OptionField(flag="--gpu-kind", choices="gpu_kind")] = None,
-    system: str | None = None,
-    engine: str = "vllm",
     layers: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -119,17 +72,12 @@ def synthetic(
         shape: the model's config.json or folder, or the name of a shipped model.
         output: the profile to write.
         gpu_kinds: a GPU kind whose datasheet gives compute curves; repeat it: a .toml file of kinds, or {gpu_kind}.
-        system: a GPU system of aiconfigurator-core, such as h200_sxm, whose measured compute curves are added; an unknown name
-            lists all.
-        engine: with --system: serving engine whose kernels were measured: sglang, trtllm or vllm.
     """
     from aurora.io import load_gpus, save
 
-    if system is None:
-        refuse_given(("engine",), "with `system`")
     check_output(output=output)
     kinds = [kind for name in gpu_kinds or [] for kind in (load_gpus(name).values() if name.endswith(".toml") else [name])]
-    made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds, system=system, engine=engine)
+    made = aurora.synthetic_profile(skew, shape, options, gpu_kinds=kinds)
     save(made, output)
     shown_profile(made, output, layers, as_json, options.seed)
 

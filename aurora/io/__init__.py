@@ -10,7 +10,6 @@
 | records of our vLLM plugin, a file a rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
 | traffic matrix of an all-to-all, loads of experts (.csv, .npy) | files |
-| GPU systems as aiconfigurator-core has measured them (its .parquet) | silicon_database, silicon_systems |
 | prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.

@@ -1,4 +1,4 @@
-"""Synthetic profiles by name: of a model, GPU kinds with datasheets, and GPU systems whose kernels were measured."""
+"""Synthetic profiles by name: of a model, and of GPU kinds with datasheets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,8 +7,6 @@ from typing import Any
 from aurora.errors import BadInput
 from aurora.io.clusters import load_gpus
 from aurora.io.files import load_model_config
-from aurora.io.silicon_database import check_engine
-from aurora.io.silicon_systems import system_curves
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.types import GpuKind, Profile, SyntheticOptions
 
@@ -19,8 +17,6 @@ def synthetic_profile(
     options: SyntheticOptions = SyntheticOptions(),
     *,
     gpu_kinds: Sequence[str | GpuKind] = (),
-    system: str | None = None,
-    engine: str = "vllm",
 ) -> Profile:
     """Draws a profile for planning before there is traffic: invented routing, and compute times by arithmetic.
 
@@ -31,27 +27,20 @@ def synthetic_profile(
         options: source ranks, tokens, windows, correlation and seed.
         gpu_kinds: kinds of GPUs that get compute curves of their own: names of shipped datasheets, or kinds with figures of
             your own (`aurora.io.load_gpus` reads them from a file).
-        system: a GPU system of the optional package aiconfigurator-core, such as "h200_sxm", whose measured compute curves are
-            added.
-        engine: the engine whose kernels were measured there: "sglang", "trtllm" or "vllm".
 
     Returns:
         A Profile whose provenance says that its routing was not measured.
 
     Raises:
-        BadInput: if the skew, the config, a kind or the system is not known, or the system was not measured with such a model.
+        BadInput: if the skew, the config or a kind is not known.
 
     Example:
         >>> import aurora
         >>> aurora.synthetic_profile("zipf:0.8", "mixtral-topics", aurora.SyntheticOptions(sources=8)).tokens_TLSE.shape
         (1, 4, 8, 8)
     """
-    check_engine(engine)
     known = load_gpus()
     if unknown := [kind for kind in gpu_kinds if isinstance(kind, str) and kind not in known]:
         raise BadInput(f"`gpu_kinds`: expected one of {', '.join(known)}, found {unknown[0]!r}")
     shape = config if isinstance(config, Mapping) else load_model_config(config)
-    drawn = draw_profile(skew, shape, options, [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])
-    if system is None:
-        return drawn
-    return system_curves(shape, system, engine, options.sources).into(drawn)
+    return draw_profile(skew, shape, options, [known[kind] if isinstance(kind, str) else kind for kind in gpu_kinds])

@@ -9,7 +9,6 @@ from rich.table import Table
 from aurora.io.engine_placements import Export
 from aurora.planner.network.delivery import chosen
 from aurora.planner.network.routes import nics_of
-from aurora.planner.network.transfer_seconds import exchange_seconds
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL
@@ -407,22 +406,6 @@ def curves_table(model: str, kinds: CurvesByKind) -> Table:
     ]
     columns: Columns = {"kind": text, "tokens": str, **dict.fromkeys(PHASES, seconds)}
     return table_of(columns, rows, title=f"{model}: compute times")
-
-
-def link_curves_table(cluster: Cluster) -> Table:
-    """Returns a table of the seconds of exchanges by a cluster's link curves: bytes that a GPU sends down, partners across.
-
-    Args:
-        cluster: with link curves.
-    """
-    curves = cluster.link_curves
-    least, most = (round(np.log10(reach([curve.bytes_X[at] for curve in curves]))) for reach, at in ((min, 0), (max, -1)))
-    rows = [
-        (sent, *(float(exchange_seconds([curve], [sent], [curve.partners])[0]) for curve in curves))
-        for sent in 10.0 ** np.arange(least, most + 1)
-    ]
-    columns: Columns = {"a GPU sends": size, **{str(curve.partners): seconds for curve in curves}}
-    return table_of(columns, rows, title=f"{cluster.name}: exchanges with so many GPUs at once")
 
 
 def explain_tables(plan: Plan, explained: Sequence[LayerExplanation]) -> list[Table]:

@@ -87,8 +87,9 @@ def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckR
 
     A rank whose process is gone or stopped is named at once. Else, where ranks have waited in an exchange for WAIT_S, it is
     the rank that has not arrived there; if all have, their bytes do not come, and it is the rank at the end of most links with
-    bytes that nobody acknowledges, or after UNEXPLAINED_S an unknown one where no link shows any. Else it is a rank that computes the same passes SLOW times as long as the others with as
-    many tokens; or one whose balancer has ended or is behind, while forward passes go on.
+    bytes that nobody acknowledges, or after UNEXPLAINED_S an unknown one where no link shows any. Else it is a rank that
+    computes the same passes SLOW times as long as the others with as many tokens; or one whose balancer has ended or is behind,
+    while forward passes go on.
 
     Args:
         states: of each rank that is seen.

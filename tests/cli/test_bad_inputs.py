@@ -31,7 +31,6 @@ ELSEWHERE = {
     "run": "p.json --model MIXTRAL --prompts prompts.txt --max-new-tokens 1",
     "measure links": "--ranks 2 -o links.toml",
     "measure devices": "-o devices.toml",
-    "measure system": "h200_sxm -o system.toml",
 }
 ODD = (
     "",

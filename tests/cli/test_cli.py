@@ -288,7 +288,6 @@ def test_compute_times_measured_anew_are_told_and_priced_anew(aurora, folder, mo
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "no/where.npz"], ["cannot be written: no such folder"]),
         (["profile", "MIXTRAL", "--text", "text.txt", "-o", "."], ["cannot be written: it is a folder"]),
         (["synthetic", "zipf:0.8", "none.json"], [r"none\.json: no such file"]),
-        (["synthetic", "zipf:1", "MIXTRAL", "--engine", "sglang"], ["--engine: expected with --system"]),
         (
             ["recommend", "--model", "MIXTRAL", "--cluster", "DEMO", "--engine", "vllm", "--per-server", "4"],
             ["--per-server: expected with --gpus"],

@@ -9,7 +9,6 @@ import pytest
 
 from aurora.io import load_cluster, load_curves, load_profile, save
 from aurora.types import PHASES, ComputeCurves, Curve
-from tests import silicon_package
 from tests.cli.refusal import refused
 from tests.cli.test_subcommands import documented_keys
 from tests.profiler.nvml import NVMLError, Replay
@@ -125,46 +124,6 @@ def test_a_network_becomes_a_cluster(aurora, here):
     made = load_cluster("cluster.toml")
     assert [gpu.kind for gpu in made.gpus] == ["cpu", "cpu"]
     assert "# Measured over gloo, 2 ranks" in (here / "cluster.toml").read_text()
-
-
-def test_a_system_of_the_package_becomes_a_cluster_and_compute_curves(aurora, here, monkeypatch):
-    silicon_package.write_all(silicon_package.install(here, monkeypatch))
-    (here / "config.json").write_text(json.dumps(silicon_package.CONFIG))
-    code, out, err = aurora("measure", "system", "one", "--gpus", 4, "-o", "one.toml", "--json")
-    assert code == 0, err
-    assert set(json.loads(out)) == documented_keys()["measure system"]
-    assert len(load_cluster("one.toml").link_curves) == 1
-    assert aurora("synthetic", "uniform", "config.json", "--system", "one", "--sources", 4, "-o", "p.npz")[0] == 0
-    assert set(load_profile("p.npz").curves) == {"reference", "NVIDIA One"}
-    refused(aurora("synthetic", "uniform", "config.json", "--system", "two", "-o", "p.npz"), "expected one of one, found 'two'")
-
-
-def test_a_shape_and_a_system_become_curves_without_traffic(aurora, here, monkeypatch):
-    """The curves join a profile of recorded traffic, and the cluster beside them has its exchanges."""
-    silicon_package.write_all(silicon_package.install(here, monkeypatch))
-    (here / "config.json").write_text(json.dumps(silicon_package.CONFIG))
-    shape = "profile", "--shape", "config.json", "--system", "one"
-    code, out, err = aurora(*shape, "--engine", "vllm", "-o", "one.npz", "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    assert (found["output"], found["cluster"]) == ("one.npz", "one.toml")
-    assert set(found["kinds"]["NVIDIA One"]) == {"gate", "expert", "aggregate", "overhead"}
-    assert [curve["partners"] for curve in found["link_curves"]] == [1]
-    assert len(load_cluster("one.toml")) == 4
-    assert aurora("synthetic", "uniform", "config.json", "--sources", 2, "-o", "p.npz")[0] == 0
-    assert aurora("measure", "compute", "--add", "one.npz", "-o", "p.npz")[0] == 0
-    assert set(load_profile("p.npz").curves) == {"reference", "NVIDIA One"}
-    code, out, _ = aurora(*shape, "--sources", 2, "-o", "two.npz")
-    assert code == 0
-    assert "a GPU sends" in out
-    assert len(load_cluster("two.toml")) == 2
-    refused(aurora(*shape, "--limit", 3), "--limit: expected without --shape")
-    refused(aurora("profile", "MODEL", *shape[1:]), "MODEL: expected without --shape")
-    refused(aurora("profile", "--shape", "config.json"), "--system: expected with --shape, found none")
-    refused(aurora("profile", "--system", "one"), "--shape: expected with --system, found none")
-    refused(aurora("profile", "--engine", "vllm", "x"), "--engine: expected with --shape")
-    refused(aurora(*shape, "-o", "."), r"\.: cannot be written: it is a folder")
-    refused(aurora("profile"), "profile: expected a model's folder, or --shape with --system, found neither")
 
 
 def test_without_a_driver_no_run_is_sampled(aurora, here, monkeypatch):

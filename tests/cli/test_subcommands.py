@@ -165,7 +165,7 @@ def test_json_is_one_object_of_documented_keys(aurora, made, mixtral, text, monk
 
 
 def test_json_of_every_subcommand_is_tested():
-    elsewhere = {"run", "vllm", "measure links", "measure devices", "measure system"}  # with their results
+    elsewhere = {"run", "vllm", "measure links", "measure devices"}  # with their results
     assert {name.split(" --")[0] for name in LINES} | elsewhere == {name for name, _ in commands()}
 
 

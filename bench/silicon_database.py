@@ -24,7 +24,7 @@ PACKAGES = ("aisimulate_core", "aiconfigurator_core")  # aisimulate before 0.13 
 WIDTH = {"half": 2, "int8": 1}  # bytes of NCCL's types
 COLLECTIVES = ("all_gather", "all_reduce", "alltoall", "reduce_scatter")
 ENGINES = ("sglang", "trtllm", "vllm")  # whose kernels were measured
-INSTALL = "pip install 'aurora-moe[silicon]'"
+INSTALL = "pip install aiconfigurator-core pyarrow"
 
 
 def systems_folder() -> Path:
@@ -48,15 +48,6 @@ def systems() -> list[str]:
     """Returns the names of the systems that the installed package has measurements of."""
     folder = systems_folder()
     return sorted(file.stem for file in folder.glob("*.yaml") if (folder / "data" / file.stem).is_dir())
-
-
-def check_engine(engine: str) -> None:
-    """Raises BadInput unless an engine is one of ENGINES.
-
-    Args:
-        engine: its name.
-    """
-    check_one_of("engine", engine, ENGINES)
 
 
 def system_specs(system: str) -> Mapping[str, Any]:

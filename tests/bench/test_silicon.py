@@ -1,15 +1,24 @@
 """Silicon measurements: read from an installed package's tables, and refused by name where there are none."""
 
+import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aurora.errors import BadInput
-from aurora.io import silicon_database as database
-from aurora.io.silicon_database import MODEL, deep_ep_points
-from aurora.io.silicon_systems import LATENT, system_cluster, system_curves
+from aurora.io import load_cluster, load_curves
 from tests.silicon_package import ATTENTION, CONFIG, MOE, install, nccl, write, write_all
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+import silicon
+import silicon_database as database
+from silicon import LATENT, system_cluster, system_curves
+from silicon_database import MODEL, deep_ep_points
+
+sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 
 
 @pytest.fixture
@@ -216,7 +225,9 @@ def test_what_is_missing_is_named(tables, monkeypatch):
 
 def test_without_the_package_the_way_to_install_it_is_named(monkeypatch):
     monkeypatch.setattr(database, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"expected the package aiconfigurator-core \(pip install 'aurora-moe\[silicon\]'\) or"):
+    with pytest.raises(
+        BadInput, match=r"expected the package aiconfigurator-core \(pip install aiconfigurator-core pyarrow\) or"
+    ):
         database.systems()
 
 
@@ -234,3 +245,22 @@ def test_newer_tables_of_other_operations_and_sizes_are_passed_over(tmp_path, mo
     reduced = nccl("all_reduce", "half", 2, 10, 1.0)
     write(tables / "comm" / "nccl" / "2.30", "nccl_perf", [{key: reduced[key] for key in reduced if key != "device"}])
     assert [*clusters, system_cluster("one")] == 2 * clusters
+
+
+def test_the_command_writes_a_cluster_and_curves(tmp_path, monkeypatch, capsys):
+    write_all(install(tmp_path, monkeypatch))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["silicon.py", *args])
+        silicon.main()
+        return capsys.readouterr().out
+
+    assert run("one", "--gpus", "2", "--shape", "config.json", "-o", "one.toml") == "wrote one.toml\nwrote curves.npz\n"
+    assert [len(load_cluster("one.toml")), len(load_cluster("one.toml").link_curves)] == [2, 1]
+    assert set(load_curves("curves.npz").kinds["NVIDIA One"]) == {"gate", "expert", "aggregate", "overhead"}
+    with pytest.raises(SystemExit, match="silicon: `system`: expected one of one, found 'two'"):
+        run("two")
+    with pytest.raises(SystemExit, match="`engine`: expected one of sglang, trtllm, vllm, found 'tgi'"):
+        run("one", "--shape", "config.json", "--engine", "tgi")

@@ -1,13 +1,21 @@
-"""A system of the silicon measurements as a Cluster, and as compute curves of a model with its attention."""
+"""GPU systems as they were measured: a cluster of one node, and a model's compute curves, for GPUs that are not here.
 
+`python bench/silicon.py h200_sxm -o h200.toml` writes the cluster; with `--shape config.json --curves curves.npz` the
+curves too, which `aurora measure compute --add curves.npz -o PROFILE` adds to a profile.
+"""
+
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from silicon_database import ENGINES, EXCHANGES, newest, package, system_specs, tables
 
-from aurora.errors import BadInput, check_one_of
-from aurora.io.silicon_database import EXCHANGES, check_engine, newest, package, system_specs, tables
+from aurora.errors import AuroraError, BadInput, check_one_of
+from aurora.io import load_model_config, save, save_cluster
 from aurora.planner.workload.attention import shared_width
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
@@ -22,9 +30,9 @@ def system_cluster(system: str, gpus: int | None = None, exchange: str = "nccl")
     smallest.
 
     Args:
-        system: its name, as in `aurora.io.silicon_database.systems`.
+        system: its name, as in `silicon_database.systems`.
         gpus: how many GPUs; None: all of a node.
-        exchange: what performs all-to-alls, a name of `aurora.io.silicon_database.EXCHANGES`.
+        exchange: what performs all-to-alls, a name of `silicon_database.EXCHANGES`.
 
     Raises:
         BadInput: if nothing was measured there, or a node has fewer GPUs.
@@ -59,13 +67,13 @@ def system_curves(config: Mapping[str, Any], system: str, engine: str, ranks: in
     Args:
         config: the content of a transformers config.json.
         system: as in `system_cluster`.
-        engine: one of `aurora.io.silicon_database.ENGINES`.
+        engine: one of `silicon_database.ENGINES`.
         ranks: expert-parallel ranks.
 
     Raises:
         BadInput: if the model's experts or attention were not measured there.
     """
-    check_engine(engine)
+    check_one_of("engine", engine, ENGINES)
     shape, specs = Shape.of(config), system_specs(system)
     dtype = weight_format(config)
     expert, overhead, kernel = _expert(shape, system, engine, ranks, dtype)
@@ -183,8 +191,8 @@ def gate_curve(config: Mapping[str, Any], system: str, engine: str) -> Curve:
 
     Args:
         config: the content of a transformers config.json.
-        system: as in `aurora.io.silicon_database.systems`.
-        engine: one of `aurora.io.silicon_database.ENGINES`.
+        system: as in `silicon_database.systems`.
+        engine: one of `silicon_database.ENGINES`.
 
     Raises:
         BadInput: if such attention or such products were not measured there.
@@ -278,3 +286,30 @@ def _around(grid: Sequence[int], value: int) -> list[tuple[int, float]]:
         return [(grid[min(after, len(grid) - 1)], 1.0)]
     part = (value - grid[after - 1]) / (grid[after] - grid[after - 1])
     return [(grid[after - 1], 1 - part), (grid[after], part)]
+
+
+def main() -> None:
+    """Writes the cluster of a system, and with a shape the model's compute curves there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("system", help="such as h200_sxm; an unknown name lists all")
+    parser.add_argument("--gpus", type=int, help="of one node; default: all of it")
+    parser.add_argument("--exchange", default="nccl", help=f"what performs all-to-alls: {', '.join(EXCHANGES)}")
+    parser.add_argument("--shape", help="a config.json, its folder or a shipped model, whose compute curves to write")
+    parser.add_argument("--engine", default="vllm", help=f"whose kernels were measured: {', '.join(ENGINES)}")
+    parser.add_argument("--curves", type=Path, default=Path("curves.npz"), help="with --shape: the curves to write")
+    parser.add_argument("-o", "--output", type=Path, default=Path("cluster.toml"), help="the cluster to write")
+    args = parser.parse_args()
+    try:
+        cluster = system_cluster(args.system, args.gpus, args.exchange)
+        about = f"Link curves: {args.exchange} on {args.system}, from {package()} (Apache-2.0); other figures: its datasheet."
+        save_cluster(cluster, args.output, [about])
+        print(f"wrote {args.output}")
+        if args.shape:
+            save(system_curves(load_model_config(args.shape), args.system, args.engine, len(cluster)), args.curves)
+            print(f"wrote {args.curves}")
+    except AuroraError as error:
+        sys.exit(f"silicon: {error}")
+
+
+if __name__ == "__main__":
+    main()
