@@ -46,7 +46,10 @@ RETIRED = {  # subcommands that were, and where their work is done now
     "bench": "`aurora sweep --ways`",
     "measure system": SYSTEMS,
 }
-GONE = {"profile --shape": SYSTEMS, "profile --system": SYSTEMS, "synthetic --system": SYSTEMS}  # options, likewise
+GONE = {  # options, likewise
+    **dict.fromkeys(("profile --shape", "profile --system", "synthetic --system"), SYSTEMS),
+    "run --sample-utilisation": "`nvidia-smi dmon` beside the run",
+}
 
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 UsageError: Any = typer.BadParameter.__base__  # of typer's click, wherever typer keeps it

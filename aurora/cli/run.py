@@ -46,7 +46,6 @@ def run(
     compare: bool = False,
     profile: Annotated[list[Path] | None, OptionField(panel=COMPARE)] = None,
     predicted: Annotated[Path | None, OptionField(panel=COMPARE)] = None,
-    sample_utilisation: Annotated[bool, OptionField(panel=COMPARE)] = False,
     resume: Annotated[bool, OptionField(panel=LOST)] = False,
     adapt: bool = False,
     layers: bool = False,
@@ -65,7 +64,6 @@ def run(
         compare: compare each phase with a simulation of the same traffic.
         profile: with --compare: compute times, one per model; default: the profiles that the plan was made from.
         predicted: with --compare: compare with this predicted trace (npz) instead.
-        sample_utilisation: read the utilisation of this machine's GPUs from NVML.
         resume: continue from the journal of an interrupted run with --survive.
         adapt: move experts to follow the traffic while serving.
     """
@@ -119,7 +117,6 @@ def run(
     need("torch", "transformers")
     from aurora.models.loading import load_tokenizer
     from aurora.models.prompts import read_prompts
-    from aurora.profiler.devices import utilisation
     from aurora.runtime.live_placement import log_decisions
     from aurora.runtime.result import journalled_answers
     from aurora.runtime.run import verify as differing
@@ -130,7 +127,7 @@ def run(
     requests = [read_prompts(tokenizer, file) for tokenizer, file in zip(tokenizers, files, strict=True)]
     arrivals = arrivals if any(map(any, arrivals)) else []
     try:
-        with utilisation(sample_utilisation) as busy, _terminable():
+        with _terminable():
             result = aurora.run(
                 loaded, model, requests, chosen, profiles=profiles, journal=journal, resume=resume, arrivals=arrivals
             )
@@ -153,7 +150,7 @@ def run(
         expected = _predicted(loaded, result, profiles, interleave)
         save(expected, beside)
     differences = differing(result, model, requests, chosen) if verify and result.failure is None else None
-    _show(as_json, loaded, result, expected, busy, differences, {"trace": target, "answers": output}, None if layers else WORST)
+    _show(as_json, loaded, result, expected, differences, {"trace": target, "answers": output}, None if layers else WORST)
     if result.failure is not None:
         left = "what was produced until then is kept" if journal is None else f"--resume goes on from {journal}"
         raise RankFailed(f"{result.failure}; {left}")
@@ -243,7 +240,6 @@ def _show(
     plan: Plan,
     result: RunResult,
     expected: Trace | None,
-    busy: list[str],
     differences: list[str] | None,
     wrote: dict[str, Path | None],
     most: int | None,
@@ -278,7 +274,6 @@ def _show(
         "comparison": comparison_json(compared),
         "changes": [asdict(change) for change in result.changes],
         "control": [asdict(report) for report in result.control_M],
-        "gpus": busy,
         "differences": differences,
     }
     show(
@@ -294,7 +289,6 @@ def _show(
         None if result.trace_from_s is None else f"the trace holds what began after {result.trace_from_s:.0f} s",
         *map(str, result.changes),
         *(part for report in result.control_M for part in (tables.control_line(report), tables.control_table(report, CHANGES))),
-        *busy,
         "wrote " + " and ".join(str(path) for path in wrote.values() if path is not None),
         None if differences is None or differences else "verified: same greedy tokens, logits within 1e-4 of the plain model's",
     )

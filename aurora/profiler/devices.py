@@ -1,25 +1,19 @@
-"""This machine's GPUs by NVML: what they are, how they are connected, and how busy they are during a run."""
+"""This machine's GPUs by NVML: what they are, and how they are connected."""
 
 import datetime
 import os
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from aurora.errors import BadInput, MissingDependency, need
 from aurora.io import load_gpus
 from aurora.types import Cluster, Gpu, GpuKind
-from aurora.types.arrays import FloatArray
 from aurora.types.cluster import PCIE_LANE_Bps
 
 Nvml = Any  # the module pynvml, or a stand-in
-INTERVAL_S = 0.1
 NOT_SUPPORTED = ("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_INVALID_ARGUMENT")  # for features that the GPU does not have
 # by NVML's level / 10
 CONNECTIONS = ("same board", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "between sockets")
@@ -213,63 +207,3 @@ def clocks_and_power(uuid: str) -> str:
         return ""
     power = "" if None in (limit, usual) else f", power limit {limit / 1000:.0f} W, {usual / 1000:.0f} W by default"
     return "" if None in (clock, most) else f"SM clock {clock} of {most} MHz{power}"
-
-
-class UtilizationSampler:
-    """Context manager that samples all GPUs' utilization in a thread."""
-
-    def __init__(self, nvml: Nvml, interval_s: float = INTERVAL_S) -> None:
-        self._nvml, self._interval_s = nvml, interval_s
-        self._handles = visible_gpus(nvml)
-        self._rows: list[tuple[list[float], list[int]]] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="aurora-utilisation", daemon=True)
-
-    def __enter__(self) -> "UtilizationSampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        """Sample until the context ends."""
-        while True:
-            busy = [self._busy(handle) for handle in self._handles]
-            memory = [int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles]
-            self._rows.append((busy, memory))
-            if self._stop.wait(self._interval_s):
-                return
-
-    def _busy(self, handle: Any) -> float:
-        """Returns the busy share of a GPU; NaN of a MIG instance, of which NVML does not tell it."""
-        rates = _if_supported(self._nvml, self._nvml.nvmlDeviceGetUtilizationRates, handle)
-        return float("nan") if rates is None else float(rates.gpu / 100)
-
-    @property
-    def busy_XG(self) -> FloatArray:
-        """(X, G) float64: share of NVML's sampling period, 0 to 1, in which kernels ran on the GPU."""
-        return np.array([busy for busy, _ in self._rows])
-
-    @property
-    def memory_XG(self) -> FloatArray:
-        """(X, G) float64: bytes of each GPU's memory in use."""
-        return np.array([memory for _, memory in self._rows], dtype=np.float64)
-
-
-@contextmanager
-def utilisation(wanted: bool) -> Iterator[list[str]]:
-    """Context manager that yields a list; after the block it holds a sentence per GPU of this machine, none unless `wanted`."""
-    said: list[str] = []
-    if not wanted:
-        yield said
-        return
-    with open_nvml() as nvml:
-        kinds = [device.kind for device in inventory(nvml).devices]
-        with UtilizationSampler(nvml) as sampler:
-            yield said
-        for index, kind in enumerate(kinds):
-            busy_X, memory_X = sampler.busy_XG[:, index], sampler.memory_XG[:, index]
-            busy = "" if np.isnan(busy_X).any() else f"busy {busy_X.mean():.0%} of the run, {busy_X.max():.0%} at most, "
-            said.append(f"GPU {index} ({kind}): {busy}{memory_X.max() / 1e9:.1f} GB in use at most")

@@ -1,8 +1,6 @@
 """Devices by NVML, from answers written down after its documentation: eight H100 on NVSwitch, four L40S, A100 beside T4, MIG."""
 
-import math
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,6 @@ import pytest
 from aurora.errors import BadInput, MissingDependency
 from aurora.io import load_cluster, load_gpus, save
 from aurora.profiler.devices import (
-    UtilizationSampler,
     clocks_and_power,
     cluster_of_devices,
     find_devices,
@@ -76,18 +73,6 @@ def test_what_is_no_machine_to_plan_for():
         cluster_of_devices(silent, load_gpus(), "host")
 
 
-def test_utilisation_is_sampled_while_the_block_lasts():
-    rates = {"sequence": [{"gpu": 0, "memory": 0}, {"gpu": 50, "memory": 5}, {"gpu": 100, "memory": 9}]}
-    with UtilizationSampler(edited(nvmlDeviceGetCount={"": 1}, nvmlDeviceGetUtilizationRates={"0": rates}), 0.001) as sampler:
-        while len(sampler.busy_XG) < 5:
-            time.sleep(0.001)
-    samples = len(sampler.busy_XG)
-    assert sampler.busy_XG.shape == sampler.memory_XG.shape == (samples, 1)
-    assert sampler.busy_XG[:4, 0].tolist() == [0.0, 0.5, 1.0, 1.0]
-    assert (sampler.memory_XG == 1 << 30).all()
-    assert not sampler._thread.is_alive()
-
-
 def test_a_machine_without_nvml_says_what_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(MissingDependency, match=r'pip install "aurora-moe\[gpu\]"'), open_nvml():
@@ -131,7 +116,6 @@ def test_only_the_visible_gpus_count_in_cudas_sequence(monkeypatch, named, indic
     assert [device.index for device in found.devices] == indices
     if indices == [2, 0]:
         assert found.connections_GG == (("", "between sockets"), ("between sockets", ""))
-    assert len(UtilizationSampler(Replay("l40s-4"))._handles) == len(indices)
 
 
 def test_without_a_visible_gpu_the_variable_is_named(monkeypatch):
@@ -141,18 +125,12 @@ def test_without_a_visible_gpu_the_variable_is_named(monkeypatch):
 
 
 def test_a_mig_instance_that_is_named_is_a_device(monkeypatch):
-    """Its link is that of its GPU; NVML does not tell how busy it is."""
+    """Its link is that of its GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7-uuid")
     replay = Replay("a100-mig")
     replay._answers["nvmlDeviceGetMemoryInfo"]["70"] = {"total": 20 << 30, "used": 1 << 30}
-    replay._answers["nvmlDeviceGetUtilizationRates"] = {}
     (device,) = inventory(replay).devices
     assert (device.index, device.memory_bytes, device.pcie, device.lanes) == (1, 20 << 30, 4, 16)
-    with UtilizationSampler(replay, 0.001) as sampler:
-        while not len(sampler.busy_XG):
-            time.sleep(0.001)
-    assert math.isnan(sampler.busy_XG[0, 0])
-    assert sampler.memory_XG[0, 0] == 1 << 30
 
 
 def test_clock_and_power_limit_are_said_where_nvml_tells_them(monkeypatch):
