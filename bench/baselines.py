@@ -20,9 +20,8 @@ import torch
 from spot import Played, SpotRun, Training
 from tables import Table
 
-from aurora.elastic.commit_rule import Settlement
 from aurora.elastic.member import Epoch
-from aurora.elastic.steps import StateLost
+from aurora.elastic.steps import Settlement, StateLost
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.checkpoint import CheckpointWriter
 from aurora.training.elastic import ElasticTraining

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent / "network"))
 import net
 
 from aurora.elastic import serving as running
-from aurora.elastic.request_journal import RequestJournal
+from aurora.elastic.serving import RequestJournal
 from aurora.io import save, shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import load_model

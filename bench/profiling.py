@@ -21,8 +21,7 @@ from aurora.models.loading import MoeModel, find_moe_layers, load_model
 from aurora.models.prompts import Corpus
 from aurora.planner.evaluate import drift
 from aurora.profiler.import_routing import import_profile
-from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_counts import route_round
+from aurora.profiler.profile_model import profile_model, route_round
 from aurora.runtime.distributed.launcher import start_fork_server
 from aurora.types import CoActivation, ProfileOptions
 

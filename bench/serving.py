@@ -17,7 +17,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from aurora.models.loading import load_model
-from aurora.profiler.routing_counts import route_round
+from aurora.profiler.profile_model import route_round
 from aurora.runtime import serving_rank as serve
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.result import RankResult

@@ -32,7 +32,7 @@ from tables import today
 
 from aurora.elastic import serving as running
 from aurora.elastic.elastic_rank import Decided, NewTokens
-from aurora.elastic.request_journal import RequestJournal
+from aurora.elastic.serving import RequestJournal
 from aurora.io import shipped
 from aurora.models.decoding import greedy_decode
 from aurora.models.loading import MoeModel, load_model

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aurora.elastic.commit_rule import NOTHING, Version
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import Epoch, Member
-from aurora.elastic.steps import Pause, run_elastic
+from aurora.elastic.steps import NOTHING, Pause, Version, run_elastic
 from aurora.errors import AuroraError, RankFailed
 from aurora.moe.transport import Transport
 from aurora.runtime.distributed.launcher import RankInfo, describe_error, end_processes, start_process
 from aurora.training.elastic import ElasticTraining
-from aurora.training.elastic_launcher import FinalStep, MemberFinished
+from aurora.training.elastic_run import FinalStep, MemberFinished
 from aurora.training.trainer import Trainer, load_trainer
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray

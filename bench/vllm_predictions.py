@@ -17,7 +17,7 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.compile import compile_plan
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.traffic import GATHERS, exchange_bytes, exchange_rows
-from aurora.profiler.routing_counts import RoutingCounts, route_round
+from aurora.profiler.profile_model import RoutingCounts, route_round
 from aurora.simulator.interpreter import simulate
 from aurora.types import (
     PHASES,

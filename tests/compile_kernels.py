@@ -18,8 +18,8 @@ from aurora.planner.control.move_rounds import move_sequence
 from aurora.planner.network.switch import timed
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.plan import make_plan
-from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.replication.failure_resilient import SURVIVE, warm_up
+from aurora.planner.replication.per_batch import fewest_active, spill, split_least_largest
 from aurora.planner.replication.rebalance import rebalance
 from aurora.planner.replication.registry import REPLICAS, place
 from aurora.planner.workload.synthetic import draw_profile

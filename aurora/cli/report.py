@@ -46,7 +46,7 @@ def report(
 def requests_report(simulations: list[Path], output: Path) -> None:
     """Write the page on simulations of the same requests; if there are several files, their names are before those in them."""
     from aurora.io import load_request_simulations, write_text
-    from aurora.reports.request_page import request_page
+    from aurora.reports.html import request_page
 
     found: dict[str, RequestSimulation] = {}
     for path in simulations:

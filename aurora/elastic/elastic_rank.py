@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from aurora.elastic.control_channel import ControlChannel, EpochStart
-from aurora.elastic.epoch_gpu import gpu_of_rank
 from aurora.elastic.epoch_groups import EpochGroups
-from aurora.elastic.epoch_nccl import EpochNcclTransport
+from aurora.elastic.epoch_nccl import EpochNcclTransport, gpu_of_rank
 from aurora.errors import RankFailed
 from aurora.moe.transport import Transport
 from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from aurora.elastic.epoch_gpu import RankGpu
-from aurora.elastic.epoch_nccl import EpochCommunicators
+from aurora.elastic.epoch_nccl import EpochCommunicators, RankGpu
 from aurora.errors import RankFailed
 from aurora.moe.transport import Observe
 from aurora.runtime.distributed.connections import call_ends, connected, kept_apart, marked_urgent, open_sockets

@@ -28,8 +28,7 @@ from aurora.models.hub import model_folder
 from aurora.models.loading import LOADING, load_transformers
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.training.state import ExpertState, TrainState
-from aurora.training.tensor_exchange import exchange_tensors
+from aurora.training.state import ExpertState, TrainState, exchange_tensors
 from aurora.types import Network, Placement
 
 SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)-([0-9a-f]{16})\.safetensors")

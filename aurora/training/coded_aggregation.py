@@ -1,36 +1,380 @@
 """Coded aggregation: a sum over batches from redundant workers; a slow worker is not waited for if others hold its batches.
 
-The master is `CodedAggregator`; a worker runs `serve_rounds`. A pipe to each worker carries the rounds, with the arguments that
+The master is `CodedAggregator`, which keeps what has arrived in an `AggregationRound`; a worker runs `serve_rounds`: it
+computes its batches in the newest round, and sends their sum. A pipe to each worker carries the rounds, with the arguments that
 it does not have yet, and its answers. Two threads of the master serve a pipe, so that a worker that neither reads nor sends
 delays nobody; it gets the newest round when it reads again. Copies that come are compared; where they differ, the master
 computes.
 Source: BCC (arXiv:1710.09990).
 """
 
+import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
-from aurora.errors import RankFailed
+import numpy as np
+from numpy.typing import NDArray
+
+from aurora.errors import BadInput, RankFailed
 from aurora.planner.gradient_codes import GradientCode
-from aurora.runtime.distributed.launcher import RankInfo, start_process
-from aurora.training.aggregation_round import AggregationRound, Answer, Array, Watch
-from aurora.training.aggregation_worker import (
-    AggregationJob,
-    Arguments,
-    Delay,
-    Newest,
-    Round,
-    Work,
-    run_worker,
-    send_rounds,
-    weighted_sum,
-)
-from aurora.types import AggregationResult
+from aurora.runtime.distributed.launcher import RankInfo, describe_error, start_process
+from aurora.types import AggregationResult, WorkerReport
+
+Array = NDArray[Any]
+Arguments = Mapping[str, Array]
+Work = Callable[[int, Arguments], Array]  # (batch, the round's arguments) -> its result
+Delay = Callable[[int, int], float]  # (worker, round) -> seconds that it waits first: rehearses stragglers
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AggregationJob:
+    """Job that workers are started with; each round names one of the codes by its index."""
+
+    work: Work
+    codes: tuple[GradientCode, ...]
+    delay_s: Delay | None
+
+
+@dataclass(frozen=True)
+class Round(Generic[T]):
+    """A round that workers are told of.
+
+    Attributes:
+        number: its number.
+        code: the index of its code.
+        arguments: by name: arrays at a worker, pickled ones at the master.
+    """
+
+    number: int
+    code: int
+    arguments: Mapping[str, T]
+
+
+class Newest(Generic[T]):
+    """The newest of the values that one thread puts and another waits for; those between are skipped."""
+
+    def __init__(self) -> None:
+        self._values = 0  # how many were put
+        self._newest: Any = None
+        self._changed = threading.Condition()
+
+    def put(self, value: T) -> None:
+        """Replaces the newest value."""
+        with self._changed:
+            self._values, self._newest = self._values + 1, value
+            self._changed.notify()
+
+    def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
+        """Waits for a value after the first `seen`, at most timeout_s. Returns how many were put, and the last of them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
+            return self._values, self._newest
+
+    def is_after(self, seen: int) -> bool:
+        """Returns whether a value came after the first `seen`."""
+        return self._values > seen
+
+
+def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob) -> None:
+    """Main function of a worker's process: serves rounds, and sends an unexpected error to the master."""
+    try:
+        serve_rounds(connection, rank_info.rank, job)
+    except BaseException as error:
+        with suppress(OSError):  # the master is gone
+            connection.send(describe_error(error))
+
+
+def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> None:
+    """Serves the newest round, again and again, until the process is killed.
+
+    A round that ends while the worker computes, or waits, or is stopped, gets nothing from it. Then it takes the newest one,
+    with the arguments of that.
+
+    Args:
+        connection: to the master; the process ends when the master is gone.
+        worker: its number.
+        job: what it is to do.
+    """
+    rounds: Newest[Round[Array]] = Newest()
+    threading.Thread(target=_receive_rounds, args=(connection, rounds), daemon=True, name="aurora-rounds").start()
+    seen, newest = rounds.after(0)
+    while True:
+        delay_s = job.delay_s(worker, newest.number) if job.delay_s else 0.0
+        if not (delay_s and rounds.after(seen, delay_s)[0] > seen):
+            code, began_s, total, error = job.codes[newest.code], time.perf_counter(), None, ""
+            try:
+                total = weighted_sum(job.work, code, worker, newest.arguments, partial(rounds.is_after, seen))
+            except Exception as failure:
+                lines = str(failure).strip().splitlines()
+                error = f"{type(failure).__name__}: {lines[0] if lines else 'no message'}"
+            if not rounds.is_after(seen) and code.code_WB[worker].any():
+                connection.send(Answer(newest.number, total, time.perf_counter() - began_s, error))
+        seen, newest = rounds.after(seen)
+
+
+def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Arguments, over: Callable[[], bool]) -> Array | None:
+    """Returns the sum of the worker's batches by the code's weights; None if it holds none.
+
+    Args:
+        work: computes a batch.
+        code: says which batches the worker computes.
+        worker: its number.
+        arguments: the round's.
+        over: returns whether the round is over; then the sum is not completed.
+
+    Raises:
+        BadInput: if batches' results have different shapes.
+    """
+    total: Array | None = None
+    for batch in np.flatnonzero(code.code_WB[worker]).tolist():
+        result = work(batch, arguments)
+        if code.needed is not None:
+            result = result * code.code_WB[worker, batch]
+        if total is not None and total.shape != result.shape:
+            raise BadInput(f"batch {batch}: expected shape {total.shape} like the batch before, found {result.shape}")
+        total = np.array(result) if total is None else total + result
+        if over():
+            break
+    return total
+
+
+def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
+    """Sends a worker the newest round, again and again, with the arguments that it does not have, until that is None."""
+    sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
+    with suppress(OSError):  # the worker is gone
+        while newest is not None:
+            new = {name: packed for name, packed in newest.arguments.items() if sent.get(name) is not packed}
+            connection.send((newest.number, newest.code, tuple(newest.arguments), tuple(new)))
+            for packed in new.values():
+                connection.send_bytes(packed)
+            sent |= new
+            seen, newest = rounds.after(seen)
+
+
+def _receive_rounds(connection: Connection, rounds: Newest[Round[Array]]) -> None:
+    """Receives what `send_rounds` sends; ends the process when the master is gone."""
+    received: dict[str, Array] = {}
+    try:
+        while True:
+            number, code, names, new = connection.recv()
+            for name in new:
+                received[name] = connection.recv()
+            rounds.put(Round(number, code, {name: received[name] for name in names}))
+    finally:
+        os._exit(1)
+
+
+Watch = Callable[[Sequence[WorkerReport]], None]
+ROUNDING = 0.05  # how far a decoded count may be from a whole number
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a worker in a round.
+
+    Attributes:
+        round: the round's number.
+        total: the sum of the worker's batches; None if it failed.
+        seconds: seconds that it computed.
+        error: why it failed; empty if it did not.
+    """
+
+    round: int
+    total: Array | None
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass
+class _Copies:
+    """Results of workers that hold the same batches: (result, its senders) for each different result."""
+
+    versions: list[tuple[Array, list[int]]] = field(default_factory=list)
+    settled: bool = False  # whether the first version is the one that counts
+    computed: bool = False  # whether it was computed by the master
+
+    def add(self, worker: int, result: Array) -> None:
+        """Adds what a worker has sent."""
+        for version, senders in self.versions:
+            if _same(version, result):
+                senders.append(worker)
+                return
+        self.versions.append((result, [worker]))
+
+    def settle(self, true: Array) -> list[int]:
+        """Makes the version that is the true result the only one. Returns the workers that sent another."""
+        wrong = [worker for version, senders in self.versions if not _same(version, true) for worker in senders]
+        self.versions = [each for each in self.versions if _same(each[0], true)] or [(true, [])]
+        self.settled = self.computed = True
+        return wrong
+
+
+class AggregationRound:
+    """One round at the master: what has arrived, and whether it determines the sum.
+
+    Args:
+        number: the round's number.
+        code: which worker computes which batches.
+        like: an array with the sum's shape and type.
+        watch: called with all reports whenever one changes.
+        compute: returns what a worker should send.
+    """
+
+    def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch, compute: Callable[[int], Array]) -> None:
+        self.began_s = time.perf_counter()
+        self._number, self._code, self._like, self._watch = number, code, like, watch
+        self._compute = compute
+        batches_W = [tuple(np.flatnonzero(code_B).tolist()) for code_B in code.code_WB]
+        self._reports = [WorkerReport(worker, batches) for worker, batches in enumerate(batches_W)]
+        self._arrived: list[int] = []
+        self._sums: dict[int, Array] = {}  # by worker, where messages are no copies of each other
+        self._copies = {} if code.needed is not None else {batches: _Copies() for batches in sorted({*batches_W} - {()})}
+        self._weights: Any = None
+        self._compute_s, self._late = 0.0, 0
+
+    @property
+    def determined(self) -> bool:
+        """True if what has arrived determines the sum."""
+        if self._code.needed is not None:
+            return self._weights is not None
+        return all(copies.settled for copies in self._copies.values())
+
+    def set_state(self, worker: int, state: str) -> None:
+        """Records what became of a worker, now, and tells `watch`."""
+        seconds = time.perf_counter() - self.began_s
+        self._reports[worker] = replace(self._reports[worker], state=state, seconds=seconds)
+        self._watch(self._reports)
+
+    def skip_idle(self) -> None:
+        """Marks the workers without batches as not needed: they send nothing."""
+        for report in self._reports:
+            if not report.batches:
+                self.set_state(report.worker, "not needed")
+
+    def take(self, worker: int, answer: Answer) -> None:
+        """Handles a worker's answer: counted as late, refused, used, or compared with those of the same batches."""
+        if answer.round != self._number or self._reports[worker].state != "working":
+            self._late += 1
+            return
+        total = answer.total
+        if total is None or (refusal := self._refusal(total)):
+            self.set_state(worker, f"failed: {answer.error}" if total is None else refusal)
+            self.check_recoverable()
+            return
+        self._compute_s = max(self._compute_s, answer.seconds)
+        self._arrived.append(worker)
+        if self._code.needed is not None:
+            self._sums[worker] = total
+            self.set_state(worker, "used")
+            self._weights = self._code.weights(self._arrived)
+            return
+        batches = self._reports[worker].batches
+        copies = self._copies[batches]
+        self.set_state(worker, "not needed" if copies.versions else "used")
+        copies.add(worker, total)
+        copies.settled = True
+        if len(copies.versions) > 1:
+            self._settle(batches)
+
+    def _settle(self, batches: tuple[int, ...]) -> None:
+        """Computes what workers of the same batches should have sent, and sets those aside that sent something else."""
+        holders = [report.worker for report in self._reports if report.batches == batches]
+        copies = self._copies[batches]
+        try:
+            true = copies.versions[0][0] if copies.computed else self._compute(holders[0])
+        except Exception as error:
+            what = f"batches {', '.join(map(str, batches))}, which workers {', '.join(map(str, holders))} hold"
+            raise RankFailed(f"aggregation: {what}, cannot be checked here: {describe_error(error)}") from None
+        for worker in copies.settle(true):
+            self._arrived.remove(worker)
+            self.set_state(worker, "wrong: sent something else than what was computed anew for its batches")
+        used = next((worker for worker in self._arrived if worker in holders), None)
+        if used is not None and self._reports[used].state == "not needed":
+            self.set_state(used, "used")
+
+    def lose(self, worker: int, reason: str) -> None:
+        """Records that a worker's process has ended."""
+        if self._reports[worker].state == "working":
+            self.set_state(worker, reason)
+
+    def check_recoverable(self) -> None:
+        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs."""
+        working = {report.batches for report in self._reports if report.state == "working"}
+        lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
+        if not lost or self.determined:
+            return
+        if self._code.needed is None:
+            gone = [batches for batches, copies in self._copies.items() if not copies.versions and batches not in working]
+            missing, recoverable = sorted(batch for batches in gone for batch in batches), not gone
+        else:
+            possible = self._arrived + [report.worker for report in self._reports if report.state == "working"]
+            missing = np.flatnonzero(~self._code.holds_WB[np.array(possible, dtype=np.int64)].any(axis=0)).tolist()
+            recoverable = self._code.weights(possible) is not None
+        if recoverable:
+            return
+        what = f"batches {', '.join(map(str, missing))} are" if missing else "the sum is"
+        reasons = "; ".join(f"worker {report.worker} {report.state}" for report in lost)
+        raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
+
+    def result(self) -> AggregationResult:
+        """The sum and what became of each worker, once it is determined."""
+        if self._code.needed is None:
+            weighted = [(copies.versions[0][0], 1.0) for copies in self._copies.values()]
+        else:
+            pairs = zip(self._arrived, self._weights.tolist(), strict=True)
+            weighted = [(self._sums[worker], weight) for worker, weight in pairs if weight]
+        total = _decoded(weighted, self._code, self._like)
+        seconds = time.perf_counter() - self.began_s
+        reports = [replace(r, state="not waited for") if r.state == "working" else r for r in self._reports]
+        self._watch(reports)
+        return AggregationResult(total, tuple(self._arrived), tuple(reports), seconds, self._compute_s, self._late)
+
+    def _refusal(self, total: Array) -> str:
+        """Why a worker's sum cannot be used; empty where it can."""
+        dtype = self._like.dtype if self._code.needed is None else np.dtype(np.float64)
+        if total.shape != self._like.shape or total.dtype != dtype:
+            return f"refused: expected {dtype} {self._like.shape}, found {total.dtype} {total.shape}"
+        if total.dtype.kind == "f" and not np.isfinite(total).all():
+            return "refused: expected finite numbers, found NaN or infinity"
+        return ""
+
+
+def _same(a: Array, b: Array) -> bool:
+    """Returns whether two results are the same: integers exactly, other numbers but for rounding."""
+    if a.dtype.kind != "f":
+        return np.array_equal(a, b)
+    largest = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return bool(np.allclose(a, b, rtol=0.0, atol=largest * float(np.sqrt(np.finfo(a.dtype).eps))))
+
+
+def _decoded(weighted: Sequence[tuple[Array, float]], code: GradientCode, like: Array) -> Array:
+    """The weighted sum of the workers' sums, in `like`'s type; integers that a code made real are rounded back."""
+    if code.needed is None:
+        total = np.zeros_like(like)
+        for array, _ in weighted:
+            total += array
+        return total
+    decoded, largest = np.zeros(like.shape), 0.0
+    for array, weight in weighted:
+        decoded += array * weight
+        largest = max(largest, abs(weight) * float(np.abs(array).max(initial=0.0)))
+    if not np.issubdtype(like.dtype, np.integer):
+        return decoded.astype(like.dtype)
+    counts = np.rint(decoded)
+    error = max(float(np.abs(decoded - counts).max(initial=0.0)), largest * len(weighted) * np.finfo(np.float64).eps)
+    if error > ROUNDING:
+        raise RankFailed(f"aggregation: decoded counts are up to {error:.2g} from whole numbers, expected {ROUNDING} at most")
+    return counts.astype(like.dtype)
+
 
 Message = Answer | str | None  # of a worker: what it computed, why it ends, or that its pipe has ended
 

@@ -19,10 +19,9 @@ from aurora.errors import BadInput
 from aurora.models.loading import MoeModel, expert_parameters, load_model
 from aurora.planner.gradient_codes import GradientCode, load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.training.aggregation_worker import Arguments, Array, Delay
-from aurora.training.coded_aggregation import CodedAggregator
+from aurora.training.coded_aggregation import Arguments, Array, CodedAggregator, Delay
 from aurora.training.data import GlobalBatches
-from aurora.training.elastic_launcher import Watch
+from aurora.training.elastic_run import Watch
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.state import optimizer_dtype
 from aurora.training.trainer import PreparedStep, Trainer, alike_ranks, load_trainer

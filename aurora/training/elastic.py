@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from aurora.elastic.commit_rule import Settlement, Version
 from aurora.elastic.member import Epoch
-from aurora.elastic.steps import Pause, StateLost
+from aurora.elastic.steps import Pause, Settlement, StateLost, Version
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Transport
 from aurora.training.checkpoint import (

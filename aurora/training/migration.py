@@ -12,8 +12,7 @@ from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.recovery import recover
 from aurora.planner.replication.registry import best_divided
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
-from aurora.training.state import ExpertState, LayerState, TrainState
-from aurora.training.tensor_exchange import exchange_tensors
+from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
 from aurora.types import Cluster, ControlOptions, Order, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY

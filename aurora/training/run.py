@@ -24,9 +24,8 @@ from aurora.training.checkpoint import begun_checkpoints
 from aurora.training.coded_gradients import code_of, train_coded
 from aurora.training.data import read_samples
 from aurora.training.elastic_run import join_training, train_elastic
-from aurora.training.shared_run import sole_run
 from aurora.training.trainer import alike_ranks, load_trainer
-from aurora.training.training_run import CHECKPOINTS, TrainingRun, TrainResult
+from aurora.training.training_run import CHECKPOINTS, TrainingRun, TrainResult, sole_run
 from aurora.types import TrainOptions
 from aurora.types.arrays import IntArray
 

@@ -1,17 +1,26 @@
-"""Steps of a run whose ranks stay: from the newest checkpoint on, with log and checkpoints, to the model and the result."""
+"""A training run: its folder, which one run at a time writes to, and its steps, from the newest checkpoint to the model.
 
+`TrainingRun` takes the steps of a run whose ranks stay.
+"""
+
+import hashlib
 import json
+import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from aurora.elastic.host_connection import this_version
 from aurora.elastic.steps import Pause
 from aurora.errors import BadInput
+from aurora.io.files import open_locked
+from aurora.models.hub import model_digest
 from aurora.moe.transport import Transport
 from aurora.training.checkpoint import (
     CheckpointWriter,
@@ -23,7 +32,63 @@ from aurora.training.checkpoint import (
 )
 from aurora.training.trainer import PreparedStep, Trainer
 from aurora.types import TrainOptions
+from aurora.types.arrays import IntArray
 from aurora.types.read_numbers import whole_number
+from aurora.types.run_options import OF_EACH_HOST
+
+MARK = ".run"  # in a run's folder while the run writes there
+
+
+@contextmanager
+def sole_run(output: Path) -> Iterator[str]:
+    """Context manager in which no other run writes to a folder; yields a mark that a file there has meanwhile.
+
+    Raises:
+        BadInput: if another run does, or the folder cannot be written.
+    """
+    mark, path = secrets.token_hex(16), output / MARK
+    with open_locked(path) as file:
+        try:
+            _write(file, mark, path)
+            yield mark
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _write(file: FileIO, mark: str, path: Path) -> None:
+    try:
+        file.truncate(0)
+        file.write(mark.encode())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def has_mark(output: Path, mark: str) -> bool:
+    """Returns whether a folder is the one in which `sole_run` has left a mark."""
+    try:
+        return (output / MARK).read_text() == mark
+    except (OSError, ValueError):
+        return False
+
+
+def shared_by_hosts(path: str) -> dict[str, str]:
+    """Returns what a host has to have as the leader has it, by what it is in words: aurora's version and the model's digest.
+
+    Args:
+        path: the model's folder, or its name in the local hub cache.
+    """
+    return this_version() | {"`model`": model_digest(path)[:16]}
+
+
+def leaders_options(options: TrainOptions) -> dict[str, Any]:
+    """Returns the options by name that are those of the leader on all hosts."""
+    return {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
+
+
+def samples_digest(samples_NT: IntArray) -> str:
+    """Returns the digest of all samples, samples_NT (N, T) int64 token ids, which has to be the same on all hosts."""
+    return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]
+
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
 

@@ -7,7 +7,7 @@ import pytest
 
 from aurora.io import load_profile
 from aurora.profiler import profile_model as profiling
-from aurora.profiler.routing_counts import route_round
+from aurora.profiler.profile_model import route_round
 from tests.cli.refusal import refused
 from tests.profiler.test_import_routing import CONFIG, LOADS
 from tests.profiler.test_routing_counts import interrupted_after, quick  # noqa: F401

@@ -1,6 +1,6 @@
 """What follows from a round."""
 
-from aurora.elastic.board import Entry, by_name, next_epoch, others_wait, over
+from aurora.elastic.member import Entry, by_name, next_epoch, others_wait, over
 
 NOW_MS, ABSENT_S = 5000, 10.0
 

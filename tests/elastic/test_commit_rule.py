@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from aurora.elastic import commit_rule
-from aurora.elastic.commit_rule import NOTHING, MemberSteps, Version, settle
+from aurora.elastic import steps as commit_rule
+from aurora.elastic.steps import NOTHING, MemberSteps, Version, settle
 
 NAMES = "abc"
 STEPS = 2

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from aurora.elastic import serving as running
 from aurora.elastic.elastic_rank import EpochOrders, EpochWork
-from aurora.elastic.request_journal import RequestJournal, fewest_first
-from aurora.elastic.serving import run_elastic
+from aurora.elastic.serving import RequestJournal, fewest_first, run_elastic
 from aurora.errors import BadInput, RankFailed
 from aurora.io.journals import load_journal
 from aurora.models.decoding import greedy_decode

@@ -11,8 +11,7 @@ import torch
 from torch.distributed import TCPStore
 
 from aurora.elastic import epoch_nccl
-from aurora.elastic.epoch_gpu import NcclGpu
-from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport
+from aurora.elastic.epoch_nccl import EpochCommunicators, EpochNcclTransport, NcclGpu
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import Member
 from aurora.elastic.steps import run_elastic

@@ -14,13 +14,15 @@ from aurora.elastic import host_connection
 from aurora.elastic.host_connection import (
     FRAME_BYTES,
     HOST_MESSAGES,
+    Alive,
     HostAdmitted,
     HostConnection,
     JoinRun,
+    Refused,
+    WireFormat,
     certificate_of_hosts,
     load_certificate,
 )
-from aurora.elastic.messages import Alive, Refused, WireFormat
 from aurora.errors import BadInput
 from tests.elastic.certificates import certificate, certificate_file
 

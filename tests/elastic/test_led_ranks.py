@@ -24,11 +24,9 @@ from aurora.elastic.control_channel import (
     run_member,
 )
 from aurora.elastic.coordinated_ranks import CoordinatedRanks
-from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, JoinRun, secured
-from aurora.elastic.hosts import Lead, LedRanks, lighthouse_of
-from aurora.elastic.joining_host import JoiningHost
+from aurora.elastic.host_connection import HOST_MESSAGES, HostAdmitted, JoinRun, WireFormat, secured
+from aurora.elastic.hosts import JoiningHost, Lead, LedRanks, lighthouse_of
 from aurora.elastic.lighthouse import Lighthouse
-from aurora.elastic.messages import WireFormat
 from aurora.elastic.processes import RankProcesses
 from aurora.errors import AuroraError, BadInput, RankFailed
 from tests.elastic.certificates import certificate

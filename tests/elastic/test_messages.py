@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aurora.elastic.messages import Refused, WireFormat
+from aurora.elastic.host_connection import Refused, WireFormat
 from aurora.errors import BadInput
 
 

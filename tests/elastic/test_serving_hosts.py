@@ -15,8 +15,7 @@ import pytest
 
 from aurora.elastic.control_channel import EpochStart, Joined, MemberResult, Progress
 from aurora.elastic.elastic_rank import Decided, EpochWork, HeldExperts, NewTokens
-from aurora.elastic.host_agreement import difference
-from aurora.elastic.host_connection import ToRank
+from aurora.elastic.host_connection import ToRank, difference
 from aurora.elastic.serving import WIRE, about_run, join_run, lead_of
 from aurora.errors import BadInput
 from aurora.io import save

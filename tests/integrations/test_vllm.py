@@ -200,7 +200,7 @@ def counted_each(folder, prompts, new_tokens):
     import transformers
 
     from aurora.models.loading import MoeModel, find_moe_layers
-    from aurora.profiler.routing_counts import route_round
+    from aurora.profiler.profile_model import route_round
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     top_k = model.config.num_experts_per_tok

@@ -7,8 +7,7 @@ import torch
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
-from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_counts import count_choices, record_choices
+from aurora.profiler.profile_model import count_choices, profile_model, record_choices
 from aurora.types import PHASES, ProfileOptions
 from tests.models.architectures import SERVED, build
 

@@ -12,8 +12,7 @@ from aurora.io import load_profile, save
 from aurora.models.loading import load_model
 from aurora.models.prompts import Corpus
 from aurora.profiler import profile_model as profiling
-from aurora.profiler.profile_model import profile_model
-from aurora.profiler.routing_counts import ForwardPass, RoutingCounts, count_choices, record_choices, route_round
+from aurora.profiler.profile_model import ForwardPass, RoutingCounts, count_choices, profile_model, record_choices, route_round
 from aurora.types import PHASES, CoActivation, ComputeCurves, Curve, ProfileOptions
 from tests.models.architectures import SERVED, build
 

@@ -17,7 +17,7 @@ from torch import nn
 import aurora
 from aurora.elastic import serving
 from aurora.elastic.elastic_rank import HeldExperts, serve_elastic_rank
-from aurora.elastic.request_journal import RequestJournal
+from aurora.elastic.serving import RequestJournal
 from aurora.errors import BadInput
 from aurora.models.loading import load_model
 from aurora.planner.alltoall.registry import ORDER

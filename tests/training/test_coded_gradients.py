@@ -15,8 +15,7 @@ from aurora.errors import BadInput, InfeasiblePlan
 from aurora.models.own_weights import load_without_experts
 from aurora.planner.gradient_codes import load_of, make_code
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
-from aurora.training.aggregation_round import AggregationRound, Answer
-from aurora.training.aggregation_worker import weighted_sum
+from aurora.training.coded_aggregation import AggregationRound, Answer, weighted_sum
 from aurora.training.coded_gradients import STEP, WEIGHTS, CodedGradients, PartGradients, WholeModel, train_coded
 from aurora.training.data import GlobalBatches, read_samples
 from aurora.training.run import train

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.elastic.commit_rule import NOTHING, Settlement, Version
 from aurora.elastic.member import Epoch
-from aurora.elastic.steps import StateLost
+from aurora.elastic.steps import NOTHING, Settlement, StateLost, Version
 from aurora.runtime.distributed.launcher import launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import read_samples

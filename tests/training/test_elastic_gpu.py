@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aurora.elastic.epoch_gpu import transport_of_host
+from aurora.elastic.epoch_nccl import transport_of_host
 from aurora.elastic.lighthouse import Lighthouse
 from aurora.elastic.member import Member
 from aurora.elastic.steps import run_elastic

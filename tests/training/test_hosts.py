@@ -14,18 +14,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from aurora.elastic.commit_rule import Version
-from aurora.elastic.host_agreement import difference
+from aurora.elastic.host_connection import difference
 from aurora.elastic.hosts import Lead, LedRanks
-from aurora.elastic.steps import Pause
+from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput, RankFailed
 from aurora.training.data import read_samples
 from aurora.training.elastic import nodes_of
-from aurora.training.elastic_launcher import FinalStep, MemberFinished
-from aurora.training.elastic_run import WIRE, JoinedTraining, join_training, train_elastic
+from aurora.training.elastic_run import WIRE, FinalStep, JoinedTraining, MemberFinished, join_training, train_elastic
 from aurora.training.run import train
-from aurora.training.shared_run import has_mark, leaders_options, samples_digest, shared_by_hosts, sole_run
-from aurora.training.training_run import LOG, CommittedStep, log_step
+from aurora.training.training_run import (
+    LOG,
+    CommittedStep,
+    has_mark,
+    leaders_options,
+    log_step,
+    samples_digest,
+    shared_by_hosts,
+    sole_run,
+)
 from aurora.types import TrainOptions
 from aurora.types.run_options import parse_address
 from tests.elastic.certificates import certificate, certificate_file

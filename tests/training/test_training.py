@@ -19,8 +19,7 @@ from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.training.data import GlobalBatches
 from aurora.training.expert_parallel import ExpertParallel
 from aurora.training.loss import Float64Throughout
-from aurora.training.state import TrainedParameter, optimizer_dtype, untrained
-from aurora.training.tensor_exchange import sum_over_holders
+from aurora.training.state import TrainedParameter, optimizer_dtype, sum_over_holders, untrained
 from aurora.training.trainer import Trainer
 from aurora.types import Cluster, Gpu, Network, Placement, TrainOptions
 from tests.models.architectures import build, load_plain

@@ -13,8 +13,7 @@ import numpy as np
 
 from aurora.io import shipped
 from aurora.training.data import read_samples
-from aurora.training.elastic_launcher import Watch
-from aurora.training.elastic_run import train_elastic
+from aurora.training.elastic_run import Watch, train_elastic
 from aurora.training.migration import next_placement
 from aurora.training.trainer import alike_ranks
 from aurora.training.training_run import TrainResult
