@@ -255,7 +255,6 @@ def compare_ways_of_serving(
     engine: str,
     gpus: int,
     nvlink: bool = True,
-    seed: int = 0,
     progress: Progress = untold,
 ) -> WaysOfServing:
     """Compares an engine's ways of serving a model on equal GPUs, and methods that it lacks, by computed steps.
@@ -266,21 +265,20 @@ def compare_ways_of_serving(
         engine: one of SERVING_ENGINES.
         gpus: how many GPUs.
         nvlink: whether NVLink connects the GPUs of a server.
-        seed: for what is drawn.
         progress: called with (what is being done, how much of it is done, how much there is in all).
 
     Raises:
         BadInput: if the model or the traffic cannot be read.
         InfeasiblePlan: if the engine's default does not fit the GPUs' memory.
     """
-    return _Comparison(profile, model, engine, gpus, nvlink, seed).compared(progress)
+    return _Comparison(profile, model, engine, gpus, nvlink).compared(progress)
 
 
 class _Comparison:
     """Ratios of methods, measured once for each layout, number of slots and size of step; and the ways that use them."""
 
-    def __init__(self, profile: Profile, model: ServingCase, engine: str, gpus: int, nvlink: bool, seed: int) -> None:
-        self.whole, self.model, self.use, self.seed = profile, model, SERVING_ENGINES[engine], seed
+    def __init__(self, profile: Profile, model: ServingCase, engine: str, gpus: int, nvlink: bool) -> None:
+        self.whole, self.model, self.use = profile, model, SERVING_ENGINES[engine]
         self.few = profile.at_layers(evenly_spaced(profile.layers, COMPARED_LAYERS))
         self.default = self.use.default(gpus, model.per_server, profile.experts, nvlink)
         self.left_out: dict[str, str] = {}
@@ -332,7 +330,7 @@ class _Comparison:
             window_steps = max(1.0, self.few.load_LE.sum() / self.few.layers / self.few.top_k / self.few.windows / tokens)
             every = max(1, min(round(self.use.eplb.interval / window_steps), self.few.windows // BLOCKS))  # before it is judged
             options = {"every": every, "lag": 1, "shared": self._shared}
-            both.append(reach(self.few, layout.expert, slots, wanted, tokens, curve, self.seed, **options))
+            both.append(reach(self.few, layout.expert, slots, wanted, tokens, curve, **options))
         for prompts, answers in zip(*both, strict=True):
             self.reached[(*key, prompts.name)] = prompts, answers
 
@@ -373,8 +371,7 @@ class _Comparison:
         others += [priced(None, slots, name) for name, slots in lacked if (name, slots) not in by_setting]
         tokens = self.model.step_tokens(self.default.layout)
         prompts, answers = (
-            imbalance_split(self.few, self.default.layout.expert, each, curve=self._curve(each), seed=self.seed)
-            for each in tokens
+            imbalance_split(self.few, self.default.layout.expert, each, curve=self._curve(each)) for each in tokens
         )
         return WaysOfServing(
             self.model.load,

@@ -1,7 +1,7 @@
 """Sweeps: one MoE layer of drawn traffic, or ways of sharing GPUs, simulated over a grid of settings."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.model_config import LAYER_KINDS, LAYER_RULES, flat_config
 from aurora.planner.workload.synthetic import draw_profile
@@ -100,7 +101,7 @@ def sweep(
     config: Mapping[str, Any],
     axes: Sequence[Axis],
     seed: int = 0,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> list[Point]:
     """Plans and simulates one MoE layer for every combination of the axes' values, the last axis fastest.
 
@@ -125,9 +126,7 @@ def sweep(
     return [_point(cluster, config, Setting(**dict(zip(keys, values, strict=True))), seed) for values in grid]
 
 
-def _combinations(
-    name: str, what: str, axes: Sequence[Sequence[float]], progress: Callable[[str, int, int], None]
-) -> Iterator[tuple[float, ...]]:
+def _combinations(name: str, what: str, axes: Sequence[Sequence[float]], progress: Progress) -> Iterator[tuple[float, ...]]:
     """Yields every combination of the axes' values, the last axis fastest, and tells how many are done."""
     if (many := prod(map(len, axes))) > MOST_POINTS:
         raise BadInput(f"{name}: expected at most {MOST_POINTS} {what}, found {many}")
@@ -200,7 +199,7 @@ def compare_over_grid(
     steps: int = SIMULATED_STEPS,
     seed: int = 0,
     ways: Sequence[str] = WAYS,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = untold,
 ) -> list[GridCell]:
     """Simulates each way at each combination of skews, bandwidths and batches, batches fastest.
 

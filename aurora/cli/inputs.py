@@ -74,20 +74,15 @@ def _check_kept(outputs: Sequence[Path], parameters: set[str]) -> None:
 
 def _read_by_this_command(but: set[str]) -> Iterator[tuple[Path, str]]:
     """Yields the files that the command line names, all parameters `but` these, and how they are named if not by themselves."""
+    from aurora.io.files import path_exists
+
     for name, value in RUNNING.get().params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
-            if name in but or not isinstance(each, str | Path) or not _exists(path := Path(each)):
+            if name in but or not isinstance(each, str | Path) or not path_exists(path := Path(each)):
                 continue
             yield path, ""
             inside = [*path.rglob("*")] if path.is_dir() else _profiles_named_by(path)
             yield from ((file, f" ({path} {'holds' if path.is_dir() else 'names'} it)") for file in inside if file.is_file())
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def _profiles_named_by(path: Path) -> list[Path]:

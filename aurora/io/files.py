@@ -146,6 +146,14 @@ def kind_of(path: Path, own: str = "") -> str:
     return f"{found} of other contents, or one cut short" if own and found.startswith(own) else found
 
 
+def path_exists(path: Path) -> bool:
+    """Returns whether a path exists; False for a name that no file can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def open_text(path: Path, newline: str | None = None) -> IO[str]:
     """Opens a UTF-8 text file, with or without a byte order mark; call it in `naming`."""
     return path.open(encoding="utf-8-sig", newline=newline)

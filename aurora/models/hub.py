@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aurora.errors import BadInput, need
-from aurora.io.files import HUB_NAME, check_ends
+from aurora.io.files import HUB_NAME, check_ends, path_exists
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
         BadInput: if there is neither.
         MissingDependency: if huggingface_hub is not installed.
     """
-    if str(name) and _exists(Path(name)):
+    if str(name) and path_exists(Path(name)):
         check_ends(*Path(name).glob("*"))
         return Path(name)
     if HUB_NAME.fullmatch(str(name)):
@@ -42,14 +42,6 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
         except (HFValidationError, LocalEntryNotFoundError):
             pass
     raise BadInput(f"{name or repr(name)}: no such folder, and no model of this name in the local hub cache")
-
-
-def _exists(path: Path) -> bool:
-    """Returns True if a path exists; False where it cannot be a path."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def model_digest(model: str | Path) -> str:

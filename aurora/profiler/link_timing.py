@@ -27,7 +27,7 @@ from aurora.runtime.transports.process_groups import (
     device_of,
     rank_info_from_environment,
 )
-from aurora.types import Cluster, Gpu, GpuKind, Order, TransferCurve, servers
+from aurora.types import Cluster, Gpu, Order, TransferCurve, servers
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.options import LINK_TRANSPORTS
 
@@ -189,7 +189,6 @@ def measure_links(
     ranks: int | None = None,
     transport: str = "auto",
     *,
-    kinds: Mapping[str, GpuKind] | None = None,
     timeout_s: float = 300.0,
 ) -> MeasuredCluster | None:
     """Measures the links between ranks and describes them as a Cluster.
@@ -199,7 +198,6 @@ def measure_links(
     Args:
         ranks: the number of ranks; None: as many as torchrun has started.
         transport: "gloo", "nccl", or "auto": nccl where every rank has a GPU, else gloo.
-        kinds: datasheets by kind, for the GPUs' relative speeds; None: the shipped ones.
         timeout_s: seconds that a rank waits for a peer.
 
     Returns:
@@ -227,7 +225,7 @@ def measure_links(
         links, device_G, over = _measure_rank(rank_info, transport)
         if rank_info.rank:
             return None
-    speeds = {kind: known.half_flops for kind, known in (load_gpus() if kinds is None else kinds).items()}
+    speeds = {kind: known.half_flops for kind, known in load_gpus().items()}
     return MeasuredCluster(cluster_of(links, device_G, speeds), links, over)
 
 

@@ -25,6 +25,7 @@ from aurora.io.prompts import check_corpus
 from aurora.models.decoding import GreedyBatch
 from aurora.models.loading import MoeModel, load_model
 from aurora.models.prompts import Corpus
+from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.workload.attention import known_kv_bytes
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, contiguous_load_intervals
 from aurora.profiler.compute_timing import measure_curves
@@ -216,7 +217,6 @@ def _open_window(windows: list[IntArray], stages: list[str], stage: str, window:
 
 CHECK_AGAIN = 1.1  # precision is checked again after this many times the rounds of the last check
 
-Progress = Callable[[str, int, int], None]  # what, done, in all
 SAVE_S = 60.0  # from one saving of the counts to the next
 
 
@@ -224,7 +224,7 @@ def profile_model(
     model: str | Path,
     text: Sequence[str | Path],
     options: ProfileOptions = ProfileOptions(),
-    progress: Progress = lambda _what, _done, _total: None,
+    progress: Progress = untold,
     partial: str | Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:

@@ -1,12 +1,22 @@
 """Tables of comparisons: plans and ways of using GPUs over a grid, ways to follow changing traffic. It computes no numbers."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
+from aurora.advisor.sharing import (
+    BY_EXCHANGE,
+    BY_LAYER,
+    HALVES,
+    IN_SEQUENCE,
+    MICRO_BATCHES,
+    THREE_MODELS,
+    TIME_SLICED,
+    WAYS,
+    WayOutcome,
+)
 from aurora.advisor.sweep import GridCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
@@ -31,13 +41,22 @@ def skew_title(skew: float) -> str:
 
 def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
     """Yields a map for each skew: bandwidths by batches, in each cell the winner's letter and gain."""
+    for skew, batches, won in _maps(cells):
+        table = Table("bandwidth", *right(*batches), title=skew_title(skew))
+        for bandwidth, winners in won.items():
+            table.add_row(bandwidth, *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in winners))
+        yield table
+
+
+def _maps(cells: Sequence[GridCell]) -> Iterator[tuple[float, list[str], dict[str, list[WayOutcome]]]]:
+    """Each skew, with the batches in words, and by bandwidth in words who wins at each of them."""
     for skew in _values(cells, "skew"):
         own = [cell for cell in cells if cell.skew == skew]
-        table = Table("bandwidth", *right(*(str(batch) for batch in _values(own, "batch"))), title=skew_title(skew))
-        for bandwidth in _values(own, "bandwidth"):
-            won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
-            table.add_row(f"x {bandwidth:g}", *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in won))
-        yield table
+        won = {
+            f"x {bandwidth:g}": [cell.compared.winner for cell in own if cell.bandwidth == bandwidth]
+            for bandwidth in _values(own, "bandwidth")
+        }
+        yield skew, [str(batch) for batch in _values(own, "batch")], won
 
 
 def summary_table(cells: Sequence[GridCell]) -> Table:
@@ -79,25 +98,26 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
         heading: lines under the title.
     """
     lines = ["# Who wins where", "", *heading]
-    for skew in _values(cells, "skew"):
-        own = [cell for cell in cells if cell.skew == skew]
-        batches = _values(own, "batch")
-        lines += ["", f"## {skew_title(skew).capitalize()}", "", f"| bandwidth | {' | '.join(map(str, batches))} |"]
-        lines.append("|---|" + "---|" * len(batches))
-        for bandwidth in _values(own, "bandwidth"):
-            won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
-            lines.append(f"| x {bandwidth:g} | {' | '.join(f'{one.way} {one.gain:.2f}' for one in won)} |")
+    for skew, batches, won in _maps(cells):
+        rows = ([bandwidth, *(f"{one.way} {one.gain:.2f}" for one in winners)] for bandwidth, winners in won.items())
+        lines += ["", f"## {skew_title(skew).capitalize()}", "", *_markdown_table(["bandwidth", *batches], rows)]
     lines += ["", "## All ways", ""]
     lines += [line for said in left_out_lines(cells) for line in (said, "")]
     heads = ("skew", "bandwidth", "batch", "way", "gain", "processed tokens/s", "TPOT p50 / p99, by model", "utilisation", "")
-    lines += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    all_rows = []
     for cell in cells:
         for one in cell.compared.outcomes:
             tpot = ", ".join(f"{seconds(median_s)} / {seconds(slow_s)}" for median_s, slow_s in one.tpot_s_M)
             where = (f"{cell.skew:g}", f"{cell.bandwidth:g}", str(cell.batch))
-            brings = (f"{one.gain:.3f}", f"{one.tokens_per_s:,.0f}", tpot, percent(one.utilisation), one.how)
-            lines.append(f"| {' | '.join((*where, one.way, *brings))} |")
-    return "\n".join(lines) + "\n"
+            all_rows.append(
+                (*where, one.way, f"{one.gain:.3f}", f"{one.tokens_per_s:,.0f}", tpot, percent(one.utilisation), one.how)
+            )
+    return "\n".join([*lines, *_markdown_table(heads, all_rows)]) + "\n"
+
+
+def _markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _values(cells: Sequence[GridCell], name: str) -> list[float]:
@@ -114,11 +134,11 @@ def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping
         pays: for each point, what pays there, in words.
     """
     heads = [*grid, *speedups[0], "pays"]
-    lines = ["# What pays", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True):
-        cells = [*(f"{value:g}" for value in values), *(f"{value:.3f}" for value in found.values()), what]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    rows = (
+        [*(f"{value:g}" for value in values), *(f"{value:.3f}" for value in found.values()), what]
+        for values, found, what in zip(itertools.product(*grid.values()), speedups, pays, strict=True)
+    )
+    return "\n".join(["# What pays", "", *_markdown_table(heads, rows)]) + "\n"
 
 
 def followed_table(followed: FollowedTraffic) -> Table:
