@@ -1,15 +1,19 @@
-"""All-to-alls on NCCL by size: torch's own, one grouped call, and stages of several widths.
+"""All-to-alls by size: torch's own, one grouped call of NCCL, stages of several widths, pushes; or put and signal.
 
-Usage: torchrun --nproc-per-node GPUS bench/gpu/stages.py; with --smoke ranks are on the CPU, and talk over gloo.
+Usage: python -m bench.gpu.stages --ranks 8 [--shared] [--large] [--put]
 
 Times are the slowest rank's, medians of interleaved repetitions; every byte that arrives is checked once.
 """
 
 import argparse
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,78 +21,110 @@ import torch
 import torch.distributed as dist
 
 from aurora.planner.alltoall.registry import ORDER
-from aurora.runtime.distributed.launcher import RankInfo
-from aurora.runtime.phase_recorder import HostTimer
+from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
+from aurora.runtime.phase_recorder import HostTimer, Timer
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
-from aurora.runtime.transports.process_groups import (
-    default_process_group,
-    device_of,
-    new_process_group,
-    rank_info_from_environment,
-)
-from aurora.types import Network
+from aurora.runtime.transports.process_groups import default_process_group, new_process_group
+from aurora.runtime.transports.put import NcclPutCalls, PutCalls, PutTransport
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
+from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
+from bench.gpu.device import Cuda, chosen, report, skip
 
-SIZES = tuple(1 << power for power in range(14, 28, 2))  # bytes that a rank sends on average
-SMOKE_SIZES = (1 << 12, 1 << 16)
+SIZES = {
+    "small": (1 << 14, 1 << 18, 1 << 22, 1 << 26),
+    "large": (1 << 20, 1 << 23, 1 << 26, 1 << 29),
+}  # bytes that a rank sends
+DRY_SIZES = (1 << 10, 1 << 12)
+ROUND_BYTES = 32 << 20  # of a pair, of pushes and puts
 WIDTHS = (1, 2, 4)
+METHODS = ("all-at-once", "matchings", "openshop")
 REPETITIONS = 11
+SHARED_NCCL = (2, 30)  # from which several ranks may share a GPU
 TRAFFIC: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "equal": lambda ranks, rng: np.ones((ranks, ranks)),
-    "drawn": lambda ranks, rng: rng.integers(1, 100, (ranks, ranks)),
     "Zipf": lambda ranks, rng: np.stack([rng.permutation(1 / (1.0 + np.arange(ranks))) for _ in range(ranks)]),
+    "hot receiver": lambda ranks, rng: np.where(np.arange(ranks) == 0, 8.0, 1.0)[None].repeat(ranks, 0),
 }
+Table = dict[str, dict[str, float]]  # microseconds by traffic and size, and by way
 
 
-def measure(rank_info: RankInfo, smoke: bool) -> list[str]:
-    """One rank's part. Returns the table's rows."""
-    device = "cpu" if smoke else device_of(rank_info)
-    assert smoke or device != "cpu", "expected a GPU for each rank"
-    if not smoke:
-        torch.cuda.set_device(device)
+class GlooPutCalls:
+    """PutCalls by messages of whole slots, which a receiver takes when it waits for their signal."""
+
+    def __init__(self, group: Any, size: int) -> None:
+        self.rank, self.ranks, self.device, self._group = group.rank(), group.size(), "cpu", group
+        self.timer: Timer = HostTimer(0.0)
+        self.outbox, self.inbox = torch.zeros(2, 2, self.ranks, size, dtype=torch.uint8)
+        self._sent: dict[tuple[int, int], Any] = {}
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies; see `PutCalls.copy`."""
+        into.copy_(source)
+
+    def put(self, peer: int, half: int, size: int) -> None:
+        """Sends the slot; see `PutCalls.put`."""
+        if (before := self._sent.get((peer, half))) is not None:
+            before.wait()
+        self._sent[peer, half] = dist.isend(self.outbox[half, peer].clone(), group=self._group, group_dst=peer)
+
+    def wait_signal(self, peer: int, half: int) -> None:
+        """Receives the slot; see `PutCalls.wait_signal`."""
+        dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
+
+
+def measure(rank_info: RankInfo, folder: str, sizes: Sequence[int], shared: bool = False, put: bool = False) -> Table:
+    """One rank's part. Returns the microseconds of each way."""
+    device = chosen(0 if shared else rank_info.local_rank)
     with default_process_group(rank_info):
-        group = new_process_group("gloo" if smoke else "nccl", rank_info.timeout_s)
-        calls = NcclCalls(group, device, HostTimer(0.0) if smoke else None)  # the host waits for gloo's calls
+        group = new_process_group("gloo" if device.dry else "nccl", rank_info.timeout_s)
+        calls = NcclCalls(group, device.name, HostTimer(0.0) if device.dry else None)  # the host waits for gloo's calls
         transport = NcclTransport(calls, GlooTransport(), rank_info.timeout_s)
-        rng, rows = np.random.default_rng(0), []
+        rng, table = np.random.default_rng(0), {}
         for traffic, draw in TRAFFIC.items():
-            for size in SMOKE_SIZES if smoke else SIZES:
+            for size in sizes:
                 share_GG = np.array(draw(transport.ranks, rng), dtype=np.float64)
                 np.fill_diagonal(share_GG, 0.0)
                 bytes_GG = np.round(share_GG * (size * transport.ranks / share_GG.sum())).astype(np.int64)
-                took = times(transport, group, device, bytes_GG, 3 if smoke else REPETITIONS)
-                rows.append(f"| {traffic} | {size} | " + " | ".join(f"{seconds * 1e6:.0f}" for seconds in took.values()) + " |")
-        names = " | ".join(took)
-        return [f"| traffic | bytes a rank | {names} |", "|---|" + "---:|" * (1 + len(took)), *rows]
+                where = Path(folder) / f"{traffic}-{size}"
+                seconds = times(transport, group, device, bytes_GG, where, put)
+                table[f"{traffic}, {size} B"] = {way: round(1e6 * each, 1) for way, each in seconds.items()}
+        return table
 
 
-def times(transport: NcclTransport, group: Any, device: str, bytes_GG: IntArray, repetitions: int) -> dict[str, float]:
+def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray, folder: Path, put: bool) -> dict[str, float]:
     """Median seconds of each way to perform one all-to-all, the same on all ranks."""
     rank, network = transport.rank, Network.equal(transport.ranks)
     out_sizes, in_sizes = bytes_GG[rank].tolist(), bytes_GG[:, rank].tolist()
-    payload = torch.cat([torch.full((size,), rank, dtype=torch.uint8) for size in out_sizes]).to(device)
-    expected = torch.cat([torch.full((size,), src, dtype=torch.uint8) for src, size in enumerate(in_sizes)])
-    arrived = torch.empty(len(expected), dtype=torch.uint8, device=device)
+    payload = torch.cat([torch.full((size,), rank, dtype=torch.uint8) for size in out_sizes]).to(device.name)
+    expected = torch.cat([torch.full((size,), src, dtype=torch.uint8) for src, size in enumerate(in_sizes)]).to(device.name)
+    arrived = torch.empty_like(expected)
     sends, recvs = payload.split_with_sizes(out_sizes), arrived.split_with_sizes(in_sizes)
-    orders = {"one group": ORDER["all-at-once"](bytes_GG, network, rng=np.random.default_rng(0))}
-    for method in ("matchings", "openshop"):
-        made = ORDER[method](bytes_GG, network, rng=np.random.default_rng(0))
-        orders |= {f"{method}, {width} wide": replace(made, sends_open=width, recvs_open=width) for width in WIDTHS}
+    made = {name: ORDER[name](bytes_GG, network, rng=np.random.default_rng(0)) for name in METHODS}
 
     def torchs() -> None:
         dist.all_to_all_single(arrived, payload, in_sizes, out_sizes, group=group)
-        if device != "cpu":
-            torch.cuda.synchronize(device)
+        device.synchronize()
 
-    def ordered(name: str) -> None:
-        transport.exchange(orders[name], sends, recvs, lambda *_: None)
-        transport.wait()
+    def ordered(by: Any, order: Order) -> None:
+        by.exchange(order, sends, recvs, lambda *_: None)
+        by.wait()
 
-    ways: dict[str, Callable[[], None]] = {"all_to_all_single": torchs}
-    ways |= {name: lambda name=name: ordered(name) for name in orders}  # type: ignore[misc]
+    ways: dict[str, Callable[[], None]] = {"torch": torchs, "one group": partial(ordered, transport, made["all-at-once"])}
+    most, a_round = int(bytes_GG.max()), min(int(bytes_GG.max()), ROUND_BYTES)
+    if put:
+        calls: PutCalls = GlooPutCalls(group, a_round) if device.dry else NcclPutCalls(group, device.name, a_round)
+        by_put = PutTransport(calls, most, 60.0)
+        ways |= {f"put, {name}": partial(ordered, by_put, order) for name, order in made.items()}
+    else:
+        for name in ("matchings", "openshop"):
+            for width in WIDTHS:
+                order = replace(made[name], sends_open=width, recvs_open=width)
+                ways[f"{name}, {width} wide"] = partial(ordered, transport, order)
+        ways |= pushes(group, device, made, most, a_round, folder, ordered)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for repetition in range(repetitions + 1):
+    for repetition in range(2 if device.dry else REPETITIONS + 1):
         for name, perform in ways.items():
             arrived.fill_(255)
             transport.gather(torch.zeros(1))
@@ -99,20 +135,59 @@ def times(transport: NcclTransport, group: Any, device: str, bytes_GG: IntArray,
             if repetition:
                 seconds[name].append(slowest_s)
             else:
-                assert torch.equal(arrived.cpu(), expected), f"{name}: other bytes arrived than were sent"
+                assert torch.equal(arrived, expected), f"{name}: other bytes arrived than were sent"
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
+def pushes(
+    group: Any, device: Cuda, made: dict[str, Order], most: int, a_round: int, folder: Path, ordered: Callable[..., None]
+) -> dict[str, Callable[[], None]]:
+    """Ways by ordered push: in no order, in order, and with permits of receivers."""
+    from aurora.runtime.transports.push import LANES, PushTransport
+
+    stages = 2 + max(int(order.stage_X.max(initial=0)) for order in made.values()) + group.size()
+
+    def memory(name: str, size: int) -> SymmetricMemory:
+        if not device.dry:
+            return device_memory(group, size, device.name)
+        (folder / name).mkdir(exist_ok=True, parents=True)
+        return shared_memory(folder / name, group.rank(), group.size(), size)
+
+    found: dict[str, Callable[[], None]] = {}
+    for name, gated in (("push", False), ("gated push", True)):
+        lanes, timeout_s = (2, 0.5) if device.dry else (LANES, 20.0)
+        by = PushTransport(partial(memory, name), group.size(), most, a_round, gated, lanes, stages, timeout_s)
+        for order in ("openshop",) if gated else ("all-at-once", "openshop"):
+            found[f"{name}, {order}"] = partial(ordered, by, made[order])
+    return found
+
+
 def main() -> None:
-    """Prints the table, in microseconds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--smoke", action="store_true", help="CPU ranks over gloo, small sizes")
-    smoke = parser.parse_args().smoke
-    rank_info = rank_info_from_environment(300.0)
-    assert rank_info is not None, "expected torchrun"
-    rows = measure(rank_info, smoke)
-    if rank_info.rank == 0:
-        print("\n".join(rows))
+    """Prints a table in microseconds, and the fastest way of each traffic's largest exchange over torch's own."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--shared", action="store_true", help="all ranks on the first GPU")
+    parser.add_argument("--has-shared", action="store_true", help="only say whether NCCL lets ranks share a GPU")
+    parser.add_argument("--large", action="store_true", help="exchanges of up to 512 MB a rank")
+    parser.add_argument("--put", action="store_true", help="put and signal, in place of stages and pushes")
+    given = parser.parse_args()
+    device = chosen()
+    if (given.shared or given.has_shared) and device.nccl() < SHARED_NCCL:
+        skip(f"NCCL 2.30 or newer lets several ranks share a GPU, this is {'.'.join(map(str, device.nccl()))}")
+    if given.has_shared:
+        sys.exit()
+    from bench.gpu import stages  # by a name that ranks can import
+
+    sizes = DRY_SIZES if device.dry else SIZES["large" if given.large else "small"]
+    start_fork_server([stages.__name__])
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (table, *_) = launch(stages.measure, given.ranks, folder, sizes, given.shared, given.put, timeout_s=60.0)
+    over: dict[str, Any] = {}
+    for case, us in table.items():  # the last of a traffic is its largest
+        print(f"{case}: " + ", ".join(f"{way} {each:.0f}" for way, each in us.items()) + " us")
+        traffic, best = case.partition(",")[0].replace(" ", "_"), min(us.keys() - {"torch"}, key=us.__getitem__)
+        over |= {traffic: best, f"{traffic}_over_torch": us[best] / us["torch"]}
+    report(**over, us=table)
 
 
 if __name__ == "__main__":

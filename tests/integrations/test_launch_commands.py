@@ -74,3 +74,21 @@ def test_vllm_reads_the_settings_that_the_way_has(name, gpus, per_server):
                 config = parallel.ParallelConfig(**fields, distributed_executor_backend="mp")
             assert config.use_all2all == (layout.data > 1)
         assert sorted(ranks) == sorted([*range(layout.data)] * (layout.copies if layout.data > 1 else len(ranks)))
+
+
+def test_vllm_and_the_plugin_read_the_commands_of_the_gpu_checks():
+    from aurora_vllm.settings import read_settings
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from bench.gpu.served import WAYS, command
+
+    parser, serve = parser_of_serve()
+    for way, (options, settings) in WAYS.items():
+        arguments = parser.parse_args(command(MODEL, 8, way, 8000)[1:])
+        serve.validate(arguments)
+        arguments.model = arguments.model_tag
+        found = AsyncEngineArgs.from_cli_args(arguments)
+        assert (found.data_parallel_size, found.enable_expert_parallel, found.max_model_len) == (8, True, 512)
+        assert found.enable_eplb == ("--enable-eplb" in options)
+        assert found.additional_config == ({} if settings is None else {"aurora": settings})
+        assert (read_settings(settings, {}) is None) == (settings is None)

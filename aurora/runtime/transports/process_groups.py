@@ -135,10 +135,13 @@ def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu", with a warning if there are GPUs."""
+    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu", with a warning if there are GPUs.
+
+    With NCCL_MULTI_RANK_GPU_ENABLE=1, by which NCCL 2.30 and newer let ranks share a GPU, any GPU is enough.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus >= rank_info.local_ranks:
-        return f"cuda:{rank_info.local_rank}"
+    if gpus >= rank_info.local_ranks or (gpus and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"):
+        return f"cuda:{rank_info.local_rank % gpus}"
     if gpus and not rank_info.local_rank:
         LOG.warning("aurora: %d ranks on this machine and %d GPUs: they compute on the CPU", rank_info.local_ranks, gpus)
     return "cpu"

@@ -241,3 +241,11 @@ def test_ranks_without_a_gpu_each_say_that_they_compute_on_the_cpu(monkeypatch, 
     assert [record.getMessage() for record in caplog.records] == (
         ["aurora: 4 ranks on this machine and 2 GPUs: they compute on the CPU"] if warned else []
     )
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, ["cpu"] * 3), (1, ["cuda:0"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"])])
+def test_ranks_share_gpus_where_nccl_is_told_to(monkeypatch, gpus, devices):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert [device_of(RankInfo(rank, 3, "", 0, 1.0, rank, 3, launched=True)) for rank in range(3)] == devices

@@ -1,0 +1,87 @@
+"""The MoE layer with virtual ranks on one device: its outputs in each layout against those of all experts.
+
+Usage: python -m bench.gpu.layer. Ranks are threads.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurora.models.loading import hold_experts
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layer import ExpertParallelLayer
+from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.runtime.distributed.launcher import RankInfo, launch_threads
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.types import Hierarchy, Order
+from bench.gpu.device import Cuda, chosen, report
+from bench.gpu.experts import made_experts
+
+RANKS, EXPERTS, TOP_K = 4, 16, 4
+SLOTS_G = tuple((*range(4 * rank, 4 * rank + 4), (4 * rank + 4) % EXPERTS) for rank in range(RANKS))  # a replica each
+KINDS = (RowPerExpert, RowPerRank, RowPerServer)
+Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class VirtualLayer(ExpertParallelLayer):
+    """A layer on ranks that are threads."""
+
+    def __init__(self, expert_map: ExpertMap, transport: MemoryTransport, kind: type) -> None:
+        self.expert_map, self.transport = expert_map, transport
+        self.hierarchical, self.deduplicate = kind is RowPerServer, kind is RowPerRank
+
+    def order(self, phase: str) -> Order:
+        """Returns an order that starts everything at once."""
+        return Order.all_at_once(RANKS)
+
+
+def drawn(device: Cuda, tokens: int, hidden: int, dtype: torch.dtype) -> list[Tokens]:
+    """Returns each rank's hidden states, experts and weights."""
+    torch.manual_seed(1)
+    return [
+        (
+            torch.randn(tokens, hidden, device=device.name).to(dtype),
+            torch.rand(tokens, EXPERTS, device=device.name).topk(TOP_K).indices,
+            torch.rand(tokens, TOP_K, device=device.name).to(dtype),
+        )
+        for _ in range(RANKS)
+    ]
+
+
+def held_by(whole: Any, slots: Sequence[int]) -> Any:
+    """Returns a copy of an experts module with the experts of some slots."""
+    own = copy.deepcopy(whole)
+    hold_experts(own, slots)
+    return own
+
+
+def outputs(rank_info: RankInfo, memory: Memory, kind: type, whole: Any, tokens_R: list[Tokens], device: str) -> torch.Tensor:
+    """One rank's outputs, in a thread."""
+    rank, hierarchy = rank_info.rank, Hierarchy(np.array([0, 0, 1, 1])) if kind is RowPerServer else None
+    with torch.inference_mode():
+        expert_map = ExpertMap(SLOTS_G, rank, None, False, hierarchy).to(device)
+        layer = VirtualLayer(expert_map, MemoryTransport(memory, rank), kind)
+        return layer.outputs(*tokens_R[rank], held_by(whole, SLOTS_G[rank]))
+
+
+def compare_layouts(device: Cuda) -> float:
+    """Returns the largest difference of any layout's outputs from those of all experts in one module."""
+    tokens, hidden, inner = (6, 32, 16) if device.dry else (256, 1024, 512)
+    whole, tokens_R = made_experts(device, hidden, inner, EXPERTS, torch.float32), drawn(device, tokens, hidden, torch.float32)
+    worst = 0.0
+    for kind in KINDS:
+        found_R = launch_threads(outputs, RANKS, Memory(RANKS, 60.0), kind, whole, tokens_R, device.name)
+        for found, own in zip(found_R, tokens_R, strict=True):
+            with torch.inference_mode():
+                wanted = whole(*own)
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+            worst = max(worst, float((found - wanted).abs().max()))
+    return worst
+
+
+if __name__ == "__main__":
+    found = chosen()
+    report(largest_difference=compare_layouts(found))

@@ -1,0 +1,142 @@
+"""Ordered push between virtual ranks in one device's memory: each rank a stream, eager and as a CUDA graph.
+
+Usage: python -m bench.gpu.pushes. Dispatch and combine of top 8, one row a token and rank; sums are compared to the bit. A
+stage's price is what permits of receivers add to exchanges without rows. torch's way moves the same rows by a copy for each
+pair, with sizes that the host knows. Launches are those of a rank.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from aurora.moe.permutation import MessageFormat
+from aurora.planner.alltoall.registry import ORDER
+from aurora.types import Network, Order
+from bench.gpu.device import Cuda, chosen, report
+
+WIDTH, TOP_K = 7168, 8
+WAYS = ("unordered", "ordered", "gated")  # each has a layer's table
+POLLS, FEW_POLLS = 1 << 23, 32  # Triton compiles others for numbers of other divisors
+
+
+class VirtualRanks:
+    """Ranks on one device, with tokens of their own; those without rows keep all of theirs.
+
+    Args:
+        device: the device.
+        ranks, tokens, width, top_k: sizes.
+        empty: whether all choices are of the token's own rank.
+    """
+
+    def __init__(self, device: Cuda, ranks: int, tokens: int, width: int, top_k: int, empty: bool = False) -> None:
+        self.device, self.ranks = device, ranks
+        rng = np.random.default_rng(ranks)
+        weight_R = 1 / (1.0 + np.arange(ranks))  # the first rank is the hottest
+        drawn = [rng.choice(ranks, (tokens, top_k), p=weight_R / weight_R.sum()) for _ in range(ranks)]
+        self.rank_RNK = torch.from_numpy(np.stack([np.full_like(each, r) if empty else each for r, each in enumerate(drawn)]))
+        goes_RNR = torch.stack([(self.rank_RNK == peer).any(-1) for peer in range(ranks)], -1)
+        bytes_GG = goes_RNR.sum(1).numpy() * 2 * width
+        np.fill_diagonal(bytes_GG, 0)
+        self.order = ORDER["openshop"](np.maximum(bytes_GG, 1), Network.equal(ranks), rng=rng)
+        self.stages = 2 + int(self.order.stage_X.max())
+        self.hidden_RNH = torch.from_numpy(rng.integers(-3, 4, (ranks, tokens, width))).bfloat16()  # sums are exact
+        factor_R = torch.arange(1, ranks + 1)
+        self.wanted_RNH = (self.hidden_RNH.float() * (goes_RNR * factor_R).sum(-1, keepdim=True)).bfloat16().to(device.name)
+        self.token_RX = [[goes_RNR[r, :, peer].nonzero()[:, 0].to(device.name) for peer in range(ranks)] for r in range(ranks)]
+        self.rank_RNK, self.hidden_RNH = self.rank_RNK.to(device.name), self.hidden_RNH.to(device.name)
+        self.out_RNH = torch.zeros_like(self.hidden_RNH).share_memory_()  # type: ignore[no-untyped-call]
+        self.packing = MessageFormat(width, 0, torch.bfloat16)
+        self.inbox_RR = torch.zeros(2, ranks, ranks, tokens, width, dtype=torch.bfloat16, device=device.name)
+
+    def trips(self, polls: int) -> list[list[Callable[[], object]]]:
+        """Makes buffers. Returns, for each of WAYS, what performs each rank's dispatch and combine."""
+        from aurora.runtime.transports.push import LANES, OrderedPush
+
+        tokens, row_bytes = self.hidden_RNH.shape[1], self.packing.row_bytes
+        sizes = {"layers": len(WAYS), "stages": self.stages, "lanes": 2 if self.device.dry else LANES}
+        self.pushes = [OrderedPush(make, self.ranks, tokens, row_bytes, **sizes) for make in self.device.memories(self.ranks)]
+        for push in self.pushes:
+            push.set_order(0, Order.all_at_once(self.ranks))
+            push.set_order(1, self.order)
+            push.set_order(2, self.order, gated=True)
+            push.peers = push.peers._replace(polls=polls)
+            for shared in push.peers:
+                if isinstance(shared, torch.Tensor):
+                    shared.share_memory_()  # type: ignore[no-untyped-call]
+        return [[partial(self._trip, push, layer) for push in self.pushes] for layer in range(len(WAYS))]
+
+    def _trip(self, push: Any, layer: int) -> None:
+        rank = push.rank
+        dispatched = push.dispatch(layer, self.hidden_RNH[rank], self.rank_RNK[rank], self.packing, None)
+        rows, *_ = self.packing.parts(dispatched.rows)
+        self.out_RNH[rank].copy_(push.combine(layer, dispatched, rows * (rank + 1)))
+
+    def by_torch(self) -> None:
+        """Performs all ranks' dispatches and combines by torch, one after the other."""
+        there, back = self.inbox_RR
+        for rank, token_X in enumerate(self.token_RX):
+            for peer, tokens in enumerate(token_X):
+                torch.index_select(self.hidden_RNH[rank], 0, tokens, out=there[peer, rank, : len(tokens)])
+        for rank, token_X in enumerate(self.token_RX):
+            self.out_RNH[rank].zero_()
+            for peer, tokens in enumerate(token_X):
+                rows = torch.mul(there[peer, rank, : len(tokens)], peer + 1, out=back[rank, peer, : len(tokens)])
+                self.out_RNH[rank].index_add_(0, tokens, rows)
+
+    def check(self, way: str) -> None:
+        """Compares the sums with what all choices give, and looks for lost peers."""
+        self.device.synchronize()
+        for push in self.pushes:
+            push.check_peers()
+        assert torch.equal(self.out_RNH, self.wanted_RNH), f"{way}: other sums than torch's"
+        self.out_RNH.zero_()
+
+
+def microseconds(device: Cuda, ranks: int, tokens: int, width: int, top_k: int, empty: bool = False) -> dict[str, float]:
+    """Returns those of a dispatch and a combine of all ranks, by way and by whether a graph is replayed; and the stages."""
+    group = VirtualRanks(device, ranks, tokens, width, top_k, empty)
+    for trips in group.trips(FEW_POLLS):  # compiles, loads and allocates, which may wait for kernels that wait for others
+        device.side_by_side(trips)
+    launches = device.launches(trips[0])
+    found = {"launches": launches, "torch": 1e3 * device.milliseconds(group.by_torch)}
+    for way, trips in zip(WAYS, group.trips(POLLS), strict=True):
+        together = partial(device.side_by_side, trips)
+        together()
+        group.check(way)
+        found[way] = 1e3 * device.milliseconds(together)
+        with device.no_syncs():
+            together()
+        replay = device.capture(together)
+        group.out_RNH.zero_()
+        replay()
+        group.check(f"{way}, replayed")
+        found[f"{way}_replayed"] = 1e3 * device.milliseconds(replay)
+    return found | {"stages": group.stages}
+
+
+def main() -> None:
+    """Prints a line for each number of ranks and tokens."""
+    device, table = chosen(), {}
+    for ranks in (2,) if device.dry else (4, 8):
+        for tokens in (0, 5) if device.dry else (0, 128, 1024):
+            width, top_k = (24, 2) if device.dry else (WIDTH, TOP_K)
+            found = microseconds(device, ranks, max(tokens, 8), width, top_k, tokens == 0)
+            table[f"{ranks} ranks, {tokens} tokens"] = found
+            print(f"{ranks} ranks, {tokens} tokens: " + ", ".join(f"{way} {us:.1f}" for way, us in found.items()), flush=True)
+    last, none = table[f"{ranks} ranks, {tokens} tokens"], table[f"{ranks} ranks, 0 tokens"]
+    of_stages = (none["gated_replayed"] - none["unordered_replayed"]) / (2 * none["stages"])
+    over = {f"{way}_over_unordered": last[f"{way}_replayed"] / last["unordered_replayed"] for way in WAYS[1:]}
+    report(
+        us_a_stage=of_stages,
+        launches=none["launches"],
+        unordered_over_torch=last["unordered_replayed"] / last["torch"],
+        **over,
+        us=table,
+    )
+
+
+if __name__ == "__main__":
+    main()
