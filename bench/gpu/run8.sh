@@ -8,7 +8,7 @@ source "$(dirname "$(readlink -f "$0")")/steps.sh"
 # rank_of PID: a rank's process of the run with this process id, drawn from those there are within two minutes.
 rank_of() {
     local server pids until=$((SECONDS + 120))
-    while [ $SECONDS -lt $until ]; do
+    while [ $SECONDS -lt $until ] && kill -0 "$1" 2>/dev/null; do
         for server in $(pgrep -P "$1" -f multiprocessing.forkserver); do
             pids=$(pgrep -P "$server")
             [ "$(wc -w <<<"$pids")" -ge "$ranks" ] && shuf -n 1 <<<"$pids" && return
@@ -28,7 +28,7 @@ lose() {
     rank=$(rank_of $pid) && sleep "$seconds" && kill "-$signal" "$rank"
     wait $pid
     status=$?
-    [ "$signal" = STOP ] && kill -KILL "$rank" 2>/dev/null
+    [ "$signal" = STOP ] && [ -n "$rank" ] && kill -KILL "$rank" 2>/dev/null
     return $status
 }
 served_while() { lose "$1" 1 run "$2" --model "$trained" --transport "$transport" --prompts prompts.txt --max-new-tokens 100 "${@:3}"; }

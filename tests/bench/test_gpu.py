@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,50 @@ def test_steps_pass_fail_are_left_out_and_end_in_time(tmp_path):
     assert [line[:4] for line in done.stdout.splitlines()[1:]] == ["PASS", "SKIP", "FAIL", "FAIL"]
     assert results["dry"]
     assert results["machine"]["torch"] == torch.__version__
+
+
+ON_A_GPU = """#!/usr/bin/env bash
+printf '%q ' "$(basename "$0")" "$@" >>"$CALLED"
+echo >>"$CALLED"
+case "$*" in *bench.gpu.device) printf '8\\n{}\\n' ;; *) echo "rank 1 died" ;; esac
+"""
+
+
+def check_command(words):
+    """Parses a command of aurora as its command line does."""
+    import typer
+
+    from aurora.cli.main import app
+
+    command = typer.main.get_command(app)
+    context = command.make_context("aurora", list(words), resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_command_on_a_gpu_parses(script, tmp_path):
+    """With programs in place of Python and of MPS that only note how they are called, all of a script's shell runs as on GPUs."""
+    for name in ("python", "nvidia-cuda-mps-control"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(ON_A_GPU)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLED": str(tmp_path / "called")}
+    command = ["bash", GPU / script, "-o", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300)
+    assert done.returncode == 0, done.stdout
+    assert {line[:4] for line in done.stdout.splitlines()[1:]} == {"PASS"}
+    called = [shlex.split(line) for line in (tmp_path / "called").read_text().splitlines()]
+    commands = [words[len(words) - words[::-1].index("aurora") :] for words in called if "aurora" in words]
+    assert len(commands) > 12
+    for words in commands:
+        check_command(words)
+    modules = {words[2] for words in called if words[:2] == ["python", "-m"] and words[2].startswith("bench.")}
+    assert all((GPU.parents[1] / f"{name.replace('.', '/')}.py").exists() for name in modules)
+    with pytest.raises(Exception, match="No such option: --no-such-option"):
+        check_command([*commands[0], "--no-such-option"])
 
 
 QUICK = {
