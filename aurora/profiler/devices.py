@@ -3,9 +3,10 @@
 import datetime
 import os
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from aurora.errors import BadInput, MissingDependency, need
@@ -185,6 +186,14 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
     if connections:
         remarks.append(f"Between GPUs: {', '.join(connections)}.")
     return DeviceCluster(cluster_of_devices(found, kinds, socket.gethostname()), found, tuple(remarks))
+
+
+def linked_by_nvlink(uuids: Sequence[str]) -> bool:
+    """Returns whether NVLink connects each of these GPUs of this machine, named as NVML names them, to each other one."""
+    with suppress(BadInput, MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        return all(_connection(nvml, one, other) == "NVLink" for one, other in combinations(handles, 2))
+    return False
 
 
 def clocks_and_power(uuid: str) -> str:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -165,7 +166,7 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
     widths = {stages_of(name, width): width for width in narrow if transport.in_stages and drawn.one_to_one}
     orders: dict[str, Order | None] = {}
 
-    def ways(size: int) -> Iterable[list[_Way]]:
+    def ways(size: int) -> Iterable[list[Callable[[], None]]]:
         for shape in SHAPES:
             shape_GG = shape(ranks, rng)
             np.fill_diagonal(shape_GG, 0.0)
@@ -173,9 +174,10 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
             made = {each: strategies[each](bytes_GG, cluster.network, rng=rng) for each in (*fixed, name) if each != COLLECTIVE}
             orders.update({method: made.get(method) for method in fixed})
             wider = [made[name].opened(width) for width in widths.values()]
-            yield [[(order, bytes_GG)] for order in (*orders.values(), *wider, made[name])]
+            found: list[_Way] = [[(order, bytes_GG)] for order in (*orders.values(), *wider, made[name])]
+            yield _performing(transport, found, device)
 
-    return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, device), orders, widths)
+    return OrderCalibration((*fixed, *widths, name), *_timed(transport, ways, SIZES), orders, widths)
 
 
 def calibrate_servers(
@@ -213,13 +215,14 @@ def calibrate_servers(
         other, _ = scheduled(flat_GG, cluster.network, "auto", rng=rng)
     orders: dict[str, Order | None] = {methods[0]: other, methods[1]: model.dispatch_L[0]}
 
-    def ways(size: int) -> Iterable[list[_Way]]:
+    def ways(size: int) -> Iterable[list[Callable[[], None]]]:
         bytes_of_row = size * ranks / max(flat_GG.sum(), 1)
-        yield [
+        found: list[_Way] = [
             [(orders[method], np.rint(each * bytes_of_row).astype(np.int64)) for each in rows_SGG[method]] for method in methods
         ]
+        yield _performing(transport, found, device)
 
-    return OrderCalibration(methods, *_timed(transport, ways, device), {methods[0]: other}, {})
+    return OrderCalibration(methods, *_timed(transport, ways, SIZES), {methods[0]: other}, {})
 
 
 def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy) -> IntArray:
@@ -235,22 +238,36 @@ def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy
     return rank_UK
 
 
+def calibrate_calls(
+    transport: Transport, methods: Sequence[str], calls: Callable[[int], Sequence[Callable[[], None]]], sizes: Sequence[int]
+) -> OrderCalibration:
+    """Times calls that do the same in several ways, otherwise as `calibrate`. A collective call.
+
+    Args:
+        transport: by which the ranks tell each other their seconds.
+        methods: names of the ways; the last is kept unless another one is faster.
+        calls: called with a size; returns a call for each of the methods, which returns when its work is done.
+        sizes: bytes that a rank sends on average, rising.
+    """
+    return OrderCalibration((*methods,), *_timed(transport, lambda size: [calls(size)], sizes), {}, {})
+
+
 _Way = list[tuple[Order | None, IntArray]]  # its exchanges: the order and the bytes (G, G) of each
 
 
 def _timed(
-    transport: Transport, ways: Callable[[int], Iterable[Sequence[_Way]]], device: str
+    transport: Transport, calls: Callable[[int], Iterable[Sequence[Callable[[], None]]]], sizes: Sequence[int]
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """(C,) sizes, (C, W) mean of the median seconds of each way over all traffic of a size, and (C, W) their noise.
+    """(C,) sizes, (C, W) mean of the median seconds of each call over all traffic of a size, and (C, W) their noise.
 
-    `ways` returns for a size the W ways for each traffic of that size.
+    `calls` returns for a size the W calls for each traffic of that size.
     """
     seconds_CW: list[FloatArray] = []
     noise_CW: list[FloatArray] = []
-    for size in SIZES:
+    for size in sizes:
         medians, variances = [], []
-        for ways_W in ways(size):
-            took_TW = _took_TW(transport, ways_W, device)
+        for calls_W in calls(size):
+            took_TW = _took_TW(transport, calls_W)
             medians.append(np.median(took_TW, axis=0))
             # Of a median of normal values, from their median distance to it: 1.25 and 1.48.
             variances.append((1.25 * 1.48 * np.median(abs(took_TW - medians[-1]), axis=0)) ** 2 / len(took_TW))
@@ -258,11 +275,11 @@ def _timed(
         noise_CW.append(np.sqrt(np.sum(variances, axis=0)) / np.sum(medians, axis=0))
         if seconds_CW[-1].min() > LONG_S:
             break
-    return np.array(SIZES[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(noise_CW)
+    return np.array(sizes[: len(seconds_CW)]), np.stack(seconds_CW), np.stack(noise_CW)
 
 
-def _took_TW(transport: Transport, ways_W: Sequence[_Way], device: str) -> FloatArray:
-    """(T, W) seconds of T repetitions of each way, on the slowest rank."""
+def _performing(transport: Transport, ways_W: Sequence[_Way], device: str) -> list[Callable[[], None]]:
+    """A call for each way."""
     rank = transport.rank
     matrices = [bytes_GG for way in ways_W for _, bytes_GG in way]
     out, into = (
@@ -279,13 +296,19 @@ def _took_TW(transport: Transport, ways_W: Sequence[_Way], device: str) -> Float
             transport.exchange(order, sends, recvs, lambda *_: None)
         transport.wait()
 
+    return [partial(perform, way) for way in ways_W]
+
+
+def _took_TW(transport: Transport, calls_W: Sequence[Callable[[], None]]) -> FloatArray:
+    """(T, W) seconds of T repetitions of each call, on the slowest rank."""
+
     def slowest_TW(rounds: int) -> FloatArray:
-        took_TW = torch.zeros(rounds, len(ways_W), dtype=torch.float64)
+        took_TW = torch.zeros(rounds, len(calls_W), dtype=torch.float64)
         for number in range(rounds):
-            for method in range(len(ways_W))[:: -1 if number % 2 else 1]:
+            for method in range(len(calls_W))[:: -1 if number % 2 else 1]:
                 transport.gather(torch.zeros(1))
                 began_s = time.perf_counter()
-                perform(ways_W[method])
+                calls_W[method]()
                 took_TW[number, method] = time.perf_counter() - began_s
         return np.asarray(transport.gather(took_TW).amax(dim=0).numpy())
 
@@ -324,7 +347,7 @@ def _timed_exchange(transport: Transport, cluster: Cluster, pairs_GG: BoolArray,
         bytes_GG = pairs_GG * size
         order = ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0))
         network_s.append(timed(order, bytes_GG, network).makespan_s)
-        took_s.append(float(np.median(_took_TW(transport, [[(order, bytes_GG)]], device))))
+        took_s.append(float(np.median(_took_TW(transport, _performing(transport, [[(order, bytes_GG)]], device)))))
         if took_s[-1] > max(LONG_S, 4 * took_s[0]):
             break
     return startups_and_share((network_s[0], network_s[-1]), (took_s[0], took_s[-1]))

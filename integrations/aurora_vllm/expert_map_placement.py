@@ -15,6 +15,7 @@ from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
+from aurora_vllm.pushed_alltoall import PushedLayer
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
@@ -32,7 +33,7 @@ class ExpertSlots:
         weights: tensors whose first axis is the slots.
         maps: (E,) each, the slot of every expert, -1 for none, as vLLM's kernels and loaders read them.
         orders: the planned orders of dispatch and combine; None: they are not planned.
-        alltoall: returns the layer's all-to-all, if aurora performs it and has begun to.
+        alltoalls: returns the layer's all-to-alls, as many as aurora performs and has begun to.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class ExpertSlots:
         weights: Sequence[torch.Tensor],
         maps: Sequence[torch.Tensor],
         orders: tuple[Order, Order] | None,
-        alltoall: Callable[[], LayerAllToAll | None],
+        alltoalls: Callable[[], Sequence[LayerAllToAll | PushedLayer]],
     ) -> None:
-        self._held, self._maps, self._alltoall = tuple(held), maps, alltoall
+        self._held, self._maps, self._alltoalls = tuple(held), maps, alltoalls
         self._weights = {str(number): whole.detach() for number, whole in enumerate(weights)}
         self._ops: tuple[Op, ...] = ()
         if orders is not None:
@@ -57,9 +58,10 @@ class ExpertSlots:
     @ops.setter
     def ops(self, ops: tuple[Op, ...]) -> None:
         self._ops = ops
-        if ops and (alltoall := self._alltoall()) is not None:
+        if ops:
             dispatch, combine = (op.order for op in ops if isinstance(op, Exchange))
-            alltoall.planned_orders = dispatch, combine
+            for alltoall in self._alltoalls():
+                alltoall.planned_orders = dispatch, combine
 
     def empty_weights(self) -> dict[str, torch.Tensor]:
         """Returns memory for the weights of an expert, by name."""
@@ -91,7 +93,7 @@ class ExpertSlots:
         for slot_E in self._maps:
             slot_E.fill_(-1)
             slot_E[list(wanted)] = torch.arange(len(wanted), dtype=slot_E.dtype, device=slot_E.device)
-        if (alltoall := self._alltoall()) is not None:
+        for alltoall in self._alltoalls():
             alltoall.place(expert_map, wanted)
 
 

@@ -24,8 +24,8 @@ from aurora.types.plan import with_servers
 from aurora_vllm.settings import Settings
 
 ALLTOALLS = {
-    "auto": "in the order that is measured to be fastest", "plan": "in the plan's order",
-    "online": "in an order made for each batch", "stock": "by vLLM",
+    "auto": "in the way that is measured to be fastest", "plan": "in the plan's order",
+    "online": "in an order made for each batch", "push": "by push", "stock": "by vLLM",
 }  # fmt: skip
 # Parts of names that stand beside the decoder layers or inside their experts.
 _BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|experts)\.")
@@ -144,7 +144,7 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
     Raises:
         BadInput: if the settings ask for one, and the plan knows of no servers.
     """
-    if settings.order == "stock" or settings.all_to_all == "flat":
+    if settings.order in ("stock", "push") or settings.all_to_all == "flat":
         return None
     planned, fabric = plan.models[0].hierarchy, plan.cluster.fabric
     if planned is None and settings.all_to_all == settings.order == "auto":
@@ -222,7 +222,12 @@ class ServedPlan:
 
     def disable(self) -> None:
         """Leaves placement and all-to-all to vLLM."""
-        self.plan, self.physical_LP, self.hierarchy, self.order, self.disabled = None, None, None, "stock", True
+        self.plan, self.physical_LP, self.disabled = None, None, True
+        self.keep_stock()
+
+    def keep_stock(self) -> None:
+        """Leaves the all-to-all to vLLM."""
+        self.hierarchy, self.order = None, "stock"
 
     def change_ranks(self, rank: int, ranks: int) -> None:
         """Goes on with other ranks than planned for: all-to-alls are flat, and ordered batch by batch or vLLM's."""
@@ -294,7 +299,7 @@ class ServedPlan:
 
     def planned_orders(self, layer: int) -> tuple[Order, Order] | None:
         """Returns the planned (dispatch, combine) orders of a MoE layer; None if orders are made for every batch."""
-        if self.plan is None or self.order not in ("auto", "plan"):
+        if self.plan is None or self.order not in ("auto", "plan", "push"):
             return None
         model = self.plan.models[0]
         return model.dispatch_L[layer], model.combine_L[layer]

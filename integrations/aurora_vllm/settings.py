@@ -12,7 +12,7 @@ from aurora.errors import AuroraError, BadInput
 from aurora.types import PRIORITIES, ControlOptions
 from aurora.types.options import LEAST_PREEMPTION_S
 
-ORDERS = ("auto", "plan", "online", "stock")
+ORDERS = ("auto", "plan", "online", "push", "stock")
 ALL_TO_ALLS = ("auto", "flat", "hierarchical")
 PREFIX = "AURORA_"
 LONGEST_S = 1e9  # that may be waited
@@ -28,9 +28,10 @@ class Settings:
 
     Args:
         plan: file of a plan of one model, for as many GPUs as vLLM has expert-parallel ranks; None: vLLM's own placement.
-        order: what orders all-to-alls: "plan", "online" (a new order for every batch), "stock" (vLLM's allgather and
-            reduce-scatter) or "auto" (the plan's order or another one, as measured before and while serving, if there is a plan
-            and vLLM uses no CUDA graphs, which an order turns off; else "stock").
+        order: what performs all-to-alls, in which order: "stock" (vLLM's allgather and reduce-scatter), "plan" and "online" (by
+            messages, in the plan's order or a new one for every batch, which turns CUDA graphs off), "push" (rows written into
+            peers' memory, in the plan's order, under CUDA graphs, on GPUs that NVLink connects; else "stock") or "auto" (with a
+            plan the fastest of vLLM's own and those that keep CUDA graphs as they are, by tokens, as measured before serving).
         all_to_all: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its
             ranks) or "auto" (as planned; with the order "auto" by measurement, where the plan's cluster has servers).
         record: folder into which every rank writes its record; None: no record.
@@ -85,6 +86,8 @@ class Settings:
                 raise BadInput(f"{name}: expected seconds above zero and up to {LONGEST_S:.0e}, found {getattr(self, name)}")
         if self.metrics_port is not None and not 0 < self.metrics_port < 65536:
             raise BadInput(f"metrics_port: expected a port from 1 to 65535, found {self.metrics_port}")
+        if self.order == "push" and (self.colocate is not None or self.all_to_all == "hierarchical"):
+            raise BadInput("order: expected another than push with colocate or hierarchical all-to-alls, which go by messages")
         if self.all_to_all == "hierarchical" and self.plan is None:
             raise BadInput("all_to_all: expected a plan, which says which ranks share a server, found none")
         ControlOptions(self.loss, self.bytes_per_s, self.period_s)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +21,11 @@ from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora.types.plan import with_servers
+from aurora_vllm.alltoall_ways import MESSAGES, STOCK, EngineAllToAll, Slots, time_ways
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
+from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, MakeMemory, PushedBatch, PushedLayer, pushed_layers
 from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
@@ -33,12 +35,12 @@ from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
     from aurora.runtime.order_choice import WatchedExchanges
+    from aurora.runtime.transports.push import OrderedPush
     from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.expert_map_placement import ExpertMapPlacement
     from aurora_vllm.watchdog import Watchdog
 
 LOG = logging.getLogger("vllm.aurora")
-Slots = tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -48,7 +50,9 @@ class LayerInFlight:
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
     experts_from: Mark | None  # when the layer's experts began to compute; None unless it is recorded
-    batch: DispatchedBatch | None = None  # the dispatched batch; None before dispatch and after combine
+    way: str = MESSAGES  # of its all-to-all
+    most_tokens: int = 0  # of any rank
+    batch: DispatchedBatch | PushedBatch | None = None  # the dispatched batch; None before dispatch and after combine
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
     exchanged: bool = False  # whether aurora performed the layer's all-to-all
@@ -95,6 +99,10 @@ class WorkerIntegration:
         self._first_layer, self._clock = 0, PhaseClock(False)
         self._choices: ChoiceCounter | None = None
         self._watched: WatchedExchanges | None = None  # of all layers, if their orders are measured
+        self.peers_memory: MakeMemory | str = "expected expert-parallel ranks"  # of push, or why there is none
+        self._push: OrderedPush | None = None
+        self._pushed_of_layer: dict[int, PushedLayer] = {}
+        self._way_of: Callable[[int], str] | None = None  # by tokens of a rank, if the fastest is taken
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
@@ -120,7 +128,7 @@ class WorkerIntegration:
         """
         self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
-        self._make_transport, self._watched = make_transport, None
+        self._make_transport, self._watched, self._way_of = make_transport, None, None
         self._alltoall_of_layer.clear()
         if self.metrics is not None:
             self.metrics.change_ranks(self.rank)
@@ -128,8 +136,9 @@ class WorkerIntegration:
             self.live.change_ranks(self.rank, self.ranks)
 
     def begin_serving(
-        self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None
-    ) -> None:
+        self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None,
+        engine: EngineAllToAll | None = None,
+    ) -> None:  # fmt: skip
         """Begins records and metrics, and compiles and measures what serving needs. Called once the model is loaded.
 
         A collective call if the order of all-to-alls is measured.
@@ -139,11 +148,12 @@ class WorkerIntegration:
             served_name: the name under which vLLM serves the model.
             decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
             choices: counts what the routers chose; None: nothing is recorded.
+            engine: vLLM's own all-to-all; None: it is not compared with.
         """
         self._first_layer, self._clock = min(decoder_layers), PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
             order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
-        self._watched = self._measured(served_name)
+        self._choose_way(served_name, engine)
         self._choices = choices
         if self.served.order != "stock" or choices is not None:
             try:
@@ -170,6 +180,8 @@ class WorkerIntegration:
             self.live.passes.add(real_tokens)
         if self.moving is not None:
             self.moving.begin_pass()
+        if self._push is not None:
+            self._push.check_peers(waits=False)
         with self.records.between_passes:
             try:
                 self.progress.begin_pass(real_tokens)
@@ -240,10 +252,19 @@ class WorkerIntegration:
 
     # All-to-alls
 
-    @property
-    def orders_alltoall(self) -> bool:
-        """True if aurora performs the all-to-all of the layer that this thread computes."""
-        return self.served.order != "stock" and self._thread.in_flight is not None
+    def takes(self, rows_of_ranks: Callable[[], Sequence[int]]) -> bool:
+        """Returns whether aurora performs the all-to-all of the layer that this thread computes.
+
+        Args:
+            rows_of_ranks: returns how many rows of hidden states each rank has; called if the way depends on them.
+        """
+        in_flight = self._thread.in_flight
+        if self.served.order == "stock" or in_flight is None:
+            return False
+        if self._way_of is not None:
+            in_flight.most_tokens = max(rows_of_ranks())
+            in_flight.way = self._way_of(in_flight.most_tokens)
+        return in_flight.way != STOCK
 
     @property
     def dispatched(self) -> bool:
@@ -268,13 +289,20 @@ class WorkerIntegration:
         layer = in_flight.layer
         if in_flight.batch is not None or in_flight.exchanged:
             raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched twice")
+        if in_flight.way != MESSAGES:
+            pushed = self._pushed_of_layer[layer]
+            rows, weights, index, in_flight.batch = pushed.dispatch(
+                in_flight.way, hidden, weights, index, in_flight.most_tokens
+            )
+            return rows, weights, index
         self.time_slices.release_gpu()
         if layer not in self._alltoall_of_layer:
             self._alltoall_of_layer[layer] = self._layer_alltoall(layer, slots_of_layer(layer), hidden.device)
         alltoall = self._alltoall_of_layer[layer]
-        rows, weights, index, in_flight.batch = alltoall.dispatch(hidden, weights, index, in_flight.own_rows)
+        rows, weights, index, batch = alltoall.dispatch(hidden, weights, index, in_flight.own_rows)
+        in_flight.batch = batch
         if self.metrics is not None:
-            self.metrics.add_tokens(layer, in_flight.batch.tokens_G)
+            self.metrics.add_tokens(layer, batch.tokens_G)
         in_flight.index, in_flight.weights = index, weights
         self.time_slices.hold_gpu()
         in_flight.experts_from = self._clock.mark() if self._recorded else None
@@ -291,8 +319,10 @@ class WorkerIntegration:
                 f"aurora: expected results of the {batch.received} rows dispatched in MoE layer {in_flight.layer}, "
                 f"found {len(answers)}"
             )
-        self._record_experts(in_flight)
         in_flight.batch, in_flight.exchanged = None, True
+        if isinstance(batch, PushedBatch):
+            return self._pushed_of_layer[in_flight.layer].combine(in_flight.way, answers, batch)
+        self._record_experts(in_flight)
         self.time_slices.release_gpu()
         summed = self._alltoall_of_layer[in_flight.layer].combine(answers, batch)
         self.hold_gpu()
@@ -300,9 +330,10 @@ class WorkerIntegration:
             self.records.add_timing(in_flight.layer, "aggregate", batch.aggregate, len(summed))
         return summed
 
-    def alltoall(self, layer: int) -> LayerAllToAll | None:
-        """Returns a MoE layer's all-to-all, if aurora performs it and has begun to."""
-        return self._alltoall_of_layer.get(layer)
+    def alltoalls(self, layer: int) -> list[LayerAllToAll | PushedLayer]:
+        """Returns a MoE layer's all-to-alls, as many as aurora performs and has begun to."""
+        of_layer = self._alltoall_of_layer.get(layer), self._pushed_of_layer.get(layer)
+        return [each for each in of_layer if each is not None]
 
     def _layer_alltoall(self, layer: int, slots_G: Slots, device: torch.device) -> LayerAllToAll:
         served, transport = self.served, self.transport()
@@ -313,11 +344,62 @@ class WorkerIntegration:
             self._watched,
         )  # fmt: skip
 
-    def _measured(self, served_name: str) -> WatchedExchanges | None:
-        """Returns the choice of each all-to-all's order, after the ways have been timed; None if it is not measured."""
+    def _choose_way(self, served_name: str, engine: EngineAllToAll | None) -> None:
+        """Makes what all-to-alls need, and times their ways if the fastest is wanted. A collective call.
+
+        vLLM's own is kept unless another one is faster.
+        """
+        served, settings, memory = self.served, self.settings, self.peers_memory
+        made: MakeMemory | tuple[OrderedPush, dict[int, PushedLayer]] | str = memory
+        auto = settings.order == "auto" and served.plan is not None
+        ways = [MESSAGES] if auto and (engine is None or not engine.graphs) else []
+        if engine is not None and not isinstance(memory, str) and (auto or served.order == "push"):
+            made = pushed_layers(self.transport(), memory, engine, served.plan)
+        if isinstance(made, tuple):
+            self._push, self._pushed_of_layer = made
+            self._way_of, ways = (lambda _: ORDERED), [*PUSHES, *ways]
+        elif served.order == "push":
+            assert self.status is not None
+            self.status.falls_short(f"order push: {made}; all-to-alls are vLLM's own")
+            served.keep_stock()
+        if MESSAGES in ways and served.order == "auto":
+            self._watched = self._measured_orders(served_name)
+        if not auto or engine is None or settings.colocate is not None or settings.all_to_all == "hierarchical":
+            return
+        if ways:
+            self._keep_fastest(engine, ways)
+            return
+        served.keep_stock()
+        if self.rank == 0:
+            LOG.info("aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: %s", made)
+
+    def _keep_fastest(self, engine: EngineAllToAll, ways: Sequence[str]) -> None:
+        """Times these ways of all-to-alls and vLLM's own, and keeps those that are the fastest for some number of tokens."""
+
+        def exchange(way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
+            with self.moe_layer(next(iter(engine.slots_LG)), index, False):
+                in_flight = self._thread.in_flight
+                assert in_flight is not None
+                in_flight.way, in_flight.most_tokens = way, len(hidden)
+                self.combine(self.dispatch(hidden, weights, index, engine.slots_LG.__getitem__)[0])
+
+        exchange_of = {way: partial(exchange, way) for way in ways}
+        calibration = time_ways(self.transport(), engine, exchange_of | {STOCK: engine.exchange})
+        if self.rank == 0:
+            LOG.info("aurora: all-to-alls measured before serving, a dispatch and its combine: %s", calibration)
+        way_C = [calibration.method(size) for size in calibration.sizes_C]
+        tokens_C = calibration.sizes_C // engine.row.row_bytes
+        self._way_of = cache(lambda tokens: way_C[int(abs(np.log(tokens_C / max(tokens, 1))).argmin())])
+        if not {*way_C} & {*PUSHES}:
+            self._push = None
+            self._pushed_of_layer.clear()
+        if {*way_C} == {STOCK}:
+            self.served.keep_stock()
+
+    def _measured_orders(self, served_name: str) -> WatchedExchanges:
+        """Returns the choice of the order of each all-to-all by messages, after orders have been timed."""
         plan = self.served.plan
-        if self.served.order != "auto" or plan is None:
-            return None
+        assert plan is not None
         from aurora.runtime.order_calibration import calibrate_plan
         from aurora.runtime.order_choice import OrderWatch, WatchedExchanges
         from aurora.runtime.phase_recorder import HostTimer, StreamTimer

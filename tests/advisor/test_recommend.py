@@ -107,6 +107,18 @@ def test_every_engine_gets_a_command_and_files_that_it_reads(name, tmp_path):
         assert all(set(planned) <= set(read) for planned, read in zip(planned_G, read_G, strict=True))
 
 
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("per_server", [4, 1, 2], ids=["one-nvlink-domain", "flat-between-servers", "over-servers"])
+def test_no_order_is_advised_on_any_fabric(per_server, name, tmp_path):
+    """Also under skew, which orders gain most from: where one may pay is measured, as docs/concepts/orders.md says."""
+    found = recommend(cluster_of("h20:4", KINDS, per_server=per_server), name, profile=skewed(windows=3, hot=2))
+    plans = [candidate.plan for candidate in found.simulated.candidates]
+    models = [model for plan in (found.plan, *plans) for model in plan.models]
+    assert {order.method for model in models for order in (*model.dispatch_L, *model.combine_L)} == {"all-at-once"}
+    command = save_recommendation(found, tmp_path, "model")
+    assert [word for word in ("push", "online", '"order": "plan"', '"order": "auto"') if word in command] == []
+
+
 def test_an_allgather_is_simulated_where_the_engine_does_one():
     profile = skewed(windows=1, hot=2)
     cluster = cluster_of("h20:4", KINDS)

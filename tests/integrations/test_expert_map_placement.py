@@ -45,7 +45,7 @@ class Rank:
         self.memory_of = [each.data_ptr() for each in (*self.weight_LP, *self.slot_LE)]
         layers = [
             ExpertSlots(
-                FIRST.slots_LG[layer][rank], [self.weight_LP[layer]], [self.slot_LE[layer]], orders, self.alltoall(layer)
+                FIRST.slots_LG[layer][rank], [self.weight_LP[layer]], [self.slot_LE[layer]], orders, self.alltoalls(layer)
             )
             for layer in range(LAYERS)
         ]
@@ -60,8 +60,8 @@ class Rank:
     def transport(self):
         return MemoryTransport(self.memory, self.rank)
 
-    def alltoall(self, layer):
-        return lambda: self.integration.alltoall(layer)
+    def alltoalls(self, layer):
+        return lambda: self.integration.alltoalls(layer)
 
     def forward(self, tokens, rng):
         """A forward pass: real tokens, or the dummy batch of an idle rank."""
@@ -121,8 +121,8 @@ def test_experts_follow_the_traffic_between_passes(monkeypatch, caplog, planned,
             assert sum(slot >= 0 for slot in rank.slot_LE[layer].tolist()) == 2
     for rank in ranks:
         assert [each.data_ptr() for each in (*rank.weight_LP, *rank.slot_LE)] == rank.memory_of
-        orders_L = [rank.integration.alltoall(layer).planned_orders for layer in range(LAYERS)]
-        assert all(orders == ranks[0].integration.alltoall(layer).planned_orders for layer, orders in enumerate(orders_L))
+        orders_L = [rank.integration.alltoalls(layer)[0].planned_orders for layer in range(LAYERS)]
+        assert all(orders == ranks[0].integration.alltoalls(layer)[0].planned_orders for layer, orders in enumerate(orders_L))
         assert all((orders is None) is not planned and orders != (PLANNED, PLANNED.reversed) for orders in orders_L)
     value = ranks[0].registry.get_sample_value
     labels = {"model_name": "m", "ep_rank": "0"}

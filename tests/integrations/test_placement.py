@@ -230,17 +230,32 @@ def test_a_kernel_that_is_not_known_ends_the_server_before_it_answers(name, hono
 
 
 @pytest.mark.parametrize(
-    ("order", "graphs", "back_end", "used"),
+    ("settings", "graphs", "back_end", "used", "kept"),
     [
-        ("auto", "NONE", "allgather_reducescatter", "auto"),
-        ("auto", "FULL_AND_PIECEWISE", "allgather_reducescatter", "stock"),
-        ("plan", "FULL_AND_PIECEWISE", "allgather_reducescatter", "plan"),
-        ("plan", "NONE", "deepep_low_latency", "stock"),
+        ({}, "NONE", "allgather_reducescatter", "auto", True),
+        ({}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "auto", True),
+        ({"fault_store": "here"}, "NONE", "allgather_reducescatter", "stock", True),
+        ({"order": "push"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "push", True),
+        ({"order": "plan"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "plan", False),
+        ({"order": "online"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "online", False),
+        ({"colocate": "both"}, "FULL_AND_PIECEWISE", "allgather_reducescatter", "auto", False),
+        ({"order": "plan"}, "FULL_AND_PIECEWISE", "deepep_low_latency", "stock", True),
     ],
 )
-def test_cuda_graphs_stay_unless_an_order_is_asked_for(order, graphs, back_end, used):
-    startup = WorkerStartup(Settings(plan="plan.json", order=order), config(graphs=graphs, back_end=back_end), None)
+def test_cuda_graphs_stay_unless_messages_are_asked_for(settings, graphs, back_end, used, kept, monkeypatch, caplog):
+    """That is told. By default there are no messages under graphs, but what is measured to be faster than vLLM's own."""
+    given = config(graphs=graphs, back_end=back_end)
+    given.parallel_config.distributed_executor_backend = "mp"
+    given.parallel_config.data_parallel_rank = given.parallel_config.rank = given.parallel_config.world_size = 0
+    startup = WorkerStartup(Settings(plan="plan.json", **settings), given, None)
     assert startup._settings.order == used
+    for name in ("patch_routed_experts", "patch_all2all_manager"):
+        monkeypatch.setattr(worker_startup, name, lambda _patched: None)
+    turned_off = []
+    monkeypatch.setattr(worker_startup, "disable_cuda_graphs", turned_off.append)
+    startup.install_patches()
+    said = "aurora: CUDA graphs are off: the sizes of ordered messages are known on the host alone"
+    assert (turned_off == []) is kept is (said not in caplog.text)
 
 
 @pytest.mark.parametrize(

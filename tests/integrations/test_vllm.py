@@ -569,6 +569,47 @@ def test_two_ranks_answer_as_one_and_count_as_transformers(name, tmp_path, check
     assert not planned.warnings()
 
 
+SMALL_BUFFERS = """
+from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
+start = WorkerStartup.start
+def start_with_small_buffers(self, worker):
+    from aurora_vllm import pushed_alltoall
+    pushed_alltoall.BUFFER_BYTES = 2 * 2 * 288 * 16
+    start(self, worker)
+WorkerStartup.start = start_with_small_buffers
+"""  # for 16 tokens of each of two ranks, in rows of 288 bytes
+
+
+@slow
+@pytest.mark.parametrize("plan", [False, True])
+def test_all_to_alls_by_push_answer_as_one_rank(plan, tmp_path, checkpoints, alone):
+    """Through vLLM's manager, in Triton's interpreter: all at once, and by a plan with unequal counts, in rounds."""
+    checkpoint, settings = checkpoints("qwen3moe"), {"order": "push", "required": True}
+    if plan:
+        save(scattered(checkpoint, 2), tmp_path / "plan.json")
+        settings["plan"] = str(tmp_path / "plan.json")
+    ranks = Ranks(
+        tmp_path / "run", 2, model=str(checkpoint), dp=2, prompts=PROMPTS[:3], new_tokens=4, max_num_batched_tokens=32,
+        additional_config={"aurora": settings}, before=SMALL_BUFFERS if plan else "",
+    )  # fmt: skip
+    found, expected = ranks.answers(), alone("qwen3moe", PROMPTS[:3])
+    check_same(found, {prompt: {name: each[:4] for name, each in answer.items()} for prompt, answer in expected.items()})
+    (said,) = [line for log in ranks.said() for line in log.splitlines() if ", all-to-alls by push, no record" in line]
+    assert "INFO" in said
+
+
+@slow
+def test_vllms_own_all_to_all_is_measured_with_the_others(tmp_path, checkpoints, alone):
+    """By its manager's own calls, by default and with a plan; answers stay whichever is kept."""
+    checkpoint = checkpoints("qwen3moe")
+    save(scattered(checkpoint, 2), tmp_path / "plan.json")
+    settings = {"plan": str(tmp_path / "plan.json"), "required": True}
+    ranks = Ranks(tmp_path / "run", 2, model=str(checkpoint), dp=2, additional_config={"aurora": settings})
+    check_same(ranks.answers(), alone("qwen3moe"))
+    (said,) = [line for log in ranks.said() for line in log.splitlines() if "a dispatch and its combine: " in line]
+    assert ", vLLM's own " in said
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "more"),
     [
@@ -609,20 +650,35 @@ WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
 
+SLOW_STOCK = """
+import time
+from aurora_vllm.vllm_internals import model_runner
+own = model_runner.engine_alltoall
+def slow_alltoall(*args):
+    made = own(*args)
+    return made._replace(exchange=lambda *batch: (time.sleep(0.5), made.exchange(*batch)))
+model_runner.engine_alltoall = slow_alltoall
+"""
+
+
 @slow
 def test_two_servers_of_two_ranks_measure_whether_all_to_alls_have_two_hops(tmp_path, checkpoints, alone):
-    """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay."""
+    """By default, for a flat plan of a cluster with servers: a batch takes the way that is faster, and answers stay.
+
+    vLLM's own all-to-all, which has one hop, is made to be the slowest.
+    """
     checkpoint = checkpoints("qwen3moe")
     save(scattered(checkpoint, 4, fabric=servers((0, 1, 0, 1), [1e9] * 4, [1e9] * 4, 1e8)), tmp_path / "plan.json")
     settings = {"aurora": {"plan": str(tmp_path / "plan.json")}}
-    run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS)
+    run = Ranks(tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config=settings, before=IN_TWO_HOPS + SLOW_STOCK)
     check_same(run.answers(), alone("qwen3moe"))
     assert not run.warnings()
     lines = [line for log in run.said() for line in log.splitlines()]
-    said = "in the order that is measured to be fastest and in two hops over 2 servers or flat, no record"
+    said = "in the way that is measured to be fastest and in two hops over 2 servers or flat, no record"
     assert sum(said in line for line in lines) == 1
-    measured = [line for line in lines if "aurora: all-to-alls measured before serving: " in line]
-    assert ["over servers" in line for line in measured] == [False, True]
+    measured = [line for line in lines if "aurora: all-to-alls measured before serving" in line]
+    assert ["over servers" in line for line in measured] == [False, True, False]
+    assert ", vLLM's own " in measured[2]
 
 
 @pytest.mark.parametrize("eplb_too", [False, True])
@@ -793,7 +849,7 @@ def test_served_over_http(tmp_path, checkpoints, alone):
     """32 requests at once, all answered as one rank would; metrics on vLLM's own page; a record on command; no process left."""
     checkpoint = checkpoints("qwen3moe")
     save(scattered(checkpoint, 2), tmp_path / "plan.json")
-    settings = {"plan": str(tmp_path / "plan.json"), "record": str(tmp_path / "seen"), "record_every_s": 1}
+    settings = {"plan": str(tmp_path / "plan.json"), "order": "plan", "record": str(tmp_path / "seen"), "record_every_s": 1}
     with Server(tmp_path, checkpoint, settings) as server:
         server.wait_until_ready()
         with ThreadPoolExecutor(32) as pool:
@@ -811,7 +867,7 @@ def test_served_over_http(tmp_path, checkpoints, alone):
     (line,) = [
         line
         for line in server.log.read_text().splitlines()
-        if " places the experts by expert maps, all-to-alls in the order that is measured to be fastest" in line
+        if " places the experts by expert maps, all-to-alls in the plan's order" in line
     ]
     assert "INFO" in line
     assert "plan.json, written 0.0 days ago" in line

@@ -157,12 +157,12 @@ class MegaExperts(torch.nn.Module):
 def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_maps(planned, caplog, monkeypatch):
     begun = []
     served = types.SimpleNamespace(
-        disable=lambda: begun.append("disabled"), plan=object() if planned else None, physical_LP=None, disabled=False,
+        disable=lambda: begun.append("disabled"), plan=object() if planned else None, physical_LP=None, disabled=False, order="stock",
         checkpoint=types.SimpleNamespace(layers=(1, 2), fingerprint="f"),
     )  # fmt: skip
     integration = types.SimpleNamespace(
         served=served, settings=Settings(record=Path("seen")), rank=0, ranks=2, hold_gpu=None, watchdog=None,
-        begin_serving=lambda facts, _name, layers, choices: begun.append((facts, layers, choices)),
+        begin_serving=lambda facts, _name, layers, choices, _engine: begun.append((facts, layers, choices)),
     )  # fmt: skip
     integration.status = PluginStatus(integration.settings, "m", 0, True, CollectorRegistry())
     patched = types.SimpleNamespace(integration=integration, layers=[], late_LP=None, moves_by_expert_maps=False)

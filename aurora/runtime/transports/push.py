@@ -10,10 +10,11 @@ Orders are kept in one of two ways:
 - gated: a receiver permits one sender at a time, stage after stage (`Order.stage_X`). This is what the bound of a plan's order
   assumes, and costs two flags a stage.
 
-Buffers have two halves, for dispatches and combines in turn. What arrived in a half is used before the next exchange is
+Buffers have two halves, which exchanges use in turn. What arrived in a half is used before the next exchange is
 queued, so a rank's flags of one exchange acknowledge the exchange before: once all peers' flags of a combine are here, nobody
 reads what the dispatch before it brought, and the next may overwrite it. No other credit is needed, and nothing waits inside a
-kernel for work that follows on the same stream.
+kernel for work that follows on the same stream. Every dispatch has its combine, so each replay of a captured pass begins with
+the same half.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,6 @@ LANES = 24  # programs of a launch: as many multiprocessors of the GPU
 POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longer
 PIECE_BYTES = 16 * 1024  # rows in which a PushTransport cuts tensors
 HALF_ALIGNED = 256  # bytes
-PHASES = ("dispatch", "combine")  # by the half of the buffers that they use
 MOST_TABLES = 64  # of orders that a PushTransport keeps
 
 
@@ -115,8 +115,9 @@ class Dispatched(NamedTuple):
 class OrderedPush:
     """Dispatch and combine between the ranks of a group, for all layers of a model. All methods are collective calls.
 
-    A dispatch and its combine follow each other. Queues everything on the current stream; the host waits for nothing but in
-    `check_peers`.
+    A dispatch and its combine follow each other; so do the dispatches of a batch in rounds, and then their combines. What a
+    dispatch has brought is then taken out of the buffers before the next one. Queues everything on the current stream; the
+    host waits for nothing but in `check_peers`.
 
     Args:
         make_memory: makes the group's buffers of so many bytes, see `aurora.runtime.transports.symmetric_memory`.
@@ -157,7 +158,8 @@ class OrderedPush:
         self.peers = Peers(memory.address_R, state_2, self.rank, ranks, self.slots, stages, lanes, polls)
         self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
         self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
-        self._next = "dispatch"
+        self._half = 0  # of the next exchange
+        self._seen_2 = torch.zeros(2, dtype=torch.int64, pin_memory=state_2.is_cuda)
 
     def parts(self, tokens: int) -> list[slice]:
         """Returns the parts of a batch of so many tokens, the last of which may be empty.
@@ -182,8 +184,9 @@ class OrderedPush:
             self.table_L2[layer, phase].copy_(torch.from_numpy(table))
 
     def dispatch(
-        self, layer: int, hidden: torch.Tensor, rank_NK: torch.Tensor, packing: MessageFormat, tail: torch.Tensor | None
-    ) -> Dispatched:
+        self, layer: int, hidden: torch.Tensor, rank_NK: torch.Tensor, packing: MessageFormat, tail: torch.Tensor | None,
+        slots: int | None = None,
+    ) -> Dispatched:  # fmt: skip
         """Sends tokens to the ranks of their experts, one row for each rank that a token goes to.
 
         Args:
@@ -193,25 +196,28 @@ class OrderedPush:
             packing: layout of the rows.
             tail: what rows carry beside hidden states, `MessageFormat.tail`: a row a token, or, if choices do not share rows,
                 a row a choice; None: nothing.
+            slots: most rows of any rank for another in this dispatch, the same on all ranks: its rows are R times as many;
+                None: as many as the buffers hold.
 
         Raises:
-            BadInput: if there are more tokens than the buffers were made for.
+            BadInput: if there are more tokens than the buffers were made for, or than `slots`.
         """
+        slots = min(self.slots if slots is None else slots, self.slots)
         tokens, top_k = rank_NK.shape
         by_choice = tail is not None and len(tail) != tokens
         rows = tokens * (top_k if by_choice else 1)
-        if rows > self.slots or packing.row_bytes > self._row_bytes:
+        if rows > slots or packing.row_bytes > self._row_bytes:
             raise BadInput(
-                f"ordered push: expected at most {self.slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
+                f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
                 f"{rows} of {packing.row_bytes}"
             )
         if quantized := hidden.dtype != packing.dtype:
             _check_e4m3(packing, hidden.device)
-        row_of_RX, count_R, place_NK = lay_out(rank_NK, self.ranks, self.slots, not by_choice)
+        row_of_RX, count_R, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
         tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
         each = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
         sent = Rows(*each, packing.scales_at if quantized else None)
-        return Dispatched(*self.exchange("dispatch", self.table_L2[layer, 0], sent, row_of_RX, count_R), place_NK)
+        return Dispatched(*self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_R), place_NK)
 
     def combine(
         self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
@@ -229,34 +235,39 @@ class OrderedPush:
         if row_bytes > self._row_bytes:
             raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
         rows = Rows(answers, 1, None, 1, 0, _aligned(row_bytes, ALIGNED_BYTES))
-        arrived, _ = self.exchange("combine", self.table_L2[layer, 1], rows, self.same_RX, dispatched.count_R)
+        same_RX = self.same_RX.view(-1)[: len(dispatched.rows)].view(self.ranks, -1)
+        arrived, _ = self.exchange(self.table_L2[layer, 1], rows, same_RX, dispatched.count_R)
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
     def exchange(
-        self, phase: str, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_R: torch.Tensor
+        self, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_R: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queues an exchange and the wait for its end.
 
         Returns (R * slots, row_bytes) uint8, the slots that it fills, and (R,) int64, how many rows each peer has sent.
 
         Args:
-            phase: "dispatch" or "combine", in turn.
             table: one of `table_L2`.
-            rows, row_of_RX, count_R: the rows, as `aurora.moe.push_triton.push` takes them.
+            rows, row_of_RX, count_R: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column a slot.
         """
-        assert phase == self._next, f"expected a {self._next}: halves of the buffers are used in turn"
-        self._next = "combine" if phase == "dispatch" else "dispatch"
-        half = PHASES.index(phase)
-        push(self.peers, table, rows, row_of_RX, count_R, half, self._half_at[half])
-        count_R = wait(self.peers, half)
-        size = self.ranks * self.slots * rows.row_bytes
+        half, self._half = self._half, 1 - self._half
+        peers = self.peers._replace(slots=row_of_RX.shape[1])
+        push(peers, table, rows, row_of_RX, count_R, half, self._half_at[half])
+        count_R = wait(peers, half)
+        size = row_of_RX.numel() * rows.row_bytes
         return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), count_R
 
-    def check_peers(self) -> None:
-        """Waits for what is queued. Raises RankFailed if a peer did not answer in time; all that came since is invalid."""
-        if lost := int(self.peers.state_2[1]):
+    def check_peers(self, waits: bool = True) -> None:
+        """Raises RankFailed if a peer did not answer in time; all that came since is invalid.
+
+        Args:
+            waits: whether it waits for what is queued; False: it tells what was known when it was last called so, or later.
+        """
+        if lost := int((self.peers.state_2 if waits else self._seen_2)[1]):
             waited_s = self.peers.polls * POLL_S
             raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
+        if not waits:
+            self._seen_2.copy_(self.peers.state_2, non_blocking=True)
 
 
 class HierarchicalPush:
@@ -351,7 +362,7 @@ class PushTransport(RoundsTransport):
             packed[peer, : len(out)].copy_(out)
         pieces_R = torch.tensor([-(-len(out) // PIECE_BYTES) for out in outs], dtype=torch.int32)
         rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 1, 0, PIECE_BYTES)
-        arrived, _ = push.exchange(PHASES[half], self._table(order), rows, push.same_RX, pieces_R.to(packed.device))
+        arrived, _ = push.exchange(self._table(order), rows, push.same_RX, pieces_R.to(packed.device))
         for peer, into in enumerate(intos):
             into.copy_(arrived.view(self.ranks, -1)[peer, : len(into)])
 

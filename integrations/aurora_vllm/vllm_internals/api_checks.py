@@ -136,6 +136,7 @@ API_CHECKS = (
     ),
     ApiCheck("all-to-all", f"{MANAGER}.combine", ("hidden_states", "is_sequence_parallel"), f"{COMMUNICATOR}.combine"),
     ApiCheck("all-to-all", f"{MANAGER}._get_comm_group", ("is_sequence_parallel",)),
+    ApiCheck("all-to-all", f"{MANAGER}._get_sizes", ("num_local_tokens", "comm_group"), f"{MANAGER}.dispatch"),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_ep_group"),
     ApiCheck("all-to-all", "vllm.distributed.parallel_state:get_tp_group"),
     ApiCheck("all-to-all", "vllm.config.compilation:CUDAGraphMode.__init__"),

@@ -57,7 +57,7 @@ def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: 
         maps = [experts.expert_map, experts.expert_map_manager.expert_map]
         orders = integration.served.planned_orders(number)
         held = slots_LG[-1][facts.rank]
-        layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoall, number)))
+        layers.append(ExpertSlots(held, [*experts.get_expert_weights()], maps, orders, partial(integration.alltoalls, number)))
     integration.moving = ExpertMapPlacement(
         integration.settings, facts, integration.served.cluster, layers, Placement(tuple(slots_LG)), choices,
         integration.transport(), integration.time_slices, ControlMetrics(served_name, facts.rank), integration.served.profile,

@@ -16,7 +16,7 @@ from aurora.errors import BadInput
 from aurora_vllm.peer_ranks import PeerProcesses, naming_lost_ranks
 from aurora_vllm.vllm_internals.api_checks import BIND_CAPTURER, CAPTURER, RECORD_API_CHECKS, check_api, find
 from aurora_vllm.vllm_internals.cpu import register_with_eplb
-from aurora_vllm.vllm_internals.patches import PatchedWorker
+from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engine_alltoall
 from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps
 
 if TYPE_CHECKING:
@@ -161,7 +161,13 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
 
         follow_by_expert_maps(patched, choices, facts, config.model_config.served_model_name)
     recorded = choices if integration.settings.record is not None else None
-    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded)
+    engine = None
+    if integration.served.order != "stock" and integration.settings.order in ("auto", "push"):
+        most_tokens = config.scheduler_config.max_num_batched_tokens
+        engine = engine_alltoall(patched, most_tokens, cuda_graphs(config)) if patched.layers else None
+        if engine is None:
+            integration.served.keep_stock()
+    integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded, engine)
     model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
     model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
 

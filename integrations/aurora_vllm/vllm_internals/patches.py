@@ -19,8 +19,9 @@ from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER,
 from aurora_vllm.vllm_internals.progress_hooks import within
 
 if TYPE_CHECKING:
+    from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
     from aurora_vllm.eplb_placement import EplbPlacement
-    from aurora_vllm.worker_integration import Slots, WorkerIntegration
+    from aurora_vllm.worker_integration import WorkerIntegration
 
 
 EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on CPUs `repair_cpu` sees to it
@@ -49,6 +50,7 @@ class PatchedWorker:
         capturer: what the routers write their choices to; None: nothing counts them.
         layers: the model's MoE layers, once it is loaded.
         live: what EPLB's physical experts hold, once it follows the traffic; None: it does not.
+        even: whether all ranks have as many tokens now; False: as many as vLLM says, which it does in forward passes alone.
         late_LP: the planned physical experts of a model whose weights could not be loaded there: EPLB moves them at its first
             rearrangement; None: all are in place.
     """
@@ -60,6 +62,7 @@ class PatchedWorker:
         self.capturer: Any = None
         self.layers: list[Any] = []
         self.live: EplbPlacement | None = None
+        self.even = False
         self.late_LP: torch.Tensor | None = None
 
     def exchange(self, phase: str) -> AbstractContextManager[None]:
@@ -209,6 +212,11 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
     class OrderedAll2AllManager(vllm_manager):  # type: ignore[misc, valid-type]
         """Aurora's all-to-all if the layer's choices are known and all expert-parallel ranks take part; else vLLM's."""
 
+        def _get_sizes(self, num_local_tokens: int, comm_group: Any) -> Any:
+            if worker.even:
+                return [num_local_tokens] * comm_group.world_size
+            return super()._get_sizes(num_local_tokens, comm_group)
+
         @within(lambda: worker.exchange(DISPATCH))
         def dispatch_router_logits(self, *args: Any, **named: Any) -> Any:
             return super().dispatch_router_logits(*args, **named)
@@ -218,9 +226,10 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
             self, hidden_states: Any, topk_weights: Any, topk_ids: Any, is_sequence_parallel: bool = False,
             extra_tensors: Any = None,
         ) -> Any:  # fmt: skip
-            integration = worker.integration
-            all_ranks = self._get_comm_group(is_sequence_parallel).world_size == self.world_size
-            if integration is None or not integration.orders_alltoall or extra_tensors is not None or not all_ranks:
+            integration, group = worker.integration, self._get_comm_group(is_sequence_parallel)
+            possible = extra_tensors is None and group.world_size == self.world_size
+            rows_of_ranks = functools.partial(self._get_sizes, len(hidden_states), group)
+            if integration is None or not possible or not integration.takes(rows_of_ranks):
                 with nullcontext() if integration is None else integration.time_slices.released_gpu():
                     return super().dispatch(
                         hidden_states, topk_weights, topk_ids, is_sequence_parallel, extra_tensors=extra_tensors
@@ -247,6 +256,44 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
             return output.copy_(worker.integration.combine(hidden_states))
 
     setattr(find(f"{ALL2ALL}:"), "AgRsAll2AllManager", OrderedAll2AllManager)  # noqa: B010
+
+
+def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> EngineAllToAll | None:
+    """Returns vLLM's own all-to-all of the loaded layers; None if not all ranks take part in it. A collective call.
+
+    Args:
+        worker: what the patches share.
+        most_tokens: of a rank in one batch.
+        graphs: whether vLLM captures CUDA graphs.
+    """
+    from aurora.moe.permutation import MessageFormat
+    from aurora_vllm.alltoall_ways import EngineAllToAll
+
+    first, manager = worker.layers[0], worker.group.device_communicator.all2all_manager
+    shape, apart = first.moe_config, first.moe_config.is_sequence_parallel
+    if manager._get_comm_group(apart).world_size != manager.world_size:
+        return None
+
+    def exchange(hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
+        worker.even = True
+        try:
+            rows = manager.dispatch(hidden, weights, index, apart)[0]
+            if rows.is_cuda and hasattr(manager, "combine_into_output"):
+                into = manager.allocate_combine_input(rows.shape, rows.dtype, rows.device, apart)
+                manager.combine_into_output(rows if into is None else into, torch.empty_like(hidden), apart)
+            else:
+                manager.combine(rows, apart)
+        finally:
+            worker.even = False
+
+    slots_LG = {each.aurora_layer: worker.slots(each.aurora_layer) for each in worker.layers}
+    row = MessageFormat(shape.hidden_dim, first.top_k, worker.config.model_config.dtype)
+    return EngineAllToAll(exchange, slots_LG, row, most_tokens, graphs, next(first.parameters()).device)
+
+
+def cuda_graphs(config: Any) -> bool:
+    """Returns whether vLLM captures CUDA graphs."""
+    return bool(config.compilation_config.cudagraph_mode.name != "NONE")
 
 
 def disable_cuda_graphs(config: Any) -> None:

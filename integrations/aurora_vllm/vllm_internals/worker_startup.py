@@ -31,6 +31,7 @@ from aurora_vllm.vllm_internals.joining_rank import joins
 from aurora_vllm.vllm_internals.model_runner import patch_model_runner
 from aurora_vllm.vllm_internals.patches import (
     PatchedWorker,
+    cuda_graphs,
     disable_cuda_graphs,
     patch_all2all_manager,
     patch_eplb,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from aurora.moe.transport import Transport
     from aurora.types import Cluster
     from aurora_vllm.plugin_status import PluginStatus
+    from aurora_vllm.pushed_alltoall import MakeMemory
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
@@ -78,7 +80,11 @@ class WorkerStartup:
         moved = self._settings.plan is not None or self._settings.adapt
         if self._config.parallel_config.enable_eplb and moved and self._eplb_refusal() is None:
             patch_eplb(self._patched)
-        if self._settings.order != "stock":
+        settings = self._settings
+        by_messages = settings.order != "auto" or settings.colocate is not None or settings.all_to_all == "hierarchical"
+        if settings.order not in ("stock", "push") and by_messages and cuda_graphs(self._config):
+            if self._reports:
+                LOG.warning("aurora: CUDA graphs are off: the sizes of ordered messages are known on the host alone")
             disable_cuda_graphs(self._config)
 
     def start(self, worker: Any) -> None:
@@ -107,6 +113,8 @@ class WorkerStartup:
         if group is not None:
             cluster = integration.served.cluster
             integration.connect(lambda: _transport(group, cluster))
+            if self._settings.order in ("auto", "push") and integration.served.order != "stock":
+                integration.peers_memory = self._peers_memory(integration, group, processes)
         if processes is not None:
             self._watch(integration, processes, integration.status)
         self._patched.integration, self._patched.group = integration, group
@@ -284,6 +292,18 @@ class WorkerStartup:
             return f"all_to_all: expected expert and data parallelism by {BACK_END}, found no all-to-all to perform in two hops"
         return None
 
+    def _peers_memory(self, integration: WorkerIntegration, group: Any, processes: PeerProcesses | None) -> MakeMemory | str:
+        """What makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
+        from aurora_vllm.pushed_alltoall import memory_of_peers
+
+        settings, overlaps = self._settings, getattr(self._config.parallel_config, "enable_dbo", False)
+        if settings.colocate or settings.fault_store or settings.all_to_all == "hierarchical" or overlaps:
+            return "expected no colocate, fault_store, hierarchical all-to-alls or --enable-dbo, found one"
+        if settings.order == "auto" and not torch.cuda.is_available():
+            return "expected GPUs, found CPUs"
+        here = processes is not None and processes.on_one_host
+        return memory_of_peers(group.device_group, integration.transport(), here)
+
     def _record_refusal(self) -> str | None:
         """Why these ranks cannot record, each to the file of its expert-parallel rank, or None."""
         parallel = self._config.parallel_config
@@ -344,11 +364,8 @@ def _effective_order(settings: Settings, config: Any) -> str:
     parallel = config.parallel_config
     if not (parallel.enable_expert_parallel and parallel.data_parallel_size > 1 and parallel.all2all_backend == BACK_END):
         return "stock"
-    if settings.order != "auto":
-        return settings.order
-    graphs = config.compilation_config.cudagraph_mode.name != "NONE"
-    keeps_graphs = graphs and settings.colocate is None and settings.all_to_all != "hierarchical"
-    return "stock" if settings.plan is None or keeps_graphs else "auto"
+    measured = settings.plan is not None and settings.fault_store is None  # a rank that joins later has nobody to measure with
+    return "stock" if settings.order == "auto" and not measured else settings.order
 
 
 def _transport(group: Any, cluster: Cluster | None) -> Transport:

@@ -1,0 +1,82 @@
+"""Ways of an all-to-all in vLLM, timed before serving as serving performs them: its own, by ordered messages, and by push."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from aurora.moe.permutation import MessageFormat
+from aurora.moe.transport import Transport
+from aurora.runtime.order_calibration import OrderCalibration, calibrate_calls
+
+MESSAGES, STOCK = "ordered messages", "vLLM's own"  # beside PUSHES
+TOKENS = (1, 8, 64, 512, 4096)  # of a rank, for which ways are timed, and the engine's most
+REPEATED = 8  # exchanges that are timed in a row on a GPU, where one is short
+Slots = tuple[tuple[int, ...], ...]
+Exchange = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # of hidden states (N, H), weights and experts (N, K)
+
+
+class EngineAllToAll(NamedTuple):
+    """vLLM's own all-to-all of the model's MoE layers, and what it carries.
+
+    Attributes:
+        exchange: performs a dispatch and its combine as vLLM does.
+        slots_LG: by MoE layer, the experts that each rank holds, in the sequence of its weights.
+        row: layout of a token's row.
+        most_tokens: of a rank in one batch.
+        graphs: whether vLLM captures CUDA graphs.
+        device: of the tokens.
+    """
+
+    exchange: Exchange
+    slots_LG: Mapping[int, Slots]
+    row: MessageFormat
+    most_tokens: int
+    graphs: bool
+    device: torch.device
+
+
+def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping[str, Exchange]) -> OrderCalibration:
+    """Times a dispatch and its combine in each way. A collective call: all ranks make it and get the same result.
+
+    Tokens choose experts evenly. CUDA graphs are captured and replayed where vLLM does so.
+
+    Args:
+        transport: by which ranks tell each other their seconds.
+        engine: what is carried.
+        exchange_of: by way, what performs it; the last way is kept unless another one is faster.
+    """
+    slots_G, row, device = next(iter(engine.slots_LG.values())), engine.row, engine.device
+    experts, rng = sum(map(len, slots_G)), torch.Generator().manual_seed(transport.rank)
+    tokens_C = [*(tokens for tokens in TOKENS if tokens < engine.most_tokens), engine.most_tokens]
+
+    def calls(size: int) -> list[Callable[[], None]]:
+        tokens = size // row.row_bytes
+        index = torch.rand(tokens, experts, generator=rng).topk(row.top_k).indices.to(device, torch.int32)
+        hidden = torch.zeros(tokens, row.width, dtype=row.dtype, device=device)
+        batch = hidden, torch.ones(tokens, row.top_k, device=device), index
+        return [_timeable(partial(exchange, *batch), engine.graphs) for exchange in exchange_of.values()]
+
+    return calibrate_calls(transport, (*exchange_of,), calls, [tokens * row.row_bytes for tokens in tokens_C])
+
+
+def _timeable(call: Callable[[], None], graphs: bool) -> Callable[[], None]:
+    """Returns a call that returns when its work is done; on a GPU it does the work REPEATED times."""
+    if not torch.cuda.is_available():
+        return call
+    if graphs:
+        call()  # compiles and connects, which no capture can
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        call = graph.replay
+
+    def performed() -> None:
+        for _ in range(REPEATED):
+            call()
+        torch.cuda.synchronize()
+
+    return performed

@@ -1,0 +1,205 @@
+"""All-to-alls of MoE layers by ordered push: rows go straight into peers' memory, and the host knows shapes alone.
+
+Orders and expert maps are data on the device, so that captured CUDA graphs keep to new ones from the next replay on.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.permutation import MessageFormat
+from aurora.moe.transport import Transport
+from aurora.planner.network.delivery import DELIVERY
+from aurora.profiler.devices import linked_by_nvlink
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
+from aurora.types import Order, Plan
+from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
+
+if TYPE_CHECKING:
+    from aurora.runtime.transports.push import Dispatched, OrderedPush
+
+PUSHES = tuple(name for name, delivery in DELIVERY.items() if delivery.brings_counts)  # from unordered to gated
+ORDERED = "ordered push"
+BUFFER_BYTES = 1 << 29  # of a rank's buffer; larger batches take several rounds
+NAME_BYTES = 256  # of a name that ranks tell each other
+MakeMemory = Callable[[int], SymmetricMemory]
+
+
+class PushedBatch(NamedTuple):
+    """A batch of a layer between its dispatch and its combine: what came in each of its rounds, and how many rows in all."""
+
+    rounds: list[Dispatched]
+    received: int
+
+
+class PushedLayer:
+    """Dispatch and combine of one MoE layer on one rank, by each of PUSHES.
+
+    Args:
+        push: the buffers, which all layers share: of len(PUSHES) times as many layers.
+        layer, layers: the MoE layer's index, and how many there are.
+        slots_G: for each rank, the experts it holds.
+        order: of the dispatch, and backwards of the combine.
+
+    Attributes:
+        push: as given.
+        rank_E: (E + 1,) the rank of each expert; the last is of none.
+    """
+
+    def __init__(self, push: OrderedPush, layer: int, layers: int, slots_G: Slots, order: Order) -> None:
+        device = push.memory.local.device
+        self.push, self._tables = push, {name: number * layers + layer for number, name in enumerate(PUSHES)}
+        self.rank_E = torch.full((sum(map(len, slots_G)) + 1,), push.ranks, device=device)
+        self._elsewhere = torch.zeros((), dtype=torch.int64, device=device)  # an expert of another rank
+        self.place(ExpertMap(slots_G, push.rank), ())
+        push.set_order(self._tables[PUSHES[0]], Order.all_at_once(push.ranks))
+        self.planned_orders = order, order.reversed
+
+    @property
+    def planned_orders(self) -> tuple[Order, Order]:
+        """The orders of dispatch and combine; others may take their place between two batches."""
+        return self._orders
+
+    @planned_orders.setter
+    def planned_orders(self, orders: tuple[Order, Order]) -> None:
+        self._orders = orders
+        for name in PUSHES[1:]:
+            gated = name != ORDERED and orders[0].one_to_one and orders[0].tiers == 1
+            self.push.set_order(self._tables[name], orders[0], gated)
+
+    def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
+        """Sends tokens by another expert map, without replicas, from the next batch on."""
+        self.rank_E[:-1] = expert_map.rank_P[expert_map.physical_EM[:, 0]].to(self.rank_E.device)
+        self._elsewhere.copy_((self.rank_E[:-1] != self.push.rank).int().argmax())
+
+    def dispatch(
+        self, way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedBatch]:
+        """Sends this rank's tokens to the ranks of their experts. A collective call, for which the host waits for nothing.
+
+        Args:
+            way: one of PUSHES.
+            hidden: (N, H), hidden states of this rank's tokens.
+            weights, index: (N, K), the weights and the experts that the router chose for each token.
+            most_tokens: of any rank in this batch, the same on all ranks.
+
+        Returns:
+            (rows, weights, index, batch): a row for each token that a rank could have sent (P, H), zero where it did not, their
+            weights (P, K), their experts (P, K), and the PushedBatch for `combine`. A choice that another rank serves has
+            weight zero and an expert that is not on this rank.
+        """
+        push, packing = self.push, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
+        rank_NK, tail = self.rank_E[index.long()], packing.tail(weights, index)
+        rounds, parts = [], []
+        for first in range(0, max(most_tokens, 1), push.round_tokens):
+            own = slice(first, first + push.round_tokens)
+            slots = min(max(most_tokens, 1) - first, push.round_tokens)
+            came = push.dispatch(self._tables[way], hidden[own], rank_NK[own], packing, tail[own], slots)
+            rows, weights_PK, index_PK = packing.parts(came.rows)
+            filled = came.filled_X[:, None]
+            here_PK = self.rank_E[torch.where(filled, index_PK.long(), -1)] == push.rank
+            experts_PK = torch.where(here_PK, index_PK, self._elsewhere).to(index.dtype)
+            parts.append((torch.where(filled, rows, 0), torch.where(here_PK, weights_PK, 0).to(weights.dtype), experts_PK))
+            rounds.append(came)
+        joined = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+        return joined[0], joined[1], joined[2], PushedBatch(rounds, len(joined[0]))
+
+    def combine(self, way: str, answers: torch.Tensor, batch: PushedBatch) -> torch.Tensor:
+        """Sends the experts' results (P, H) back to the tokens' ranks; returns (N, H), their sums. A collective call."""
+        rows = [len(came.rows) for came in batch.rounds]
+        of_rounds = zip(batch.rounds, answers.contiguous().split_with_sizes(rows), strict=True)
+        sums = [self.push.combine(self._tables[way], came, part) for came, part in of_rounds]
+        return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+def pushed_layers(
+    transport: Transport, make_memory: MakeMemory, engine: EngineAllToAll, plan: Plan | None
+) -> tuple[OrderedPush, dict[int, PushedLayer]] | str:
+    """Makes the buffers, and by MoE layer what uses them, in the plan's orders, if they are flat. A collective call.
+
+    Args:
+        transport: by which the ranks tell each other whether they could.
+        make_memory: see `OrderedPush`.
+        engine: what is carried.
+        plan: the plan; None: all at once.
+
+    Returns:
+        Both; or why a rank could not make them, the same on all ranks.
+    """
+    from aurora.runtime.transports.push import LANES, OrderedPush
+
+    lanes = LANES if engine.device.type == "cuda" else 1  # which Triton's interpreter would run one after the other
+    ranks, row_bytes, tables, failed = transport.ranks, engine.row.row_bytes, len(PUSHES) * len(engine.slots_LG), ""
+    orders = dict.fromkeys(engine.slots_LG, Order.all_at_once(ranks))
+    if plan is not None and plan.models[0].hierarchy is None:
+        orders = {layer: plan.models[0].dispatch_L[layer] for layer in orders}
+    needed = [max(np.bincount(order.pairs_X2[:, 0]).max(), order.stage_X.max() + 1) + 1 for order in orders.values()]
+    round_tokens, stages = max(BUFFER_BYTES // (2 * ranks * row_bytes), 1), int(max(2 * ranks, *needed))
+    try:
+        push = OrderedPush(make_memory, ranks, engine.most_tokens, row_bytes, round_tokens, 1, tables, lanes, stages)
+        numbered = enumerate(orders.items())
+        made = {layer: PushedLayer(push, at, len(orders), engine.slots_LG[layer], order) for at, (layer, order) in numbered}
+        check_answers(next(iter(made.values())), engine)
+    except RuntimeError as error:  # of torch, whose symmetric memory a machine may not have
+        failed = str(error)
+    failures = [each for each in told(transport, failed) if each]
+    return failures[0] if failures else (push, made)
+
+
+def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
+    """Checks by some tokens that each of PUSHES brings back what was sent. A collective call.
+
+    Raises:
+        RuntimeError: if it does not.
+    """
+    token_N1, row = torch.arange(min(engine.most_tokens, 16), device=engine.device)[:, None], engine.row
+    columns = torch.arange(row.width, device=engine.device)
+    index = (3 * token_N1 + columns[: row.top_k]) % (len(layer.rank_E) - 1)
+    hidden = ((token_N1 + columns) % 8).to(row.dtype)
+    ranks_N = torch.zeros(len(hidden), layer.push.ranks + 1, device=engine.device).scatter_(1, layer.rank_E[index], 1.0).sum(1)
+    for way in PUSHES:
+        rows, _, _, batch = layer.dispatch(way, hidden, torch.ones_like(index, dtype=torch.float32), index.int(), len(hidden))
+        if not torch.equal(layer.combine(way, rows, batch), hidden * ranks_N[:, None].to(row.dtype)):
+            raise RuntimeError(f"expected {way} to bring back what was sent, found other values")
+
+
+def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:
+    """Returns what makes memory that all ranks write, or why there is none, the same on all ranks. A collective call.
+
+    Args:
+        group: the ranks' process group on GPUs; on CPUs it is not used.
+        transport: by which the ranks tell each other what they are.
+        on_one_host: whether all ranks run on this machine.
+    """
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+        gpus_R = told(transport, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        linked_R = told(transport, str(on_one_host and linked_by_nvlink(gpus_R)))
+        if set(linked_R) == {"True"}:
+            return lambda size: device_memory(group, size, f"cuda:{device}")
+    elif on_one_host and os.environ.get("TRITON_INTERPRET") == "1":
+        return partial(_shared_memory, transport)
+    return "expected GPUs of one machine that NVLink connects, each to each, found others"
+
+
+def _shared_memory(transport: Transport, size: int) -> SymmetricMemory:
+    """Memory of CPUs, for Triton's interpreter."""
+    with tempfile.TemporaryDirectory(prefix="aurora-") as folder:
+        memory = shared_memory(Path(told(transport, folder)[0]), transport.rank, transport.ranks, size)
+        told(transport, "")  # before the folder goes, whose files stay mapped
+    return memory
+
+
+def told(transport: Transport, text: str) -> list[str]:
+    """Returns what each rank tells the others. A collective call."""
+    told_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in told_RX.tolist()]

@@ -1,0 +1,245 @@
+"""All-to-alls of the plugin by push, between processes in Triton's interpreter, and the choice among ways, as they are timed."""
+
+import logging
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from aurora_vllm import alltoall_ways, pushed_alltoall
+from aurora_vllm.alltoall_ways import EngineAllToAll
+from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, memory_of_peers, pushed_layers
+from aurora_vllm.settings import Settings
+from aurora_vllm.worker_integration import WorkerIntegration
+
+from aurora.errors import BadInput
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.permutation import MessageFormat
+from aurora.planner.plan import make_plan
+from aurora.planner.workload.synthetic import draw_profile
+from aurora.profiler import devices
+from aurora.runtime import order_calibration as measuring
+from aurora.runtime.distributed.launcher import launch
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.ordered import Memory, MemoryTransport
+from aurora.runtime.transports.process_groups import default_process_group
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory
+from aurora.types import Cluster, Gpu, Order, PlanOptions, SyntheticOptions
+from tests.profiler.nvml import Replay
+from tests.runtime.transports import drawn_pushes
+
+SLOTS_LG = {4: ((0, 3), (1, 2)), 7: ((1,), (0, 2, 3))}  # by layer
+EXPERTS, TOP_K, WIDTH, MOST = 4, 2, 24, 7
+
+
+def inputs(rank, seed, tokens, dtype):
+    """What a rank's router chose; values whose sums are exact in bfloat16. One choice is of no expert."""
+    rng = torch.Generator().manual_seed(10 * seed + rank)
+    index = torch.rand(tokens, EXPERTS, generator=rng).topk(TOP_K).indices.int()
+    index[:1, 0] = -1
+    hidden = torch.randint(-2, 3, (tokens, WIDTH), generator=rng).to(dtype)
+    return hidden, torch.randint(1, 3, (tokens, TOP_K), generator=rng) / 2, index
+
+
+def served_by_push(rank_info, buffer_bytes):
+    """Batches of several sizes by each way, and by other orders and expert maps. Returns how many values differ, and sizes."""
+    drawn_pushes.in_interpreter()
+    pushed_alltoall.BUFFER_BYTES = buffer_bytes
+    with default_process_group(rank_info):
+        return exchanges(rank_info.rank, GlooTransport())
+
+
+def exchanges(rank, transport):
+    wrong, rows_seen = 0, []
+    make_memory = memory_of_peers(None, transport, True)
+    engine = EngineAllToAll(
+        lambda *_: None, SLOTS_LG, MessageFormat(WIDTH, TOP_K, torch.float32), MOST, True, torch.device("cpu")
+    )
+    push, layers = pushed_layers(transport, make_memory, engine, None)
+    slots_LG, addresses = dict(SLOTS_LG), [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
+    for seed, (way, tokens_R, dtype) in enumerate(
+        [
+            (PUSHES[0], (5, 2), torch.float32),
+            (PUSHES[1], (0, 1), torch.bfloat16),
+            (PUSHES[2], (7, 0), torch.float32),
+            (ORDERED, (3, 7), torch.float32),
+        ]
+    ):
+        if seed == 3:  # others than before, between two batches
+            slots_LG = {4: ((1, 2), (0, 3)), 7: ((0,), (1, 2, 3))}
+            for layer, pushed in layers.items():
+                order = Order("other", np.array([[1, 0], [0, 1]]))
+                pushed.planned_orders = order, order.reversed
+                pushed.place(ExpertMap(slots_LG[layer], rank), slots_LG[layer][rank])
+                assert pushed.planned_orders == (order, order.reversed)
+        for layer, pushed in layers.items():
+            hidden, weights, index = inputs(rank, seed, tokens_R[rank], dtype)
+            rows, weights_PK, index_PK, batch = pushed.dispatch(way, hidden, weights, index, max(tokens_R))
+            assert (rows.dtype, weights_PK.dtype, index_PK.dtype) == (dtype, torch.float32, torch.int32)
+            here_PK = torch.isin(index_PK, torch.tensor(slots_LG[layer][rank], dtype=torch.int32))
+            assert (weights_PK[~here_PK] == 0).all()
+            assert rows[~here_PK.any(dim=1)].eq(0).all(), "also where nothing came, which kernels may look at"
+            assert batch.received == len(rows)
+            rows_seen.append((len(rows), len(batch.rounds)))
+            factor = (weights_PK * (index_PK + 1)).sum(dim=1, keepdim=True).to(dtype)
+            sums = pushed.combine(way, rows * factor, batch)
+            expected = hidden * (weights * (index + 1)).sum(dim=1, keepdim=True).to(dtype)  # -1 of no expert gives nothing
+            wrong += int((sums != expected).sum())
+    push.check_peers(waits=False)
+    assert addresses == [push.table_L2.data_ptr(), *(each.rank_E.data_ptr() for each in layers.values())]
+    return wrong, rows_seen
+
+
+@pytest.mark.parametrize(("buffer_bytes", "most"), [(1 << 20, MOST), (2 * 2 * 3 * 128, 3)])
+def test_batches_by_push_are_served_as_by_one_rank(buffer_bytes, most):
+    """Two processes, several layers; with buffers for 3 tokens larger batches take rounds. Nothing is dropped."""
+    pytest.importorskip("triton", reason="the kernels' interpreter needs triton")
+    assert MessageFormat(WIDTH, TOP_K, torch.float32).row_bytes == 128
+    for wrong, seen in launch(served_by_push, 2, buffer_bytes):
+        assert wrong == 0
+        needed = [max(tokens, 1) for tokens in (5, 1, 7, 7) for _ in SLOTS_LG]
+        assert seen == [(2 * tokens, -(-tokens // most)) for tokens in needed]
+
+
+@pytest.mark.parametrize(("machine", "linked"), [("h100-sxm-8", True), ("l40s-4", False)])
+def test_only_gpus_that_nvlink_connects_are_peers(machine, linked, monkeypatch):
+    nvml = Replay(machine)
+    nvml._answers["nvmlDeviceGetHandleByUUID"] = {f"GPU-{n}": n for n in range(4)}
+    monkeypatch.setattr(devices, "open_nvml", lambda: nullcontext(nvml))
+    assert devices.linked_by_nvlink([f"GPU-{n}" for n in range(4)]) is linked
+    assert not devices.linked_by_nvlink(["GPU-0", "GPU-of-another-machine"])
+
+
+def test_gpus_of_a_machine_without_nvml_are_no_peers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert not devices.linked_by_nvlink(["GPU-0", "GPU-1"])
+
+
+def plan_of_two():
+    shape = {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K, "hidden_size": WIDTH, "intermediate_size": 8}
+    shape |= {"num_hidden_layers": 2, "vocab_size": 64}
+    cluster = Cluster("c", tuple(Gpu(f"g{i}", "x", i, 1e9, 1e9, 10**12) for i in range(2)))
+    return make_plan(cluster, [draw_profile("uniform", shape, SyntheticOptions(sources=2))], PlanOptions(order="openshop"))
+
+
+@pytest.mark.parametrize(
+    ("engine_s", "messages_s", "graphs", "said"),
+    [
+        (0.0, 0.5, False, "by vLLM"),
+        (0.5, 0.0, False, "in the way that is measured to be fastest"),
+        (0.5, 0.0, True, "by vLLM"),
+    ],
+    ids=["vllm-is-faster", "messages-are-faster", "only-vllm-keeps-graphs"],
+)
+def test_vllms_own_is_timed_by_its_own_calls_and_kept_unless_another_is_faster(
+    engine_s, messages_s, graphs, said, monkeypatch, caplog
+):
+    """On all ranks alike; if it is kept, nothing of aurora's stands between it and the engine."""
+    monkeypatch.setattr(measuring, "SIZES", (1 << 10,))
+    monkeypatch.setattr(alltoall_ways, "TOKENS", (2,))
+    monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
+    caplog.set_level(logging.INFO, "vllm.aurora")
+    plan, memory, batches = plan_of_two(), Memory(2, 30.0), []
+    slots_LG = dict(enumerate(plan.models[0].placement.slots_LG))
+
+    def exchange(hidden, weights, index):
+        assert (weights.shape, index.dtype, index.max() < EXPERTS) == ((len(hidden), TOP_K), torch.int32, True)
+        batches.append(len(hidden))
+        time.sleep(engine_s)
+
+    def serve(rank):
+        integration = WorkerIntegration(Settings(), rank, 2, None, None)
+        integration.served.plan = plan
+        integration.connect(lambda: MemoryTransport(memory, rank, plan.cluster))
+        integration.peers_memory = "expected GPUs, found CPUs"
+        dispatch = integration.dispatch
+        integration.dispatch = lambda *batch: (time.sleep(messages_s), dispatch(*batch))[1]
+        row = MessageFormat(WIDTH, TOP_K, torch.float32)
+        engine = EngineAllToAll(exchange, slots_LG, row, 8, graphs, torch.device("cpu"))
+        integration.begin_serving(None, "m", {0: 0, 1: 1}, None, engine)
+        with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
+            takes = integration.takes(lambda: [3, 5])
+        return takes, integration.served.order, integration.served.summary()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(serve, range(2))
+    assert first == second
+    kept = said == "by vLLM"
+    assert first[:2] == ((False, "stock") if kept else (True, "auto"))
+    assert f"all-to-alls {said}, " in first[2]
+    lines = [line for line in caplog.messages if "measured before serving, a dispatch and its combine: " in line]
+    if graphs:
+        assert (batches, lines) == ([], [])
+        assert (
+            "aurora: all-to-alls are vLLM's own: messages need CUDA graphs off; push: expected GPUs, found CPUs"
+            in caplog.messages
+        )
+    else:
+        assert {*batches} == {2, 8}
+        assert "(ordered messages " in lines[0]
+        assert ", vLLM's own " in lines[0]
+
+
+@pytest.mark.parametrize("memory", ["expected GPUs, found CPUs", None])
+def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
+    """That is told; `required` then ends the server, as for all that it falls short of."""
+    integration, said = WorkerIntegration(Settings(order="push"), 0, 2, None, None), []
+    integration.status = SimpleNamespace(falls_short=said.append, engaged=said.append)
+    integration.peers_memory = memory or (lambda _size: None)
+    integration.connect(lambda: None)
+    monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
+    monkeypatch.setattr("aurora_vllm.worker_integration.pushed_layers", lambda *_: ("push", {0: "pushed"}))
+    row = MessageFormat(WIDTH, TOP_K, torch.float32)
+    engine = EngineAllToAll(lambda *_: None, {0: ((0,), (1,))}, row, 8, True, torch.device("cpu"))
+    integration.begin_serving(None, "m", {0: 0}, None, engine)
+    with integration.moe_layer(0, torch.zeros(3, TOP_K), False):
+        assert integration.takes(lambda: [3, 5]) is (memory is None)
+        assert memory is not None or integration._thread.in_flight.way == ORDERED
+        assert memory is not None or integration._thread.in_flight.most_tokens == 5
+    assert ("order push: expected GPUs, found CPUs; all-to-alls are vLLM's own" in said) is (memory is not None)
+    assert said[-1].endswith(f"all-to-alls by {'vLLM' if memory else 'push'}, no record")
+
+
+@pytest.mark.parametrize(("fails", "said"), [(None, None), (0, "no driver"), (1, "expected ordered push to bring back")])
+def test_a_rank_that_cannot_push_is_a_reason_for_all(fails, said, monkeypatch):
+    """It has no symmetric memory, or its kernels bring what was not sent."""
+    pytest.importorskip("triton", reason="the kernels need triton")
+    row, memory = MessageFormat(WIDTH, TOP_K, torch.float32), Memory(2, 30.0)
+    engine = EngineAllToAll(lambda *_: None, SLOTS_LG, row, MOST, True, torch.device("cpu"))
+
+    def dispatch(layer, way, hidden, weights, index, _most_tokens):
+        assert index.max() < EXPERTS
+        assert (index.sort(dim=1).values.diff() > 0).all(), "experts of a token are others"
+        return hidden, weights, index, layer.rank_E[index.long()]
+
+    def combine(layer, way, rows, rank_NK):
+        wrong = layer.push.rank == fails == 1 and way == ORDERED
+        return rows * torch.tensor([len(set(ranks)) for ranks in rank_NK.tolist()])[:, None] + wrong
+
+    monkeypatch.setattr(pushed_alltoall.PushedLayer, "dispatch", dispatch)
+    monkeypatch.setattr(pushed_alltoall.PushedLayer, "combine", combine)
+
+    def make(rank):
+        def make_memory(size):
+            if rank == fails == 0:
+                raise RuntimeError("no driver")
+            return SymmetricMemory(rank, 2, torch.zeros(size, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), None)
+
+        return pushed_layers(MemoryTransport(memory, rank), make_memory, engine, None)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make, range(2)))
+    if said is None:
+        assert [set(layers) for _, layers in made] == [{4, 7}] * 2
+    else:
+        assert made[0] == made[1]
+        assert said in made[0]
+
+
+def test_push_goes_by_no_messages():
+    with pytest.raises(BadInput, match="order: expected another than push with colocate"):
+        Settings(order="push", colocate="both")
