@@ -30,6 +30,7 @@ ENDED_S = 10.0  # for servers to end by themselves, which write their records th
 FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 WITHIN_S = 20.0  # for survivors to wait for each other in a change
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
+PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
 STARTED, SERVES = "starting processes", "serving"
 PHASES = {  # what a rank does from a line of its log on
     "Initializing a V": "loading the model",
@@ -213,7 +214,7 @@ class RankServers:
             await self._start_server(rank, port, {})
         self._newcomer: int | None = None  # a lost rank that is being started
         self._joined: int | None = None  # one that joins in the present change
-        self._tries, self._pause_until_s = dict[int, int](), 0.0
+        self._tries, self._pause_until_s, self._ready_s = dict[int, int](), 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         began_s = told_s = time.monotonic()
         before: dict[int, str] = {}
@@ -308,7 +309,11 @@ class RankServers:
         elif (code := self.servers[rank].process.returncode) is not None:
             self.say(f"{self._name(rank)} did not come back, {describe_exit(code)}: {reason(self.servers[rank].log)}")
             self._newcomer, self._pause_until_s = None, time.monotonic() + PAUSE_S
-        elif rank in asked and answers.get(rank) is not None:
+        elif self.servers[rank].phase == SERVES or answers.get(rank) is not None:
+            server, now_s = self.servers[rank], time.monotonic()
+            server.phase, self._ready_s = SERVES, now_s if server.phase != SERVES else self._ready_s
+            if now_s - self._ready_s < PATIENCE_S and not all(stream.resumable for stream in self.changes.streams):
+                return
             self._newcomer, self._joined = None, rank
             ranks.join(rank)
             await self._begin_change([])

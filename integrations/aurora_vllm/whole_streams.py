@@ -40,11 +40,13 @@ class ServingChanges:
         number: the last change that is complete.
         serving: set while all ranks that are left serve.
         ended: True if no rank will serve again.
+        streams: those that are under way.
     """
 
     def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
         self._detected_s, self._patience_s = detected_s, patience_s
         self.number, self.serving, self.ended = 0, asyncio.Event(), False
+        self.streams = set[ResumedStream]()
 
     async def after(self, number: int) -> bool:
         """Waits until ranks serve after a change beyond `number`. Returns False if there was none."""
@@ -94,17 +96,23 @@ class ResumedStream:
         body, self.fault, self._held = self._body, None, []
         if not self._tokens and not self._text:
             return self.first()
-        if not self._whole or not self._prompt:
+        if not self.resumable or not self._prompt:
             return None
-        greedy, counted = body.get("temperature") == 0, any(body.get(name) for name in COUNTED)
-        if counted or (body.get("seed") is not None and not greedy):  # the same tokens come again from the beginning
+        seeded = body.get("seed") is not None and body.get("temperature") != 0
+        if seeded or any(body.get(name) for name in COUNTED):  # the same tokens come again from the beginning
             self._drop, self._base, self._converted = (len(self._tokens), self._text), 0, False
-            return self.first() if greedy or body.get("seed") is not None else None
+            return self.first()
         self._drop, self._base, self._converted = (0, 0), len(self._tokens), self._chat
         kept = {name: body[name] for name in SAMPLING if name in body}
         kept |= {"min_tokens": max(0, body["min_tokens"] - self._base)} if body.get("min_tokens") else {}
         kept |= {"prompt": self._prompt + self._tokens, "max_tokens": self.left, "stream": True, "return_token_ids": True}
         return COMPLETIONS, kept
+
+    @property
+    def resumable(self) -> bool:
+        """True if the stream can go on after a fault that comes after its first token."""
+        again = self._body.get("temperature") == 0 or self._body.get("seed") is not None
+        return self._whole and (again or not any(self._body.get(name) for name in COUNTED))
 
     @property
     def left(self) -> int:
@@ -248,8 +256,17 @@ class ResumingProxy:
                 return web.Response(status=status, body=text, content_type=kind)
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        """Streams an answer."""
+        stream = ResumedStream(request.path, body, self._context)
+        self._changes.streams.add(stream)
+        try:
+            return await self._stream_whole(request, stream)
+        finally:
+            self._changes.streams.remove(stream)
+
+    async def _stream_whole(self, request: web.Request, stream: ResumedStream) -> web.StreamResponse:
         """Streams an answer, over as many upstream streams as it takes."""
-        stream, response = ResumedStream(request.path, body, self._context), None
+        response = None
         path, asked = stream.first()
         while True:
             number, failed = self._changes.number, failure(502, "no rank answers")

@@ -36,7 +36,8 @@ class Command:
     def __init__(self, model: Path, folder: Path, ranks: int, *more: str) -> None:
         self.process, self.port = start(model, folder, "--survive", "--data-parallel-size", str(ranks), *OPTIONS, *more)
         self.model, self.lines, self.servers = str(model), list[tuple[float, str]](), dict[int, int]()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -98,8 +99,9 @@ class Command:
         found = sum(map(left, groups))
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        return found
+        self._reader.join()
+        with self.process:  # closes its pipe
+            return found
 
 
 def children(pid: int) -> set[int]:

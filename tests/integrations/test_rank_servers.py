@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from aurora_vllm import rank_servers, serve_command
 from aurora_vllm.rank_servers import Look, RankServers, ServingRanks, free_ports, process_groups
 from aurora_vllm.settings import JOINS
-from aurora_vllm.whole_streams import ResumingProxy
+from aurora_vllm.whole_streams import ResumedStream, ResumingProxy
 
 from aurora.errors import RankFailed
 
@@ -307,7 +307,12 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
     async def course(servers, session, groups):
         watch = asyncio.create_task(servers.watch())
         await asyncio.sleep(0.6)
+        servers.changes.streams.add(ResumedStream("/v1/completions", {"n": 2}, 100))  # which a join would end
         os.killpg(groups[1], signal.SIGKILL)
+        await until(lambda: servers.servers[1].phase == "serving" and servers.servers[1].process.pid != groups[1])
+        await asyncio.sleep(0.6)
+        assert servers.changes.number == 2
+        servers.changes.streams.clear()
         await until(lambda: servers.changes.number == 3)
         status = await get(session, f"{servers.servers[0].url}/fault_tolerance/status")
         assert [told["params"] for told in status["told"]] == [

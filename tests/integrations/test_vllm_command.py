@@ -64,7 +64,8 @@ class Served:
         sizes = ("--max-model-len", "256", "--max-num-seqs", "8", "--max-num-batched-tokens", "256")
         self.process, port = start(model, folder / "state", "--json", *sizes, *more, stdout=subprocess.PIPE)
         self.url, self.model, self.said = f"http://127.0.0.1:{port}", str(model), []
-        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
+        self.reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
+        self.reader.start()
 
     def wait_for(self, text):
         """The first line that has this."""
@@ -112,11 +113,21 @@ class Served:
                     return os.getpgid(pid)
         raise AssertionError(f"no server of rank {rank}")
 
+    def close(self):
+        """Kills it and what it runs beside the servers, and closes its pipes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.reader.join()
+        self.process.stderr.close()
+        self.process.stdout.close()
+        self.process.wait()
+
     def end(self, number=signal.SIGINT):
         """Exit code and the object that it prints, after Ctrl-C; no process is left."""
         started = self.children() if self.process.poll() is None else []
         self.process.send_signal(number)
-        text, _ = self.process.communicate(timeout=LIMIT_S)
+        text = self.process.stdout.read()  # until it ends
+        self.process.wait(LIMIT_S)
         assert running(started) == []
         return self.process.returncode, json.loads(text) if text else None
 
@@ -139,7 +150,7 @@ def test_one_command_from_nothing_to_an_answer_by_a_plan(model, tmp_path):
         print(f"ready after {ready_s:.0f} s, answers by a plan after {moved_s:.0f} s")
         code, found = served.end()
     finally:
-        served.process.kill()
+        served.close()
     assert code == 0
     assert set(found) == {"schema", "state", "plan", "lost", "recommendation"}
     assert found["lost"] == ""
@@ -162,7 +173,7 @@ def test_a_lost_rank_ends_the_server_with_an_exit_code_that_tells(model, tmp_pat
         served.wait_for(r"rank \d is lost: its process \d+ ended")
         code, found = served.process.wait(LIMIT_S), json.loads(served.process.stdout.read())
     finally:
-        served.process.kill()
+        served.close()
     assert code == 1
     assert "ended" in found["lost"]
     assert running(started) == []
@@ -187,5 +198,5 @@ def test_streams_are_whole_when_ranks_are_killed_and_stopped(model, tmp_path):
         assert any("2 of 3 ranks serve on" in line for line in served.said)
         code, found = served.end(signal.SIGTERM)
     finally:
-        served.process.kill()
+        served.close()
     assert (code, found["lost"]) == (0, "")
