@@ -22,7 +22,7 @@ WAIT_S = 1200  # only a server that hangs takes as long
 HANG_S = "60"  # a busy machine is no lost rank
 pytestmark = [
     *needs_vllm,
-    pytest.mark.skipif(sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs vllm-router"),
+    pytest.mark.skipif(sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs Linux and vllm-router"),
 ]
 
 
