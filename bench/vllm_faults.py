@@ -106,6 +106,9 @@ def main() -> None:
             command, alive, began_s = Command(model, folder / "state", RANKS), list(range(RANKS)), time.monotonic()
             try:
                 starts_s.append(round(command.said("ready on", began_s, START_S) - began_s, 1))
+                with ThreadPoolExecutor(STREAMS) as pool:  # the first passes of all ranks
+                    first = list(pool.map(command.stream, PROMPTS, [NEW] * STREAMS))
+                assert first == expected, "answers without a loss"
                 while len(kills) < args.kills and time.monotonic() < until_s:
                     command.find_servers()
                     began_s = time.monotonic()
@@ -116,7 +119,7 @@ def main() -> None:
                         at_s = command.said(f"{RANKS} of {RANKS} ranks serve on", began_s, BACK_S)
                         back_s.append(round(at_s - began_s, 1))
                         alive = list(range(RANKS))
-            except (TimeoutError, OSError) as error:
+            except (AssertionError, TimeoutError, OSError) as error:
                 failed.append(f"{'after' if command.servers else 'in'} start {len(starts_s)}: {error}")
                 print(failed[-1], flush=True)
             finally:

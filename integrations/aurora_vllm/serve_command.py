@@ -35,7 +35,7 @@ from aurora_vllm.whole_streams import ResumingProxy
 ENOUGH_TOKENS = 50_000  # of traffic, after which it is told what a plan would bring
 ASKED_EVERY_S = 2.0
 RECORD_EVERY_S = 10.0
-RECOVERY_S = 60  # that an engine waits for the change after a fault
+RECOVERY_S = 180  # that an engine waits for the change after a fault, or for the one after that
 CPU_Bps = 1e9  # of a CPU rank's port, which nobody has measured
 CPU_RANKS, CPU_HEAD = 2, 32
 NEVER = str(10**12)  # steps between two rearrangements of EPLB, the first of which comes after a quarter of them

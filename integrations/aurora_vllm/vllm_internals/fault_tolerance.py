@@ -12,7 +12,7 @@ Interface between the parent, which starts the servers and alone decides who is 
        vllm serve MODEL --data-parallel-size N --data-parallel-rank r --data-parallel-address 127.0.0.1
            --data-parallel-rpc-port PORT (equal for all) --port PORT_r --api-server-count 1
            --enable-expert-parallel --enable-eplb --eplb-config '{"num_redundant_experts": ...}' (or a plan, which sets it)
-           --enable-fault-tolerance --fault-tolerance-config '{"engine_recovery_timeout_sec": 60}'
+           --enable-fault-tolerance --fault-tolerance-config '{"engine_recovery_timeout_sec": 180}'
            --additional-config '{"aurora": {..., "fault_store": "127.0.0.1:PORT of the keeper"}}'
 
    `fault_store` (or AURORA_FAULT_STORE) turns all of this on. All servers must start: a loss before `/health` of every rank
@@ -21,7 +21,7 @@ Interface between the parent, which starts the servers and alone decides who is 
    one), and posts to every survivor's server, idle or not, all at once:
 
        POST /fault_tolerance/apply
-       {"instruction": "change_ranks", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 20}}
+       {"instruction": "change_ranks", "params": {"change": 1, "dead": [2], "alive": [0, 1, 3], "within_s": 40}}
 
    Ranks are numbered as at start, for ever: `dead` has all ranks that were lost since, `alive` the others; together they are
    0 ... N-1. `within_s` is how long survivors wait for each other. vLLM answers 202 {"request_id": ..., "message": ...}.
