@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.integrations.survivors import Command, left
-from tests.integrations.test_vllm import PROMPTS, checkpoints, slow  # noqa: F401
+from tests.integrations.test_vllm import PROMPTS, Ranks, checkpoints, slow  # noqa: F401
 from tests.integrations.test_vllm import pytestmark as needs_vllm
 
 NEW, RANKS = 60, 4
@@ -22,8 +22,29 @@ WAIT_S = 1200  # only a server that hangs takes as long
 HANG_S = "60"  # a busy machine is no lost rank
 pytestmark = [
     *needs_vllm,
-    pytest.mark.skipif(sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs Linux and vllm-router"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or importlib.util.find_spec("vllm_router") is None, reason="needs Linux and vllm-router"
+    ),
 ]
+
+READ_ANEW = """
+if number == 1:
+    import torch
+    from aurora_vllm.vllm_internals.reread_experts import read_experts
+    from vllm.config import set_current_vllm_config
+    from vllm.utils import is_moe_layer
+
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    layers = [module for module in worker.get_model().modules() if is_moe_layer(module)]
+    held = {index: torch.arange(8).numpy() for index in (0, 2)}
+    weights = [weight for index in held for weight in layers[index].routed_experts.parameters()]
+    before = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.data.fill_(7)
+    with set_current_vllm_config(worker.vllm_config):
+        read_experts(worker, held, slice(0, 8), layers)
+    assert all(map(torch.equal, weights, before))
+"""
 
 
 class Course:
@@ -69,6 +90,10 @@ def test_two_of_four_ranks_are_lost_one_after_the_other(course):
     for busy in (False, True):
         course.lose(alive.pop(rng.randrange(len(alive))), rng.choice(["server", "Engine", "Worker"]), busy)
     assert not [line for _, line in course.command.lines if "started anew" in line]
+
+
+def test_experts_that_are_read_from_the_checkpoint_are_as_vllm_packs_them(tmp_path, checkpoints):  # noqa: F811
+    Ranks(tmp_path / "run", model=str(checkpoints("qwen3moe")), repeat=2, between=READ_ANEW).answers()
 
 
 @slow

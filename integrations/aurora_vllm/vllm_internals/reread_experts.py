@@ -65,11 +65,15 @@ def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layer
             raise BadInput(f"expected a weight for each expert in the checkpoint, found {name}")
         if int(found[3]) in held_NP[index][own]:
             weights_N[index].append((found[2], weight))
+    on_cpu = find("vllm.platforms:current_platform").is_cpu()
     for index, held_P in held_NP.items():
         experts = layers[index].routed_experts
         experts.aurora_physical_P = held_P  # where its loader puts them
+        kernel = experts.quant_method.moe_kernel
+        experts.quant_method.moe_kernel = None if on_cpu else kernel  # with one, vLLM does not pack a CPU's weights again
         reload.initialize_layerwise_reload(experts)
         loaded = [*experts.load_weights(weights_N[index])]
         reload.finalize_layerwise_processing(experts, config.model_config)
+        experts.quant_method.moe_kernel = kernel
         if not loaded:
             raise BadInput(f"the checkpoint has no experts that {experts.layer_name} could load")
