@@ -1,22 +1,12 @@
 """Tables of comparisons: plans and ways of using GPUs over a grid, ways to follow changing traffic. It computes no numbers."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
-from aurora.advisor.sharing import (
-    BY_EXCHANGE,
-    BY_LAYER,
-    HALVES,
-    IN_SEQUENCE,
-    MICRO_BATCHES,
-    THREE_MODELS,
-    TIME_SLICED,
-    WAYS,
-    WayOutcome,
-)
+from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
@@ -41,22 +31,21 @@ def skew_title(skew: float) -> str:
 
 def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
     """Yields a map for each skew: bandwidths by batches, in each cell the winner's letter and gain."""
-    for skew, batches, won in _maps(cells):
+    for skew, batches, rows in _maps(cells, LETTERS.__getitem__):
         table = Table("bandwidth", *right(*batches), title=skew_title(skew))
-        for bandwidth, winners in won.items():
-            table.add_row(bandwidth, *(f"{LETTERS[one.way]} {one.gain:.2f}" for one in winners))
+        for row in rows:
+            table.add_row(*row)
         yield table
 
 
-def _maps(cells: Sequence[GridCell]) -> Iterator[tuple[float, list[str], dict[str, list[WayOutcome]]]]:
-    """Each skew, with the batches in words, and by bandwidth in words who wins at each of them."""
+def _maps(cells: Sequence[GridCell], shown: Callable[[str], str]) -> Iterator[tuple[float, list[str], list[list[str]]]]:
+    """Each skew, its batches, and its rows: a bandwidth, and who wins there with each batch, by `shown`, with the gain."""
     for skew in _values(cells, "skew"):
-        own = [cell for cell in cells if cell.skew == skew]
-        won = {
-            f"x {bandwidth:g}": [cell.compared.winner for cell in own if cell.bandwidth == bandwidth]
-            for bandwidth in _values(own, "bandwidth")
-        }
-        yield skew, [str(batch) for batch in _values(own, "batch")], won
+        own, rows = [cell for cell in cells if cell.skew == skew], []
+        for bandwidth in _values(own, "bandwidth"):
+            won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
+            rows.append([f"x {bandwidth:g}", *(f"{shown(one.way)} {one.gain:.2f}" for one in won)])
+        yield skew, [str(batch) for batch in _values(own, "batch")], rows
 
 
 def summary_table(cells: Sequence[GridCell]) -> Table:
@@ -98,8 +87,7 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
         heading: lines under the title.
     """
     lines = ["# Who wins where", "", *heading]
-    for skew, batches, won in _maps(cells):
-        rows = ([bandwidth, *(f"{one.way} {one.gain:.2f}" for one in winners)] for bandwidth, winners in won.items())
+    for skew, batches, rows in _maps(cells, str):
         lines += ["", f"## {skew_title(skew).capitalize()}", "", *_markdown_table(["bandwidth", *batches], rows)]
     lines += ["", "## All ways", ""]
     lines += [line for said in left_out_lines(cells) for line in (said, "")]
