@@ -66,7 +66,7 @@ step_vllm() {
     else
         aurora import seen --format vllm-record -o seen.npz
     fi && aurora plan --cluster cluster.toml --profile seen.npz --engine vllm -o served-plan.json &&
-        bench served vllm-model "$ranks" plan push order follow_through_EPLB follow
+        bench served vllm-model "$ranks" plan push order follow
 }
 
 step answers 90

@@ -36,8 +36,7 @@ WAYS: dict[str, tuple[list[str], dict[str, Any] | None]] = {  # vLLM's options, 
     "plan": (["--enable-eplb"], {"plan": "served-plan.json", "order": "stock", "required": True}),
     "order": (["--enable-eplb"], {"plan": "served-plan.json", "order": "auto", "required": True}),
     "push": (["--enable-eplb"], {"plan": "served-plan.json", "order": "push", "required": True}),
-    "follow": (["--moe-backend", "triton"], {"adapt": True, "required": True}),
-    "follow_through_EPLB": (WITH_EPLB, {"adapt": True, "required": True}),
+    "follow": (WITH_EPLB, {"adapt": True, "required": True}),
 }
 
 

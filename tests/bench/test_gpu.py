@@ -154,11 +154,12 @@ def test_every_command_on_a_gpu_parses(script, tmp_path):
 
 QUICK = {
     "run.sh": ["kernels", "push", "layer", "nccl", "experts", "two_models", "vllm"],
-    "run8.sh": ["stages", "put", "lost_rank"],
+    "run8.sh": ["stages", "put"],
 }
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("script", QUICK)
 def test_steps_run_on_twins(script, tmp_path):
     """Each has a line and figures; what a GPU says instead, nobody knows."""
@@ -167,4 +168,4 @@ def test_steps_run_on_twins(script, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert [step["step"] for step in results["steps"]] == QUICK[script]
     assert [step for step in results["steps"] if step["result"] != "PASS"] == [], done.stdout
-    assert all(step["figures"] for step in results["steps"] if step["step"] != "lost_rank")
+    assert all(step["figures"] for step in results["steps"])
