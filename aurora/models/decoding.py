@@ -65,6 +65,11 @@ class GreedyBatch:
         return self._left[row] > 0
 
     @property
+    def next_tokens(self) -> int:
+        """Number of tokens of the next pass, padding included."""
+        return self._input_BT.numel()
+
+    @property
     def mask_BT(self) -> torch.Tensor | None:
         """(batch, tokens of the next pass) bool: False for padding and finished prompts, without experts; None: all True."""
         running = [self.running(row) for row in range(len(self._left))]

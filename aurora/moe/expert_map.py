@@ -36,9 +36,7 @@ def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: to
     by_expert = torch.argsort(expert_X, stable=True)
     sorted_X = expert_X[by_expert]
     nth_X = torch.arange(len(expert_X), device=expert_X.device) - (counts_E.cumsum(0) - counts_E)[sorted_X]
-    replica_X = torch.empty_like(expert_X)
-    replica_X[by_expert] = (nth_X[:, None] >= until_EM[sorted_X, :-1]).sum(dim=1)
-    return replica_X
+    return torch.empty_like(expert_X).scatter_(0, by_expert, (nth_X[:, None] >= until_EM[sorted_X, :-1]).sum(dim=1))
 
 
 def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
@@ -186,6 +184,7 @@ class ExpertMap(nn.Module):
         arrival_slots: the local slot of every (sender, local physical expert), by sender.
         max_replicas: largest number of replicas of any expert.
         rank_P: (P + 1,) int64, rank of every physical expert; R for `num_physical`.
+        slot_P: (P,) int64, local slot of every physical expert.
         server_R: (R + 1,) int64, server of every rank; with N servers, N for R. Without a hierarchy all ranks are on one.
         members: the ranks of this rank's server.
         member_R: (R + 1,) int64, index of every rank in `members`; their number for all others.
@@ -228,6 +227,7 @@ class ExpertMap(nn.Module):
         member_R = torch.full((self.ranks + 1,), len(self.members))
         member_R[self.members] = torch.arange(len(self.members))
         buffers = {"physical_EM": physical_EM, "share_until_EM": share_until_EM, "member_R": member_R}
+        buffers["slot_P"] = torch.arange(self.num_physical) - torch.from_numpy(self.first_R)[rank_P]
         buffers["rank_P"] = torch.cat([rank_P, torch.tensor([self.ranks])])
         buffers["server_R"] = torch.from_numpy(np.append(server_G, self.hierarchy.servers))
         for name, array in buffers.items():
@@ -236,6 +236,7 @@ class ExpertMap(nn.Module):
     physical_EM: torch.Tensor
     share_until_EM: torch.Tensor
     rank_P: torch.Tensor
+    slot_P: torch.Tensor
     server_R: torch.Tensor
     member_R: torch.Tensor
 
@@ -261,17 +262,18 @@ class ExpertMap(nn.Module):
         if self.max_replicas == 1:
             physical_NK = self.physical_EM.view(-1)[index]
         else:
-            expert_X = index.flatten() if mask is None else index[mask].flatten()
-            counts_E = torch.bincount(expert_X, minlength=len(self.physical_EM))
+            experts = len(self.physical_EM)
+            needed_NK = index if mask is None else torch.where(mask[:, None], index, experts)
+            expert_X = needed_NK.flatten()
+            counts_E = expert_X.new_zeros(experts + 1).index_add_(0, expert_X, torch.ones_like(expert_X))
             if self.local_first is None:
-                until_EM = proportional(counts_E, self.share_until_EM, self.rank, self.ranks)
+                until_EM = proportional(counts_E[:-1], self.share_until_EM, self.rank, self.ranks)
             else:
                 assert tokens_SE is not None, "local first needs all ranks' counts"
                 until_EM = self.local_first(tokens_SE.to(index.device))
-            physical_X = self.physical_EM[expert_X, select_replicas(expert_X, counts_E, until_EM)]
-            physical_NK = torch.full_like(index, self.num_physical)
-            physical_NK[slice(None) if mask is None else mask] = physical_X.view(-1, index.shape[1])
-        return physical_NK if mask is None else physical_NK.masked_fill(~mask[:, None], self.num_physical)
+            replica_X = select_replicas(expert_X, counts_E, torch.cat([until_EM, until_EM[:1]]))
+            physical_NK = self.physical_EM[expert_X.clamp(max=experts - 1), replica_X].view(index.shape)
+        return physical_NK if mask is None else torch.where(mask[:, None], physical_NK, self.num_physical)
 
     def local_slots(self, physical: torch.Tensor) -> torch.Tensor:
         """Returns int64 tensor of the same shape: the slots of physical experts on this rank; -1 for those of other ranks."""

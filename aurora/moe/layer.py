@@ -1,12 +1,12 @@
 """The expert-parallel MoE layer of one rank: count, lay out, gather, exchange, compute, exchange, sum.
 
-There is one layer, over a transport. Those that run it differ in what they override: the runtime's `DistributedExperts` shares
-GPU and port with other models, training's `ExpertParallel` is differentiable, and an engine computes the experts itself,
-between `dispatch` and `combine`.
+There is one layer, over a transport, or over what sends a batch without the host (`PushedRows`). Those that run it differ in
+what they override: the runtime's `DistributedExperts` shares GPU and port with other models, training's `ExpertParallel` is
+differentiable, and an engine computes the experts itself, between `dispatch` and `combine`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,16 @@ from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank, RowPerS
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
 from aurora.types.arrays import IntArray
+
+
+class PushedRows(Protocol):
+    """One batch on its way, of which the host knows no sizes; see `aurora.runtime.transports.pushed_batch`."""
+
+    def compute(self, experts: Any) -> None:
+        """Queues this rank's experts on what arrives, and the way back."""
+
+    def combined(self) -> torch.Tensor:
+        """Returns (N, H), the layer's outputs for this rank's tokens."""
 
 
 class ExpertParallelLayer:
@@ -58,6 +68,12 @@ class ExpertParallelLayer:
             row_bytes: size of a row in bytes.
         """
         return True
+
+    def pushed(
+        self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
+    ) -> PushedRows | None:
+        """Sends a batch without the host; None: it goes over the transport. Arguments are those of `dispatch`."""
+        return None
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
         """Context manager of one all-to-all; it gives what performs each of its exchanges.
@@ -122,6 +138,10 @@ class ExpertParallelLayer:
             hidden, index, weights, mask: as of `dispatch`.
             experts: computes the experts in this rank's slots, as transformers' experts modules do.
         """
+        if (batch := self.pushed(hidden, index, weights, mask)) is not None:
+            with self.computing("expert"):
+                batch.compute(experts)
+            return batch.combined()
         layout, arrived = self.dispatch(hidden, index, weights, mask)
         with self.computing("expert"):
             answers = layout.compute(arrived, experts)

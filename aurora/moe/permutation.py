@@ -149,6 +149,18 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
     return torch.embedding_bag(rows.to(exact), row_Q, first_N, mode=0, per_sample_weights=weights_Q)[0].to(rows.dtype)
 
 
+def warm_up(hidden: torch.Tensor, top_k: int) -> None:
+    """Compiles and loads, on a CUDA device, the kernels for hidden states like these (N, H), each with top_k experts."""
+    if uses_triton(hidden):
+        token_X = torch.arange(len(hidden), device=hidden.device)
+        place_NK = token_X[:, None].repeat(1, top_k)
+        weights_NK = torch.ones_like(place_NK, dtype=torch.float32)
+        gather_rows(hidden, token_X, torch.empty_like(hidden))
+        MessageFormat(hidden.shape[1], top_k, hidden.dtype).pack(hidden, weights_NK, place_NK, token_X)
+        for sent, weights in ((hidden, None), (hidden, weights_NK), (hidden, weights_NK.to(hidden.dtype))):
+            weighted_sum(sent, place_NK, weights)
+
+
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype, float32 or wider, in which rows of `dtype` are weighted and summed."""
     return torch.float64 if dtype == torch.float64 else torch.float32  # torch promotes no float8

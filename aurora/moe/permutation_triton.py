@@ -38,6 +38,18 @@ def _weighted_sum(
 
 
 @triton.jit
+def _silu_gate(gate_up, out, ends, experts, width, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(ends + experts - 1):
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside, begin = column < width, gate_up + row * stride
+        gate = tl.load(begin + column, mask=inside, other=0.0).to(tl.float32)
+        silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)  # as rounded as torch's
+        up = tl.load(begin + width + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _plus(a, b):
     return a + b
 
@@ -96,4 +108,13 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
             rows, row_NK.contiguous(), weights, out, rows.shape[1], *strides,
             K=top_k, WEIGHTED=weights_NK is not None, BLOCK=BLOCK,
         )  # fmt: skip
+    return out
+
+
+def silu_gate(gate_up: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """Returns silu(gate) * up (X, F) of rows (X, 2 F) that hold both, up to where the last expert's rows end."""
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_empty(len(gate_up), width)
+    grid = (len(out), triton.cdiv(width, BLOCK))
+    _silu_gate[grid](gate_up, out, ends_E, len(ends_E), width, gate_up.stride(0), BLOCK=BLOCK)
     return out

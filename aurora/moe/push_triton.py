@@ -7,14 +7,15 @@ Each rank has one buffer that all ranks write (`aurora.runtime.transports.symmet
 
 - arrived (R, LANES): up to which stamp each lane of each peer has written its rows here; the peer sets it.
 - permits (R, LANES): up to which stamp each lane of this rank may write to each peer; the peer sets it.
-- counts (2, R): how many rows each peer has written into each half; the peer sets it.
+- counts (2, R, told): how many rows each peer has written into each half, and then how often it has chosen each of this rank's
+  experts; the peer sets it.
 
 Then come two halves of slots, (R, slots, row_bytes) each. An exchange is an epoch. Stage s of epoch e has the stamp
 e * stages + s + 1, and a lane whose last row for a peer is written has the stamp (e + 1) * stages. Stamps only grow, so that no
 word is ever cleared, and a word of an old epoch is never taken for one of a new epoch.
 
 A lane is one program. It carries each LANES-th row of every peer, and waits for the peers' lanes of its own number alone: lanes
-may run side by side or one after the other.
+may run side by side or one after the other. The last lane that ends begins the next epoch.
 
 Memory model: all threads of a lane write rows, a barrier of the lane follows, and one thread then sets the word with release
 semantics at system scope. Whoever reads the word with acquire semantics at system scope sees the rows.
@@ -92,17 +93,46 @@ def _quantize(into, scales, source, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _sum(into, source, stride, places, weights, columns, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the weighted sum of the rows at K places, -1 for none, in float32 and in their sequence, rounded once."""
+    for first in range(0, columns, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total = tl.full((BLOCK,), 0.0, tl.float32)
+        for k in tl.static_range(K):
+            place = tl.load(places + k).to(tl.int64)
+            there = at < tl.where(place >= 0, columns, 0)
+            total += tl.load(source + place * stride + at, mask=there, other=0.0).to(tl.float32) * tl.load(weights + k)
+        tl.store(into + at, total.to(source.dtype.element_ty), mask=at < columns)
+
+
+@triton.jit
+def _await_all(words, goal, lost, ranks, polls, LANES: tl.constexpr, RANKS: tl.constexpr):
+    """Waits until the words of all peers have come to a stamp; see `_await`."""
+    peer, zero = tl.arange(0, RANKS), tl.full((RANKS,), 0, tl.int64)
+    inside = peer < ranks
+    left = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
+    seen = tl.where(inside, tl.atomic_add(words + peer * LANES, zero, mask=inside, sem="acquire", scope="sys"), goal)
+    while (tl.reduce(seen, 0, _least) < goal) & (left > 0):
+        seen = tl.where(inside, tl.atomic_add(words + peer * LANES, zero, mask=inside, sem="acquire", scope="sys"), goal)
+        left -= 1
+    silent = tl.reduce(tl.where(seen < goal, peer, ranks), 0, _least)
+    if silent < ranks:
+        tl.atomic_cas(lost, tl.full((), 0, tl.int64), (silent + 1).to(tl.int64))
+
+
+@triton.jit
 def _push(
-    source, tail, row_of, count, table, address, state,
-    rank, ranks, stages, slots, half, half_at, row_bytes, polls,
+    source, tail, row_of, count, table, address, state, places, weights,
+    rank, ranks, first_stage, stages, slots, half, half_at, row_bytes, polls, told, counted, count_stride,
     elements, source_stride, choices, tail_words, tail_stride, tail_choices, tail_at, scales_at,
-    LANES: tl.constexpr, QUANTIZED: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr, RANKS: tl.constexpr, TOLD: tl.constexpr, SUMMED: tl.constexpr, QUANTIZED: tl.constexpr,
+    WAITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lane = tl.program_id(0)
-    begun, lost = tl.load(state) * stages, state + 1
-    words = ranks * LANES
+    epoch, lost = tl.load(state), state + 1
+    begun, words, number = epoch * stages, ranks * LANES, tl.arange(0, TOLD)
     own = tl.load(address + rank).to(tl.pointer_type(tl.int64))
-    for stage in range(stages):
+    for stage in range(first_stage, stages):
         entry = table + (lane * stages + stage) * COLUMNS
         peer, sender, gated = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
         stamp = begun + stage + 1
@@ -112,14 +142,18 @@ def _push(
             _await(own + words + peer * LANES + lane, stamp, lost, peer, polls)
         if (peer >= 0) & (tl.load(lost, volatile=True) == 0):
             buffer = tl.load(address + peer)
-            rows = tl.load(count + peer).to(tl.int64)
+            rows = tl.load(count + peer * count_stride).to(tl.int64)
             begin, end = (rows * tl.load(entry + 3)) >> SHARE_BITS, (rows * tl.load(entry + 4)) >> SHARE_BITS
             first = buffer + half_at + rank * slots * tl.cast(row_bytes, tl.int64)
             for row in range(begin + lane, end, LANES):
                 choice = tl.load(row_of + peer * slots + row).to(tl.int64)
                 slot = first + row * row_bytes
                 taken = source + choice // choices * source_stride
-                if QUANTIZED:
+                if SUMMED > 0:
+                    into = tl.multiple_of(slot.to(tl.pointer_type(source.dtype.element_ty)), 16)
+                    of_choice = choice * SUMMED
+                    _sum(into, source, source_stride, places + of_choice, weights + of_choice, elements, SUMMED, BLOCK)
+                elif QUANTIZED:
                     scales = (slot + scales_at).to(tl.pointer_type(tl.float32))
                     _quantize(slot.to(tl.pointer_type(tl.float8e4nv)), scales, taken, elements, BLOCK)
                 else:
@@ -128,81 +162,149 @@ def _push(
                 of_tail = tail + choice // tail_choices * tail_stride
                 _copy(tl.multiple_of((slot + tail_at).to(tl.pointer_type(tl.int32)), 16), of_tail, tail_words, BLOCK)
             there = buffer.to(tl.pointer_type(tl.int64))
-            tl.store(there + 2 * words + half * ranks + rank, rows)
+            counts = tl.load(count + peer * count_stride + number, mask=number < counted, other=0).to(tl.int64)
+            tl.store(there + 2 * words + (half * ranks + rank) * told + number, counts, mask=number < counted)
             _set(there + rank * LANES + lane, tl.where(tl.load(entry + 5) > 0, begun + stages, stamp))
         if sender >= 0:
             _await(own + sender * LANES + lane, stamp, lost, sender, polls)
+    if WAITS:
+        _await_all(own + lane, begun + stages, lost, ranks, polls, LANES, RANKS)
+        tl.debug_barrier()
+        # All lanes have read the epoch, on which what they waited for depends.
+        if tl.atomic_add(state + 2, 1, sem="acquire", scope="sys") == LANES - 1:
+            tl.store(state + 2, 0)
+            tl.store(state, epoch + 1)
 
 
 @triton.jit
-def _wait(
-    address, state, count, rank, ranks, stages, half, polls,
-    LANES: tl.constexpr, WORDS: tl.constexpr, RANKS: tl.constexpr,
-):  # fmt: skip
-    goal, lost = (tl.load(state) + 1) * stages, state + 1
-    words = tl.load(address + rank).to(tl.pointer_type(tl.int64))
-    at, zero = tl.arange(0, WORDS), tl.full((WORDS,), 0, tl.int64)
-    inside = at < ranks * LANES
-    left = tl.where(tl.load(lost, volatile=True) == 0, polls, 0)
-    seen = tl.where(inside, tl.atomic_add(words + at, zero, mask=inside, sem="acquire", scope="sys"), goal)
-    while (tl.reduce(seen, 0, _least) < goal) & (left > 0):
-        seen = tl.where(inside, tl.atomic_add(words + at, zero, mask=inside, sem="acquire", scope="sys"), goal)
-        left -= 1
-    silent = tl.reduce(tl.where(seen < goal, at // LANES, ranks), 0, _least)
-    if silent < ranks:
-        tl.atomic_cas(lost, tl.full((), 0, tl.int64), (silent + 1).to(tl.int64))
-    tl.debug_barrier()
-    peer = tl.arange(0, RANKS)
-    told = tl.load(words + (2 * LANES + half) * ranks + peer, mask=peer < ranks, volatile=True)
-    tl.store(count + peer, told, mask=peer < ranks)
-    tl.store(state, tl.load(state) + 1)
+def _ranks_at(chosen, rank_of, at, inside, BY_EXPERT: tl.constexpr):
+    """The ranks of choices, which are given as ranks or as physical experts."""
+    found = tl.load(chosen + at, mask=inside, other=-1)
+    if BY_EXPERT:
+        found = tl.load(rank_of + found, mask=inside, other=-1)
+    return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def _lay_out(
-    ranks_of, row_of, place, count, chosen, slots, ranks, K: tl.constexpr, DEDUPLICATED: tl.constexpr, BLOCK: tl.constexpr
-):
-    rank = tl.program_id(0)
-    rows = 0
-    for first in range(0, chosen, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        inside = at < chosen
-        to = tl.load(ranks_of + at, mask=inside, other=-1)
-        goes = inside & (to == rank)
-        if DEDUPLICATED:  # the first of a token's choices of a rank stands for all
-            for k in tl.static_range(1, K):
-                before = tl.load(ranks_of + at - k, mask=inside & (at % K >= k), other=-1)
-                goes = goes & (before != rank)
-        one = goes.to(tl.int32)
-        row = rows + tl.associative_scan(one, 0, _plus) - one
-        tl.store(row_of + rank * slots + row, at, mask=goes)
-        writer = tl.where((to < 0) | (to >= ranks), 0, to)  # of the choice's place
-        tl.store(place + at, tl.where(goes, rank * slots + row, -1), mask=inside & (writer == rank))
-        rows += tl.reduce(one, 0, _plus)
-    tl.store(count + rank, rows)
+    chosen, row_of, place, count, rank_of, slot_of, weights, tail,
+    length, slots, ranks, told, experts, weight_stride, tail_words, codes_at,
+    K: tl.constexpr, DEDUPLICATED: tl.constexpr, BY_EXPERT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    rank, number = tl.program_id(0), 0
+    if rank < ranks:
+        for first in range(0, length, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            inside = at < length
+            to = _ranks_at(chosen, rank_of, at, inside, BY_EXPERT)
+            goes = inside & (to == rank)
+            if DEDUPLICATED:  # the first of a token's choices of a rank stands for all
+                for k in tl.static_range(1, K):
+                    before = _ranks_at(chosen, rank_of, at - k, inside & (at % K >= k), BY_EXPERT)
+                    goes = goes & (before != rank)
+            one = goes.to(tl.int32)
+            row = number + tl.associative_scan(one, 0, _plus) - one
+            tl.store(row_of + rank * slots + row, at, mask=goes)
+            writer = tl.where((to < 0) | (to >= ranks), 0, to)  # of the choice's place
+            tl.store(place + at, tl.where(goes, rank * slots + row, -1), mask=inside & (writer == rank))
+            number += tl.reduce(one, 0, _plus)
+        tl.store(count + rank * told, number)
+    else:  # one program for each physical expert, and one for choices of none
+        expert = rank - ranks
+        for first in range(0, length, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            of_expert = tl.load(chosen + at, mask=at < length, other=-1) == expert
+            one = of_expert.to(tl.int32)
+            nth = number + tl.associative_scan(one, 0, _plus) - one
+            into, weight = tail + at // K * tail_words + at % K, weights + at // K * weight_stride + at % K
+            tl.store(into + codes_at, tl.where(expert < experts, nth * experts + expert, -1), mask=of_expert)
+            value = tl.load(weight, mask=of_expert, other=0.0).to(tl.float32)
+            tl.store(into.to(tl.pointer_type(tl.float32)), value, mask=of_expert)
+            number += tl.reduce(one, 0, _plus)
+        if expert < experts:
+            tl.store(count + tl.load(rank_of + expert) * told + 1 + tl.load(slot_of + expert), number)
 
 
-def lay_out(rank_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool) -> tuple[torch.Tensor, ...]:
+@triton.jit(do_not_specialize=["length", "most"])
+def _arrange(
+    arrived, count, out, places, weights, ends,
+    length, slots, row_bytes, weights_at, codes_at, ranks, told, held, first, experts, most, elements,
+    RANKS: tl.constexpr, TOLD: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    peer, row = tl.program_id(0) // length, tl.program_id(0) % length
+    sender, number = tl.arange(0, RANKS), tl.arange(0, TOLD)
+    known = (sender < ranks)[:, None] & ((number > 0) & (number <= held))[None, :]
+    counts = tl.load(count + sender[:, None] * told + number[None, :], mask=known, other=0).to(tl.int32)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        until = tl.associative_scan(tl.reduce(counts, 0, _plus), 0, _plus)
+        tl.store(ends + number - 1, tl.minimum(until, most), mask=(number > 0) & (number <= held))
+    if row < tl.load(count + peer * told):
+        slot = (peer * slots + row).to(tl.int64)
+        begin = arrived + slot * row_bytes
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(begin.to(tl.pointer_type(out.dtype.element_ty)) + at, mask=at < elements, other=0)
+        for k in tl.static_range(K):
+            code = tl.load((begin + codes_at).to(tl.pointer_type(tl.int32)) + k)
+            expert = tl.where(code < 0, -1, code % experts - first)
+            before = (number[None, :] <= expert) | ((number[None, :] == expert + 1) & (sender[:, None] < peer))
+            place = tl.reduce(tl.reduce(tl.where(before, counts, 0), 1, _plus), 0, _plus) + code // experts
+            here = (expert >= 0) & (expert < held) & (place < most)  # counts of a lost peer may be of another epoch
+            tl.store(out + place.to(tl.int64) * elements + at, value, mask=at < tl.where(here, elements, 0))
+            if tl.program_id(1) == 0:
+                tl.store(places + slot * K + k, tl.where(here, place, -1))
+                tl.store(weights + slot * K + k, tl.load((begin + weights_at).to(tl.pointer_type(tl.float32)) + k))
+
+
+class Choices(NamedTuple):
+    """What rows carry for the experts of the rank that they go to, beside the rank; see `lay_out`.
+
+    Attributes:
+        rank_P: (P + 1,) int64, the rank of every physical expert, R for P.
+        slot_P: (P,) int64, the slot of every physical expert on its rank.
+        weights: (N, K) floating point.
+        told: how many counts are told each rank.
+        tail: (N, T) int32 to be filled: K weights, float32; and from word `codes_at` on K codes, n * P + p for this rank's n-th
+            choice of the physical expert p, and -1 for none.
+        codes_at: word of a tail.
+    """
+
+    rank_P: torch.Tensor
+    slot_P: torch.Tensor
+    weights: torch.Tensor
+    told: int
+    tail: torch.Tensor
+    codes_at: int
+
+
+def lay_out(
+    chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: Choices | None = None
+) -> tuple[torch.Tensor, ...]:
     """Sorts the choices of tokens by rank, and then by token. The host waits for nothing.
 
     Args:
-        rank_NK: (N, K) int, the rank of every choice; below 0 or from `ranks` on: none.
+        chosen_NK: (N, K) int, the rank of every choice, below 0 or from `ranks` on: none; with `choices` the physical expert
+            of every choice, P for none.
         ranks: number of ranks R.
         slots: most rows for a rank, N or N * K at least.
         deduplicated: whether a token's choices of one rank share a row: the first has it, the others have none.
+        choices: is filled with what rows carry for experts; None: nothing.
 
     Returns:
-        row_of_RX, (R, slots) int32, the choice n * K + k of each row; count_R, (R,) int32, the rows of each rank; place_NK,
-        (N, K) int64, rank * slots + row of each choice, -1 for none.
+        row_of_RX, (R, slots) int32, the choice n * K + k of each row; count_RT, (R, told) int32, rows of each rank and, with
+        `choices`, how often each of its experts is chosen, by slot; place_NK, (N, K) int64, rank * slots + row of each choice,
+        -1 for none.
     """
-    tokens, top_k = rank_NK.shape
-    row_of_RX = torch.empty(ranks, slots, dtype=torch.int32, device=rank_NK.device)
-    count_R, place_NK = row_of_RX.new_empty(ranks), torch.empty_like(rank_NK, dtype=torch.int64)
-    _lay_out[(ranks,)](
-        rank_NK.contiguous(), row_of_RX, place_NK, count_R, tokens * top_k, slots, ranks,
-        K=top_k, DEDUPLICATED=deduplicated, BLOCK=SCANNED,
+    tokens, top_k = chosen_NK.shape
+    row_of_RX = torch.empty(ranks, slots, dtype=torch.int32, device=chosen_NK.device)
+    place_NK, experts = torch.empty_like(chosen_NK, dtype=torch.int64), 0 if choices is None else len(choices.slot_P)
+    rank_P, slot_P, weights, told, tail, codes_at = choices or Choices(place_NK, place_NK, place_NK, 1, row_of_RX, 0)
+    count_RT = row_of_RX.new_empty(ranks, told)
+    _lay_out[(ranks if choices is None else ranks + experts + 1,)](
+        chosen_NK.contiguous(), row_of_RX, place_NK, count_RT, rank_P, slot_P, weights, tail,
+        tokens * top_k, slots, ranks, told, experts, weights.stride(0), tail.shape[1], codes_at,
+        K=top_k, DEDUPLICATED=deduplicated, BY_EXPERT=choices is not None, BLOCK=SCANNED,
     )  # fmt: skip
-    return row_of_RX, count_R, place_NK
+    return row_of_RX, count_RT, place_NK
 
 
 class Peers(NamedTuple):
@@ -210,22 +312,25 @@ class Peers(NamedTuple):
 
     Attributes:
         address_R: (R,) int64 on the device, where each rank's buffer is in this rank's address space.
-        state_2: (2,) int64 on the device: the epoch, and one more than the first peer that was lost, 0 for none.
+        state_3: (3,) int64 on the device: the epoch; one more than the first peer that was lost, 0 for none; and how many lanes
+            have ended.
         rank, ranks: this rank, and how many there are.
         slots: rows of a peer that a half holds.
         stages: rows of a table for each lane.
         lanes: programs of a launch.
         polls: looks at a word after which its peer is lost.
+        told: counts that a rank tells each peer: of rows, and of choices of each of the peer's experts.
     """
 
     address_R: torch.Tensor
-    state_2: torch.Tensor
+    state_3: torch.Tensor
     rank: int
     ranks: int
     slots: int
     stages: int
     lanes: int
     polls: int
+    told: int = 1
 
 
 class Rows(NamedTuple):
@@ -239,6 +344,8 @@ class Rows(NamedTuple):
         tail_at: byte of a slot.
         row_bytes: size of a slot.
         scales_at: byte of a slot from which a row's scales go if `source` is to become e4m3; None: it stays as it is.
+        places, weights: (Z, K) int32 and float32; `row_of_RX` is then a row of them, and what is written is the weighted sum of
+            the rows of `source` at its places, -1 for none; None: rows are written as they are.
     """
 
     source: torch.Tensor
@@ -248,44 +355,107 @@ class Rows(NamedTuple):
     tail_at: int
     row_bytes: int
     scales_at: int | None = None
+    places: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
 
 
 def push(
-    peers: Peers, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_R: torch.Tensor, half: int, half_at: int
+    peers: Peers,
+    table: torch.Tensor,
+    rows: Rows,
+    row_of_RX: torch.Tensor,
+    count_RT: torch.Tensor,
+    half: int,
+    half_at: int,
+    sends: bool = True,
+    waits: bool = True,
 ) -> None:
-    """Queues one exchange: writes each peer's rows into its slots, in the order of this rank's table.
+    """Queues one exchange: writes each peer's rows into its slots, in the order of this rank's table, and waits for theirs.
 
     Args:
         peers, rows: buffers and rows.
         table: (lanes, stages, COLUMNS) int32, this rank's (`stage_table`).
-        row_of_RX, count_R: as `lay_out` returns them.
+        row_of_RX, count_RT: as `lay_out` returns them; (R, 1) where only rows are counted.
         half, half_at: which half of the buffers is written, and the byte at which it begins.
+        sends, waits: one of both parts alone, where ranks share a stream; the wait ends the epoch.
     """
     source, tail = rows.source, rows.source.new_empty(0, 0, dtype=torch.int32) if rows.tail is None else rows.tail
-    if rows.scales_at is None:
+    if rows.scales_at is None and rows.places is None:
         source = words(source)
-    tail = tail.view(torch.int32)
+    tail, power = tail.view(torch.int32), triton.next_power_of_2
+    places, weights = (row_of_RX, row_of_RX) if rows.places is None else (rows.places, rows.weights)
     _push[(peers.lanes,)](
-        source, tail, row_of_RX, count_R, table, peers.address_R, peers.state_2,
-        peers.rank, peers.ranks, peers.stages, peers.slots, half, half_at, rows.row_bytes, peers.polls,
+        source, tail, row_of_RX, count_RT, table, peers.address_R, peers.state_3, places, weights,
+        peers.rank, peers.ranks, 0 if sends else peers.stages, peers.stages, peers.slots, half, half_at, rows.row_bytes,
+        peers.polls, peers.told, count_RT.shape[1], count_RT.stride(0),
         source.shape[1], source.stride(0), rows.choices,
         tail.shape[1], tail.stride(0), rows.tail_choices, rows.tail_at, rows.scales_at or 0,
-        LANES=peers.lanes, QUANTIZED=rows.scales_at is not None, BLOCK=BLOCK,
+        LANES=peers.lanes, RANKS=power(peers.ranks), TOLD=power(count_RT.shape[1]),
+        SUMMED=0 if rows.places is None else rows.places.shape[1], QUANTIZED=rows.scales_at is not None, WAITS=waits,
+        BLOCK=BLOCK,
     )  # fmt: skip
 
 
-def wait(peers: Peers, half: int) -> torch.Tensor:
-    """Queues a wait until all rows of all peers have arrived, and ends the epoch. Returns (R,) int64, the rows of each peer."""
-    count_R, power = torch.empty_like(peers.address_R), triton.next_power_of_2
-    _wait[(1,)](
-        peers.address_R, peers.state_2, count_R, peers.rank, peers.ranks, peers.stages, half, peers.polls,
-        LANES=peers.lanes, WORDS=power(peers.ranks * peers.lanes), RANKS=power(peers.ranks),
+class Arranged(NamedTuple):
+    """Rows that have arrived, once for each of their choices of this rank's experts, sorted by expert; see `arrange`.
+
+    Attributes:
+        rows: (X, H), of which the last ones are not filled.
+        ends_E: (E,) int32, where the rows of each expert end.
+        place_XK: (slots of all peers, K) int32, the row of each choice, -1 for other ranks' experts; of filled slots only.
+        weight_XK: float32, in the same shape, the weights of the choices.
+    """
+
+    rows: torch.Tensor
+    ends_E: torch.Tensor
+    place_XK: torch.Tensor
+    weight_XK: torch.Tensor
+
+
+def arrange(
+    peers: Peers,
+    arrived: torch.Tensor,
+    counts: torch.Tensor,
+    width: int,
+    dtype: torch.dtype,
+    tail_at: tuple[int, int],
+    top_k: int,
+    local: slice,
+    experts: int,
+    length: int,
+) -> Arranged:
+    """Sorts the rows of a dispatch by this rank's experts: one launch, and the host waits for nothing.
+
+    Args:
+        peers: buffers.
+        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `Choices`.
+        counts: (R, told) int64, what peers have told.
+        width, dtype: of hidden states, with which rows begin.
+        tail_at: bytes of a row at which weights and codes begin.
+        top_k: choices of a token.
+        local: this rank's physical experts.
+        experts: number of physical experts P.
+        length: most rows of a peer, at least 1.
+    """
+    ranks, held, device = peers.ranks, int(local.stop - local.start), arrived.device
+    most = ranks * length * min(top_k, max(held, 1))
+    rows = torch.empty(most, width, dtype=dtype, device=device)
+    ends_E = torch.empty(held, dtype=torch.int32, device=device)
+    place_XK = torch.empty(len(arrived), top_k, dtype=torch.int32, device=device)
+    weight_XK, out, power = torch.empty_like(place_XK, dtype=torch.float32), words(rows), triton.next_power_of_2
+    _arrange[(ranks * length, triton.cdiv(out.shape[1], BLOCK))](
+        arrived, counts, out, place_XK, weight_XK, ends_E,
+        length, peers.slots, arrived.shape[1], *tail_at, ranks, counts.stride(0), held, int(local.start), experts, most,
+        out.shape[1], RANKS=power(ranks), TOLD=power(held + 1), K=top_k, BLOCK=BLOCK,
     )  # fmt: skip
-    return count_R
+    return Arranged(rows, ends_E, place_XK, weight_XK)
 
 
 def words(rows: torch.Tensor) -> torch.Tensor:
-    """Returns rows (X, H), contiguous in H, as (X, words) of the widest integers that fit their width, stride and beginning."""
-    whole = (rows.shape[1] * rows.element_size(), rows.stride(0) * rows.element_size(), rows.data_ptr())
+    """Returns rows (X, H), contiguous in H, as (X, words) of the widest integers that fit their width, stride and beginning.
+
+    The memory itself begins at a multiple of eight, as torch's does.
+    """
+    whole = [part * rows.element_size() for part in (rows.shape[1], rows.stride(0), rows.storage_offset())]
     sizes = (torch.int64, torch.int32, torch.int16, torch.uint8)
     return rows.view(next(dtype for dtype in sizes if not any(part % dtype.itemsize for part in whole)))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from aurora.errors import BadInput, check_one_of
 from aurora.io import load_gpus
-from aurora.moe.transport import Transport
+from aurora.moe.transport import Observe, Transport
 from aurora.planner.network.measured_links import find_servers, fit_link
 from aurora.planner.network.transfer_seconds import fit_transfer_curve
 from aurora.runtime.distributed.launcher import RankInfo, launch
@@ -406,19 +406,28 @@ class _LinkTimer:
             if expected_s > PATIENCE_S:
                 break
             repeats = int(np.clip(PATIENCE_S / 4 / max(expected_s, 1e-4), REPEATS, MOST_REPEATS))
-            took = min([self._ping(src, dst, size) for _ in range(repeats + 1)][1:])
+            took = min(self._pings(src, dst, size, repeats + 1)[1:])
             seconds.append(float(self._net.gather(torch.tensor([took], dtype=torch.float64))[src]))
         one_way_X = np.maximum(np.array(seconds) - seconds[0] / 2, 1e-9)
         fit = fit_link(self._sizes[: len(seconds)], one_way_X)
         return fit.startup_s, fit.rate_Bps, fit.median_error
 
-    def _ping(self, src: int, dst: int, size: int) -> float:
-        """Seconds until src has the answer to a message; of no meaning on other ranks."""
-        began_s = time.perf_counter()
-        if self._net.rank in (src, dst):
-            self._exchange([(src, dst, size)])
-            self._exchange([(dst, src, SIZES[0])])
-        return time.perf_counter() - began_s
+    def _pings(self, src: int, dst: int, size: int, count: int) -> list[float]:
+        """Seconds until src has the answer to each of `count` messages; of no meaning on other ranks.
+
+        On GPUs all are queued, and timed by the events between them: the host's calls are no part of what a link takes.
+        """
+        took_s: list[float] = []
+        seen_s: list[tuple[float, float]] = []  # start and end of each transfer of this rank
+        for _ in range(count if self._net.rank in (src, dst) else 0):
+            began_s = time.perf_counter()
+            for flow in ((src, dst, size), (dst, src, SIZES[0])):
+                self._exchange([flow], lambda *seen: seen_s.append(seen[-2:]), wait=self._device == "cpu")
+            took_s.append(time.perf_counter() - began_s)
+        self._net.wait()
+        if self._device != "cpu":
+            took_s = [answered_s - sent_s for (sent_s, _), (_, answered_s) in zip(seen_s[::2], seen_s[1::2], strict=True)]
+        return took_s or [0.0] * count
 
     def _joint_Bps(self, pairs: Sequence[tuple[int, int]], rate_Bps_GG: FloatArray) -> float:
         """The joint rate, in bytes per second, of several pairs at once.
@@ -458,8 +467,8 @@ class _LinkTimer:
         took_G: FloatArray = self._net.gather(torch.tensor([took_s if received else 0.0], dtype=torch.float64)).numpy().ravel()
         return took_G
 
-    def _exchange(self, flows: Sequence[tuple[int, int, int]]) -> None:
-        """Transfers all flows (source, destination, bytes), posted at once."""
+    def _exchange(self, flows: Sequence[tuple[int, int, int]], observe: Observe = lambda *_: None, wait: bool = True) -> None:
+        """Transfers all flows (source, destination, bytes), posted at once, or queues them; see `Transport.exchange`."""
         order = Order("probe", np.array([flow[:2] for flow in flows]), self._net.ranks, self._net.ranks)
         sends, recvs = ([self._buffer[:0]] * self._net.ranks for _ in range(2))
         for src, dst, size in flows:
@@ -467,5 +476,6 @@ class _LinkTimer:
                 sends[dst] = self._buffer[:size]
             if dst == self._net.rank:
                 recvs[src] = self._buffer[:size]
-        self._net.exchange(order, sends, recvs, lambda *_: None)
-        self._net.wait()
+        self._net.exchange(order, sends, recvs, observe)
+        if wait:
+            self._net.wait()

@@ -12,7 +12,7 @@ from aurora.errors import RankFailed
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.models.own_weights import release_freed_memory
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layer import ExpertParallelLayer
+from aurora.moe.layer import ExpertParallelLayer, PushedRows
 from aurora.moe.layouts import DispatchLayout
 from aurora.moe.transport import ExchangeStep
 from aurora.runtime.layer_context import LayerContext
@@ -20,8 +20,8 @@ from aurora.types import Exchange, Op, Placement
 from aurora.types.arrays import IntArray
 from aurora.types.program import hierarchy_of
 
-MIN_CHUNK_ROWS = 64  # between two preemption points
-LEAST_CHUNK_ROWS = 4  # the same of a batch model beside an interactive one
+MIN_CHUNK_BYTES = 32 * 1024  # of rows, between two preemption points; at least one row
+LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive one
 
 
 class DistributedExperts(ExpertParallelLayer, nn.Module):
@@ -45,8 +45,8 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         self.num_experts = int(experts.num_experts if self._reader is None else self._reader.count)
         self.local = experts
         self.held = tuple(range(int(experts.num_experts)))
-        self._chunk_rows = self._least_rows = MIN_CHUNK_ROWS
-        self._timed_chunk: tuple[int, Any, Any] | None = None  # rows, start and end mark of a chunk whose time is not known
+        self._chunk_bytes = self._least_bytes = MIN_CHUNK_BYTES
+        self._timed_chunk: tuple[int, Any, Any] | None = None  # bytes, start and end mark of a chunk whose time is not known
 
     def perform(
         self,
@@ -65,12 +65,15 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
             local_first: replicas share the tokens of all ranks, a rank's own first; ranks exchange counts before they send.
         """
         self.ops, self._layer, self._context = ops, layer, context
-        self._chunk_rows = self._least_rows = LEAST_CHUNK_ROWS if context.yields else MIN_CHUNK_ROWS
+        self._chunk_bytes = self._least_bytes = LEAST_CHUNK_BYTES if context.yields else MIN_CHUNK_BYTES
         hierarchy, rank, slots_G = hierarchy_of(ops), context.transport.rank, placement.slots_LG[layer]
         self.hierarchical, self.deduplicate = hierarchy is not None, deduplicate
         split_EG = None if placement.split_LG is None else placement.split_EG(layer)
         expert_map = ExpertMap(slots_G, rank, split_EG, local_first, hierarchy)
         self.place(expert_map.to(next(self.local.parameters()).device), slots_G[rank])
+        if context.push is not None:
+            there, back = (op.order for op in ops if isinstance(op, Exchange))
+            context.push.set_order(layer, there, back=back)
 
     def place(
         self,
@@ -124,8 +127,12 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         context.recorder.route(top_k_index, context.mask)
         context.count_tokens(top_k_index, layer)
         experts = self._compute_in_chunks if context.preemptible else self.local
-        out = self.outputs(rows, top_k_index, top_k_weights, experts, context.mask)
-        context.start_compute()
+        outs = []
+        for part in [slice(None)] if context.push is None else context.push.parts(len(rows)):
+            mask = None if context.mask is None else context.mask[part]
+            outs.append(self.outputs(rows[part], top_k_index[part], top_k_weights[part], experts, mask))
+            context.start_compute()
+        out = outs[0] if len(outs) == 1 else torch.cat(outs)
         context.layers_done = layer + 1
         return out.view(hidden_states.shape)
 
@@ -140,6 +147,17 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         """Ends the gate, and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
         self._context.stop_compute("gate", self._layer)
         return self._context.gather_counts(layout.counts, self._layer)
+
+    def pushed(
+        self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
+    ) -> PushedRows | None:
+        """Ends the gate and pushes the tokens, if the context has an ordered push; see `ExpertParallelLayer.pushed`."""
+        if self._context.push is None:
+            return None
+        from aurora.runtime.transports.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import
+
+        self._context.stop_compute("gate", self._layer)
+        return PushedBatch(self._context.push, self._layer, self.expert_map, hidden, index, weights, mask)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns whether the batch goes over servers; see `LayerContext.over_servers`."""
@@ -160,18 +178,20 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         Chunks are of rows sorted by expert, as each chunk reads the weights of all its experts. `index` is (X, 1).
         """
         recorder, done, first, by_expert = self._context.recorder, [], 0, None
+        row_bytes = rows.shape[1] * rows.element_size()
         self._adapt_chunks()
-        if len(rows) > self._chunk_rows:
+        if rows.nbytes > self._chunk_bytes:
             by_expert = index[:, 0].argsort(stable=True)
             rows, index, weights = rows[by_expert], index[by_expert], weights[by_expert]
         while first < len(rows):
             if first:
                 self._context.yield_to_priority("expert", self._layer)
                 self._adapt_chunks()
-            chunk, start = slice(first, min(first + self._chunk_rows, len(rows))), recorder.mark()
+            most = max(self._chunk_bytes // row_bytes, 1)
+            chunk, start = slice(first, min(first + most, len(rows))), recorder.mark()
             done.append(self.local(rows[chunk], index[chunk], weights[chunk]))
             if self._timed_chunk is None:
-                self._timed_chunk = chunk.stop - chunk.start, start, recorder.mark()
+                self._timed_chunk = (chunk.stop - chunk.start) * row_bytes, start, recorder.mark()
             first = chunk.stop
         answers = done[0] if len(done) == 1 else torch.cat(done)
         return answers if by_expert is None else answers.new_empty(answers.shape).index_copy_(0, by_expert, answers)
@@ -179,10 +199,10 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
     def _adapt_chunks(self) -> None:
         """Sets the size of chunks by the timed one, once it has been executed; a GPU executes chunks after they are queued."""
         if self._timed_chunk is not None:
-            rows, start, end = self._timed_chunk
+            size, start, end = self._timed_chunk
             took_s = self._context.recorder.elapsed_s(start, end)
             if took_s is not None:
-                self._chunk_rows = max(self._least_rows, int(rows * self._context.preemption_s / max(took_s, 1e-9)))
+                self._chunk_bytes = max(self._least_bytes, int(size * self._context.preemption_s / max(took_s, 1e-9)))
                 self._timed_chunk = None
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from aurora.runtime.phase_recorder import PhaseRecorder
 from aurora.runtime.port_arbiter import PortArbiter, in_slices
 from aurora.types import PREEMPTION_INTERVAL_S, Exchange, Network, Order, Program
 from aurora.types.arrays import IntArray
+
+if TYPE_CHECKING:
+    from aurora.runtime.transports.push import OrderedPush
 
 
 class LayerContext:
@@ -32,6 +36,8 @@ class LayerContext:
         tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
         program: the program in force; None: the model is alone.
         network: the ports that exchanges are cut for into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
+        push: carries the layers' tokens in place of the transport, without the host; None: the transport does.
+        own_tokens: tokens of this rank's next forward pass, if `push` is set.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
         layers_done: MoE layers that the present forward pass has behind it.
     """
@@ -50,6 +56,8 @@ class LayerContext:
         self.tokens_LE: torch.Tensor | None = None
         self.program: Program | None = None
         self.network: Network | None = None
+        self.push: OrderedPush | None = None
+        self.own_tokens = 0
         self.waiting_since: float | None = None
         self.layers_done = 0
         self._arbiter, self._sleep = arbiter, sleep
@@ -58,7 +66,10 @@ class LayerContext:
 
     def any_active(self, active: bool) -> bool:
         """Returns whether any rank of the model is active. A collective call: all ranks of the model make it."""
-        return bool(self.gather_between_steps(torch.tensor([active], dtype=torch.long)).any())
+        told_R2 = self.gather_between_steps(torch.tensor([active, self.own_tokens], dtype=torch.long))
+        if self.push is not None:
+            self.push.batch_tokens = int(told_R2[:, 1].max())
+        return bool(told_R2[:, 0].any())
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
         """Gathers every rank's tensor of one shape: (R, *row.shape) on the CPU. A collective call."""
@@ -253,6 +264,8 @@ class LayerContext:
         """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""
         with self._waiting("exchanges of the step"):
             self.transport.wait()
+            if self.push is not None:
+                self.push.check_peers()
 
     def leave(self) -> None:
         """Gives up the port and completes the trace; call when the model has finished on this rank."""

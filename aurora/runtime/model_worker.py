@@ -145,6 +145,7 @@ class ModelWorker:
             if self._batch is None and (arrived := self._arrived()):
                 self._current = [self.waiting.popleft() for _ in range(arrived)]
                 self._batch = self._new_batch(self._current)
+            self.context.own_tokens = 0 if self._batch is None else self._batch.next_tokens
             if not self.between_steps(self._batch is not None):
                 if self.arriving and self.context.sleep_until(self.waiting[0].at_s if self.waiting else float("inf")):
                     continue

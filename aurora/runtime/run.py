@@ -135,6 +135,10 @@ def check_run(plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequen
         )
     if options.transport == "shaped" and plan.cluster.fabric is not None:
         raise BadInput("`transport` shaped: holds ports to their rates, but not the links of the plan's fabric")
+    if options.transport == "push" and (
+        len(plan.models) > 1 or plan.options.micro_batches > 1 or plan.models[0].hierarchy is not None
+    ):
+        raise BadInput("`transport` push: expected a plan of one model, without micro-batches, whose all-to-alls are flat")
     for name, requests in zip(models, prompts, strict=True):
         if not requests or not all(requests):
             raise BadInput(f"run: expected at least one prompt for {name}, and no empty one")
@@ -178,7 +182,8 @@ def verify(
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):
         dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-        plain = load_model(path, "cuda:0" if result.transport == "nccl" else "cpu", dtype)
+        on_gpu = result.transport == "nccl" or (result.transport == "push" and torch.cuda.is_available())
+        plain = load_model(path, "cuda:0" if on_gpu else "cpu", dtype)
         eos = plain.tokenizer.eos_token_id
         for index, prompt in enumerate(requests):
             if index not in answers.tokens:

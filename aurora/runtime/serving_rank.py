@@ -15,6 +15,7 @@ from aurora.models.decoding import check_padding
 from aurora.models.loading import MoeModel, with_same_weights
 from aurora.models.own_weights import load_without_experts
 from aurora.models.prompts import deal
+from aurora.moe.permutation import warm_up
 from aurora.moe.transport import Transport, lost_others
 from aurora.planner.compile import compile_plan
 from aurora.planner.control.controller import begin_to_compile_decisions, compile_decisions
@@ -29,6 +30,7 @@ from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
+from aurora.runtime.push_serving import make_push, push_once
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
 from aurora.runtime.transports.gloo import tcp_transports
 from aurora.runtime.transports.nccl import nccl_transport
@@ -44,7 +46,7 @@ LOG = logging.getLogger(__name__)
 def load_models(
     plan: Plan, paths: Sequence[str], prompts_M: Sequence[Sequence[list[int]]], options: RunOptions, device: str
 ) -> list[MoeModel]:
-    """Loads the models of a run, without their experts.
+    """Loads the models of a run, without their experts, and on GPUs the kernels of their layers.
 
     Raises BadInput if one is not what the plan was made for, or cannot answer its prompts.
     """
@@ -53,6 +55,7 @@ def load_models(
     for planned, model, prompts in zip(plan.models, models, prompts_M, strict=True):
         model.identity.check_same(planned.identity, f"the plan of {planned.model!r} cannot serve model {model.name!r}")
         _check_prompts(model, prompts, options)
+        warm_up(model.layers[0].router_weight.new_zeros(16, model.hidden, dtype=model.hidden_dtype), model.top_k)
     return models
 
 
@@ -94,7 +97,11 @@ def serve_rank(
         raise BadInput(
             f"`colocate`: shares one machine, expected all of {rank_info.ranks} ranks on it, found {rank_info.local_ranks}"
         )
-    device = device_of(rank_info) if options.transport in ("auto", "nccl") else "cpu"
+    if options.transport == "push" and rank_info.local_ranks != rank_info.ranks:
+        raise BadInput(
+            f"`transport` push: expected all of {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}"
+        )
+    device = device_of(rank_info) if options.transport in ("auto", "nccl", "push") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
@@ -114,6 +121,10 @@ def serve_rank(
             name = "memory"
         else:
             transports, name = _transports(plan, rank_info, device, options, heartbeats)
+        push, name = None, "push" if options.transport == "push" else name
+        if options.transport == "push":
+            push = make_push(plan, models[0], prompts_M[0], options, rank_info, transports[0], device)
+            push_once(push, plan.models[0].placement, models[0], workers[0].layers[0].local)
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)
         if options.order == "auto":
@@ -145,6 +156,7 @@ def serve_rank(
         ]
         shared = zip(transports, arbiters, recorders, watches, strict=True)
         contexts = [LayerContext(index, *own) for index, own in enumerate(shared)]
+        contexts[0].push = push
         ports = None if options.interleave == "off" else plan.cluster.network
         for worker, context in zip(workers, contexts, strict=True):
             worker.perform(program, context, ports)

@@ -64,7 +64,7 @@ def address_text(address: tuple[str, int]) -> str:
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TRANSPORTS = ("auto", "gloo", "memory", "nccl", "shaped")
+TRANSPORTS = ("auto", "gloo", "memory", "nccl", "push", "shaped")
 RUN_ORDERS = ("plan", "auto")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
 
@@ -76,7 +76,8 @@ class RunOptions:
     Args:
         max_new_tokens: tokens to generate for each prompt.
         batch: number of prompts that a rank decodes together.
-        transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo.
+        transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; "push": ordered push of one model
+            on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs.
         timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous, without survive; 0: a free one.
@@ -123,6 +124,7 @@ class RunOptions:
         check_options(self)
         if self.survive and (self.transport == "memory" or self.predictable):
             raise BadInput("`survive`: expected gloo, nccl or the shaped transport, and no `compare`")
+        self._check_push()
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")
         if self.adapt is not None and self.predictable:
@@ -138,6 +140,14 @@ class RunOptions:
             raise BadInput(f"`colocate`: expected at most 40 letters, digits, dots and dashes, found {self.colocate!r}")
         if self.port and self.survive:
             raise BadInput(f"`port`: expected none with `survive`, which needs no rendezvous, found {self.port}")
+
+    def _check_push(self) -> None:
+        """Raises BadInput if a run by ordered push, in which the host knows no sizes, is to do what needs them."""
+        needs = [name for name in ("survive", "predictable", "local_first", "adapt") if getattr(self, name)]
+        needs += ["order"] * (self.order == "auto") + ["deduplicate"] * (self.deduplicate is False)
+        needs += ["interleave"] * (self.interleave == "processes")
+        if self.transport == "push" and needs:
+            raise BadInput(f"`transport` push: carries one placement in its planned order, found `{needs[0]}`")
 
     def _check_hosts(self) -> None:
         """Raises BadInput if what tells of other hosts does not fit."""

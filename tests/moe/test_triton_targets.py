@@ -78,6 +78,9 @@ def test_every_kernel_compiles(capability, compiled):
         for width in (1030, 1024):
             rows = torch.zeros(4, width, dtype=dtype)
             calls.append(partial(permutation_triton.gather_rows, rows, places[:, 0], torch.empty_like(rows)))
+        calls.append(
+            partial(permutation_triton.silu_gate, torch.zeros(4, 2048, dtype=dtype), torch.zeros(3, dtype=torch.int32))
+        )
         calls += [partial(permutation_triton.weighted_sum, rows, places, given) for given in (weights, weights.to(dtype), None)]
     for call in calls:
         call()
@@ -92,16 +95,25 @@ def check_machine_code(made, calls, capability):
 
 
 def push_calls(push_triton, capability):
-    """Every launch of an ordered push: every dtype and both kinds of layout; e4m3 is made where the GPU can."""
+    """Every launch of an ordered push: every dtype and all kinds of layout; e4m3 is made where the GPU can."""
     ranks, slots, stages, lanes, top_k = 4, 8, 8, 8, 2
-    state_2 = torch.zeros(2, dtype=torch.int64)
-    peers = push_triton.Peers(torch.zeros(ranks, dtype=torch.int64), state_2, 1, ranks, slots, stages, lanes, 1000)
+    state_3, told = torch.zeros(3, dtype=torch.int64), 4
+    peers = push_triton.Peers(torch.zeros(ranks, dtype=torch.int64), state_3, 1, ranks, slots, stages, lanes, 1000, told)
     table = torch.zeros(lanes, stages, 6, dtype=torch.int32)
-    row_of_RX, count_R = torch.zeros(ranks, slots, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int32)
+    row_of_RX, count_R = torch.zeros(ranks, slots, dtype=torch.int32), torch.zeros(ranks, 1, dtype=torch.int32)
     rank_NK = torch.zeros(slots, top_k, dtype=torch.int64)
     calls = [partial(push_triton.lay_out, rank_NK, ranks, slots, deduplicated) for deduplicated in (True, False)]
-    calls += [partial(push_triton.wait, peers, 1)]
+
+    choices = push_triton.Choices(*(torch.zeros(9, dtype=torch.int64),) * 2, torch.zeros(slots, top_k), told, row_of_RX, 4)
+    calls += [partial(push_triton.lay_out, rank_NK, ranks, slots, True, choices)]
     tail = torch.zeros(slots, 32, dtype=torch.uint8)
+    arrived, counts = torch.zeros(ranks * slots, 4096, dtype=torch.uint8), torch.zeros(ranks, told, dtype=torch.int64)
+    places = torch.zeros(ranks * slots, top_k, dtype=torch.int32)
+    for dtype in DTYPES:
+        shape = 512, dtype, (2048, 2064), top_k, slice(3, 6), 9, 5
+        calls.append(partial(push_triton.arrange, peers, arrived, counts, *shape))
+        summed = push_triton.Rows(torch.zeros(40, 512, dtype=dtype), 1, None, 1, 0, 2048, None, places, places.float())
+        calls.append(partial(push_triton.push, peers, table, summed, row_of_RX, counts[:, :1], 1, 4096))
     for dtype in (*DTYPES, torch.float8_e4m3fn):
         for width, top_k, beside in ((7168, 2, tail), (1031, 1, None)):
             rows = push_triton.Rows(torch.zeros(slots, width).to(dtype), top_k, beside, top_k, 4 * width, 4 * width + 32)
@@ -122,7 +134,7 @@ def test_ordered_push_compiles_to_the_memory_model(capability, compiled):
     check_machine_code(made, len(calls), capability)
     for kernel, call in zip(made, calls, strict=True):
         ptx = kernel.asm["ptx"]
-        check_memory_model(ptx, sets=2 * (call.func is push_triton.push), waits=call.func is not push_triton.lay_out)
+        check_memory_model(ptx, sets=2 * (call.func is push_triton.push), waits=call.func is push_triton.push)
         assert ("e4m3x2" in ptx) == (capability >= 89 and call is calls[-1])
 
 
@@ -154,7 +166,7 @@ MUTANTS = {
 def test_mutants_of_the_memory_model_are_caught(compiled):
     """Of the machine code, as Triton adds barriers of its own. An x86 machine shows none of these in a run."""
     made, push_triton = compiled(90), fresh(PUSH)
-    push_calls(push_triton, 90)[3]()
+    next(call for call in push_calls(push_triton, 90) if call.func is push_triton.push)()
     check_memory_model(ptx := made[0].asm["ptx"], sets=2, waits=True)
     for mutant, (line, changed) in MUTANTS.items():
         mutated = re.sub(line, changed, ptx)
@@ -166,7 +178,7 @@ def test_mutants_of_the_memory_model_are_caught(compiled):
 def test_another_order_needs_no_other_kernel(compiled):
     """The order is data: a captured graph takes a new one as it is."""
     made, push_triton = compiled(90), fresh(PUSH)
-    first = push_calls(push_triton, 90)[3]
+    first = next(call for call in push_calls(push_triton, 90) if call.func is push_triton.push)
     first()
     peers, table, *others = first.args
     first.func(peers, torch.ones_like(table), *others)

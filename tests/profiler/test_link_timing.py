@@ -77,6 +77,35 @@ class Alone:
     rank, ranks = 0, 3
 
 
+class Queueing:
+    """A transport of a GPU whose exchanges end when it is waited for: each takes 2 s, and every third of them 1 s."""
+
+    rank, ranks = 0, 2
+
+    def __init__(self):
+        self.queued, self.waits, self.now_s = [], 0, 0.0
+
+    def exchange(self, order, sends, recvs, observe):
+        self.queued.append((int(order.pairs_X2[0, 1]), observe))
+
+    def wait(self):
+        self.waits += 1
+        for number, (peer, observe) in enumerate(self.queued):
+            end_s = self.now_s + (1.0 if number % 3 == 2 else 2.0)
+            observe(peer, peer != 0, 1, self.now_s, end_s)
+            self.now_s = end_s
+        self.queued = []
+
+
+def test_messages_of_gpus_are_queued_and_timed_by_their_events():
+    """By the host's clock they would take none of this time."""
+    timer = probing._LinkTimer(net := Queueing(), (), "cpu")
+    timer._device = "cuda:0"
+    assert timer._pings(0, 1, 1 << 10, 3) == [4.0, 3.0, 3.0]
+    assert (net.waits, net.queued) == (1, [])
+    assert timer._pings(1, 2, 1 << 10, 3) == [0.0] * 3
+
+
 def busiest_bytes(pairs, bytes_X):
     return max(np.bincount(rank_X, bytes_X).max() for rank_X in np.array(pairs).T)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime import phase_recorder
-from aurora.runtime.distributed_experts import MIN_CHUNK_ROWS, DistributedExperts
+from aurora.runtime.distributed_experts import MIN_CHUNK_BYTES, DistributedExperts
 from aurora.runtime.layer_context import LayerContext
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
@@ -215,10 +215,11 @@ def test_chunks_are_judged_by_their_execution_and_not_by_their_launch():
     stream, row_s = EmulatedStream(), 1e-6
     layer, context, _ = layer_on(stream, row_s)
     context.next_step(None)
-    rows = torch.ones(20_000, 4)
+    rows = torch.ones(20_000, 128)
+    row_bytes = 4 * 128
     index, ones = torch.zeros(len(rows), 1, dtype=torch.long), torch.ones(len(rows), 1)
     for _ in range(3):
         assert torch.equal(layer._compute_in_chunks(rows, index, ones), rows)
-        assert MIN_CHUNK_ROWS <= layer._chunk_rows <= PREEMPTION_INTERVAL_S / row_s * 1.01
+        assert MIN_CHUNK_BYTES <= layer._chunk_bytes <= PREEMPTION_INTERVAL_S / row_s * row_bytes * 1.01
         stream.drain()
-    assert layer._chunk_rows == pytest.approx(PREEMPTION_INTERVAL_S / row_s, rel=0.01)
+    assert layer._chunk_bytes == pytest.approx(PREEMPTION_INTERVAL_S / row_s * row_bytes, rel=0.01)

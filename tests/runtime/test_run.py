@@ -220,7 +220,7 @@ def test_one_model_may_finish_long_before_the_other(mixtral, qwen):
 def test_time_slices_by_layer_give_the_same_answers(mixtral, qwen, monkeypatch, tmp_path, transport, interleave):
     """In chunks of a few rows, so that gates run between them."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("aurora.runtime.distributed_experts.MIN_CHUNK_ROWS", 3)
+    monkeypatch.setattr("aurora.runtime.distributed_experts.MIN_CHUNK_BYTES", 3 * 512)
     paths, prompts = [mixtral, qwen], [prompts_for(mixtral, 5), prompts_for(qwen, 3, seed=1)]
     plan = plan_for(paths, 2)
     plan = replace(plan, options=replace(plan.options, time_slice="layer", preemption_s=1e-6))

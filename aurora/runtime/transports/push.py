@@ -1,6 +1,6 @@
 """Ordered push: dispatch and combine by writes into peers' memory, in a planned order, without host sizes or synchronisation.
 
-An exchange is two launches: each rank writes its rows into the peers' slots, peer after peer as its table says, and then waits
+An exchange is one launch: each rank writes its rows into the peers' slots, peer after peer as its table says, and then waits
 for the peers' rows (`aurora.moe.push_triton`). Counts stay on the device. The table is data: it changes between two exchanges,
 also between two replays of a captured graph.
 
@@ -26,7 +26,7 @@ import torch
 from aurora.errors import BadInput
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.permutation_triton import weighted_sum
-from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push, wait
+from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push
 from aurora.moe.transport import peer_lost
 from aurora.runtime.transports.in_rounds import RoundsTransport
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
@@ -130,6 +130,12 @@ class OrderedPush:
         lanes: programs of a launch.
         stages: most stages of an order; None: as many as orders have that do not split a pair's rows.
         timeout_s: seconds after which a peer that does not answer is lost, at least.
+        experts: most experts of a rank, whose choices are counted too (`aurora.runtime.transports.pushed_batch`).
+        lock_step: whether ranks share one stream: an exchange sends, and `receive` waits once all ranks have sent. Orders are
+            not gated then.
+
+    Attributes:
+        batch_tokens: most tokens that any rank has in the present batch, the same on all ranks; at first `tokens`.
     """
 
     def __init__(
@@ -144,42 +150,46 @@ class OrderedPush:
         lanes: int = LANES,
         stages: int | None = None,
         timeout_s: float = 300.0,
+        experts: int = 0,
+        lock_step: bool = False,
     ) -> None:
-        self.tokens, self.round_tokens = tokens, tokens if round_tokens is None else min(round_tokens, tokens)
+        self.tokens = self.batch_tokens = tokens
+        self.round_tokens, told = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
         self.slots, self._row_bytes = self.round_tokens * choices, _aligned(row_bytes, ALIGNED_BYTES)
         stages = 2 * ranks if stages is None else stages
-        words = 2 * ranks * lanes + 2 * ranks
+        words = 2 * ranks * lanes + 2 * ranks * told
         begin, half_bytes = _aligned(8 * words), _aligned(ranks * self.slots * self._row_bytes)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
         self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
-        state_2 = torch.zeros(2, dtype=torch.int64, device=device)
+        state_3 = torch.zeros(3, dtype=torch.int64, device=device)
         polls = max(int(timeout_s / POLL_S), 1)
-        self.peers = Peers(memory.address_R, state_2, self.rank, ranks, self.slots, stages, lanes, polls)
+        self.peers = Peers(memory.address_R, state_3, self.rank, ranks, self.slots, stages, lanes, polls, told)
+        self._counts_2RT = memory.local[: 8 * words].view(torch.int64)[2 * ranks * lanes :].view(2, ranks, told)
         self.table_L2 = torch.full((layers, 2, lanes, stages, COLUMNS.value), -1, dtype=torch.int32, device=device)
         self.same_RX = torch.arange(ranks * self.slots, dtype=torch.int32, device=device).view(ranks, self.slots)
-        self._half = 0  # of the next exchange
-        self._seen_2 = torch.zeros(2, dtype=torch.int64, pin_memory=state_2.is_cuda)
+        self._half, self._lock_step = 0, lock_step  # half of the next exchange
+        self._seen_3 = torch.zeros(3, dtype=torch.int64, pin_memory=state_3.is_cuda)
 
     def parts(self, tokens: int) -> list[slice]:
-        """Returns the parts of a batch of so many tokens, the last of which may be empty.
+        """Returns the parts of a batch of so many tokens, the last of which may be empty; as many as `batch_tokens` need.
 
         Raises:
             BadInput: if there are more tokens than buffers were made for.
         """
         if tokens > self.tokens:
             raise BadInput(f"ordered push: expected at most {self.tokens} tokens of a rank, found {tokens}")
-        return [slice(first, first + self.round_tokens) for first in range(0, self.tokens, self.round_tokens)]
+        return [slice(first, first + self.round_tokens) for first in range(0, max(self.batch_tokens, 1), self.round_tokens)]
 
-    def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
-        """Sets the order of a layer's dispatches, from the next on, and backwards that of its combines.
+    def set_order(self, layer: int, order: Order, gated: bool = False, back: Order | None = None) -> None:
+        """Sets the order of a layer's dispatches, from the next on, and that of its combines; None: the same backwards.
 
         All ranks set it between the same two batches. Captured graphs keep to it from the next replay on.
 
         Raises:
             BadInput: see `stage_table`.
         """
-        for phase, each in enumerate((order, order.reversed)):
+        for phase, each in enumerate((order, back or order.reversed)):
             table = stage_table(each, self.rank, self.peers.lanes, self.peers.stages, gated)
             self.table_L2[layer, phase].copy_(torch.from_numpy(table))
 
@@ -206,18 +216,23 @@ class OrderedPush:
         tokens, top_k = rank_NK.shape
         by_choice = tail is not None and len(tail) != tokens
         rows = tokens * (top_k if by_choice else 1)
-        if rows > slots or packing.row_bytes > self._row_bytes:
-            raise BadInput(
-                f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
-                f"{rows} of {packing.row_bytes}"
-            )
+        self.check_size(rows, packing.row_bytes, slots)
         if quantized := hidden.dtype != packing.dtype:
             _check_e4m3(packing, hidden.device)
-        row_of_RX, count_R, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
+        row_of_RX, count_RT, place_NK = lay_out(rank_NK, self.ranks, slots, not by_choice)
         tail_at = packing.row_bytes - (0 if tail is None else tail.shape[1])
         each = (hidden, top_k, tail, 1 if by_choice else top_k, tail_at, packing.row_bytes)
         sent = Rows(*each, packing.scales_at if quantized else None)
-        return Dispatched(*self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_R), place_NK)
+        arrived, count_RT = self.exchange(self.table_L2[layer, 0], sent, row_of_RX, count_RT)
+        return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
+
+    def check_size(self, rows: int, row_bytes: int, slots: int) -> None:
+        """Raises BadInput if there are more rows for a rank than slots, or larger ones than buffers were made for."""
+        if rows > slots or row_bytes > self._row_bytes:
+            raise BadInput(
+                f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
+                f"{rows} of {row_bytes}"
+            )
 
     def combine(
         self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
@@ -235,27 +250,36 @@ class OrderedPush:
         if row_bytes > self._row_bytes:
             raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
         rows = Rows(answers, 1, None, 1, 0, _aligned(row_bytes, ALIGNED_BYTES))
-        same_RX = self.same_RX.view(-1)[: len(dispatched.rows)].view(self.ranks, -1)
-        arrived, _ = self.exchange(self.table_L2[layer, 1], rows, same_RX, dispatched.count_R)
+        arrived, _ = self.exchange(self.table_L2[layer, 1], rows, self.same(len(dispatched.rows)), dispatched.count_R[:, None])
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
+    def same(self, rows: int) -> torch.Tensor:
+        """Returns (R, rows / R) int32, each slot of a dispatch of so many slots: the rows of its combine."""
+        return self.same_RX.view(-1)[:rows].view(self.ranks, -1)
+
     def exchange(
-        self, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_R: torch.Tensor
+        self, table: torch.Tensor, rows: Rows, row_of_RX: torch.Tensor, count_RT: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queues an exchange and the wait for its end.
 
-        Returns (R * slots, row_bytes) uint8, the slots that it fills, and (R,) int64, how many rows each peer has sent.
+        Returns (R * slots, row_bytes) uint8, the slots that it fills, and (R, told) int64, what each peer has told: how many
+        rows it has sent, and how often it has chosen each of this rank's experts. Both are the buffers' own.
 
         Args:
             table: one of `table_L2`.
-            rows, row_of_RX, count_R: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column a slot.
+            rows, row_of_RX, count_RT: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column a slot.
         """
         half, self._half = self._half, 1 - self._half
         peers = self.peers._replace(slots=row_of_RX.shape[1])
-        push(peers, table, rows, row_of_RX, count_R, half, self._half_at[half])
-        count_R = wait(peers, half)
+        self._sent = peers, table, rows, row_of_RX, count_RT, half, self._half_at[half]
+        push(*self._sent, waits=not self._lock_step)
         size = row_of_RX.numel() * rows.row_bytes
-        return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), count_R
+        return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), self._counts_2RT[half]
+
+    def receive(self) -> None:
+        """Queues the wait for the end of the last exchange, if ranks share a stream (`lock_step`)."""
+        if self._lock_step:
+            push(*self._sent, sends=False)
 
     def check_peers(self, waits: bool = True) -> None:
         """Raises RankFailed if a peer did not answer in time; all that came since is invalid.
@@ -263,11 +287,11 @@ class OrderedPush:
         Args:
             waits: whether it waits for what is queued; False: it tells what was known when it was last called so, or later.
         """
-        if lost := int((self.peers.state_2 if waits else self._seen_2)[1]):
+        if lost := int((self.peers.state_3 if waits else self._seen_3)[1]):
             waited_s = self.peers.polls * POLL_S
             raise peer_lost(self.rank, [lost - 1], RuntimeError(f"no flag within {waited_s:g} s"))
         if not waits:
-            self._seen_2.copy_(self.peers.state_2, non_blocking=True)
+            self._seen_3.copy_(self.peers.state_3, non_blocking=True)
 
 
 class HierarchicalPush:
@@ -362,7 +386,7 @@ class PushTransport(RoundsTransport):
             packed[peer, : len(out)].copy_(out)
         pieces_R = torch.tensor([-(-len(out) // PIECE_BYTES) for out in outs], dtype=torch.int32)
         rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 1, 0, PIECE_BYTES)
-        arrived, _ = push.exchange(self._table(order), rows, push.same_RX, pieces_R.to(packed.device))
+        arrived, _ = push.exchange(self._table(order), rows, push.same_RX, pieces_R.to(packed.device)[:, None])
         for peer, into in enumerate(intos):
             into.copy_(arrived.view(self.ranks, -1)[peer, : len(into)])
 

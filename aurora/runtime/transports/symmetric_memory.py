@@ -1,10 +1,17 @@
 """Symmetric memory: a buffer on every rank of a group that all of its ranks write, on GPUs or in files that processes share."""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+LONGEST_NAME = 256  # bytes of a folder's name
 
 
 class SymmetricMemory(NamedTuple):
@@ -54,3 +61,34 @@ def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMe
     files = [torch.from_file(str(folder / str(peer)), shared=True, size=size, dtype=torch.uint8) for peer in range(ranks)]
     addresses = torch.tensor([file.data_ptr() for file in files], dtype=torch.int64)
     return SymmetricMemory(rank, ranks, files[rank], addresses, files)
+
+
+def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, ranks: int, size: int) -> SymmetricMemory:
+    """Makes `shared_memory` in a folder of rank 0, which is gone when all ranks have opened its files. A collective call.
+
+    Args:
+        gather: as of `Transport.gather`.
+        rank, ranks, size: as of `shared_memory`.
+    """
+    folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) if rank == 0 else ""
+    name = gather(torch.tensor([*os.fsencode(folder).ljust(LONGEST_NAME)], dtype=torch.uint8))[0]
+    path = Path(os.fsdecode(bytes(name.tolist()).rstrip()))
+    try:
+        memory = shared_memory(path, rank, ranks, size)
+        gather(torch.zeros(1, dtype=torch.uint8))
+    finally:
+        if rank == 0:
+            shutil.rmtree(path)
+    return memory
+
+
+def local_memory(ranks: int, device: str = "cpu") -> list[Callable[[int], SymmetricMemory]]:
+    """Returns for each rank what makes its buffer of so many bytes; all are in the memory of one device and of this process."""
+    wholes: dict[int, torch.Tensor] = {}
+
+    def make(rank: int, size: int) -> SymmetricMemory:
+        whole = wholes.setdefault(size, torch.zeros(ranks, size, dtype=torch.uint8, device=device))
+        addresses = torch.tensor([whole.data_ptr() + peer * size for peer in range(ranks)], dtype=torch.int64, device=device)
+        return SymmetricMemory(rank, ranks, whole[rank], addresses, whole)
+
+    return [partial(make, rank) for rank in range(ranks)]

@@ -44,7 +44,7 @@ MUTANTS = {
     ),
     "reused epoch": ("tl.load(state)", "(tl.load(state) * 0)"),
     "another lane's rows": ("range(begin + lane, end, LANES)", "range(begin + lane, end, LANES + 1)"),
-    "a count of the other half": ("2 * words + half * ranks", "2 * words + (1 - half) * ranks"),
+    "a count of the other half": ("(half * ranks + rank) * told", "((1 - half) * ranks + rank) * told"),
 }
 
 

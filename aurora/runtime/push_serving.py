@@ -1,0 +1,97 @@
+"""Ordered push of a run: makes its buffers for a plan and its prompts, and compiles and loads its kernels before serving."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from aurora.errors import BadInput, need
+from aurora.models.loading import MoeModel
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.permutation import MessageFormat
+from aurora.moe.transport import Transport
+from aurora.runtime.distributed.launcher import RankInfo
+from aurora.runtime.transports.process_groups import new_process_group
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
+from aurora.types import Order, Placement, Plan, RunOptions
+
+if TYPE_CHECKING:
+    from aurora.runtime.transports.push import OrderedPush
+
+ROUND_TOKENS = 1024  # of a rank that travel at once: buffers, and the rows of experts, are made for so many
+INTERPRETED = 200  # looks at a flag in the time of one, in Triton's interpreter
+
+
+def make_push(
+    plan: Plan,
+    model: MoeModel,
+    prompts: Sequence[Sequence[int]],
+    options: RunOptions,
+    rank_info: RankInfo,
+    transport: Transport,
+    device: str,
+) -> "OrderedPush":
+    """Makes the buffers of a run's ordered push, on GPUs or, for Triton's interpreter, in files. A collective call.
+
+    Raises:
+        MissingDependency: if Triton is not installed.
+        BadInput: if the ranks' GPUs cannot write into each other's memory.
+    """
+    on_gpu = device != "cpu"
+    if not on_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+    need("triton")
+    from aurora.runtime.transports.push import LANES, OrderedPush
+
+    make: Callable[[int], SymmetricMemory] = partial(processes_memory, transport.gather, rank_info.rank, rank_info.ranks)
+    if on_gpu:
+        make = partial(_device_memory, new_process_group("nccl", options.timeout_s), device)
+    (planned,) = plan.models
+    orders = [*planned.dispatch_L, *planned.combine_L]
+    return OrderedPush(
+        make,
+        rank_info.ranks,
+        options.batch * max(map(len, prompts)),
+        MessageFormat(model.hidden, model.top_k, model.hidden_dtype).row_bytes,
+        ROUND_TOKENS,
+        layers=len(model.layers),
+        lanes=LANES if on_gpu else 1,
+        stages=1 + max(int(np.bincount(order.pairs_X2[:, 0]).max(initial=0)) for order in orders),
+        timeout_s=options.timeout_s / (1 if on_gpu else INTERPRETED),
+        experts=max(len(held) for slots_G in planned.placement.slots_LG for held in slots_G),
+    )
+
+
+def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
+    try:
+        return device_memory(group, size, device)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"`transport` push: expected GPUs of one NVLink domain, found some that share no memory: {reason}"
+        ) from None
+
+
+def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, experts: Any) -> None:
+    """Sends a token of zeros through the first layer: what is compiled and loaded now holds no request up. A collective call.
+
+    Raises:
+        RankFailed: if a peer does not answer.
+    """
+    from aurora.runtime.transports.pushed_batch import PushedBatch
+
+    like, most = model.layers[0].router_weight, push.batch_tokens
+    push.set_order(0, Order.all_at_once(push.ranks))
+    push.batch_tokens = 1
+    index = torch.arange(model.top_k, device=like.device)[None]
+    hidden = like.new_zeros(1, model.hidden, dtype=model.hidden_dtype)
+    expert_map = ExpertMap(placement.slots_LG[0], push.rank).to(like.device)
+    with torch.inference_mode():
+        batch = PushedBatch(push, 0, expert_map, hidden, index, torch.ones_like(index, dtype=hidden.dtype))
+        batch.compute(experts)
+        batch.combined()
+    push.check_peers()
+    push.batch_tokens = most
