@@ -178,7 +178,7 @@ def fake_step(ranks: int, tokens: int = TOKENS, experts: int = EXPERTS, replicas
         with counted:
             began_s = time.thread_time()
             try:
-                batch = PushedBatch(push, 0, expert_map, hidden, index, weights, mask)
+                batch = PushedBatch(push, 0, expert_map, (hidden, index, weights), mask)
                 batch.compute(module)
                 batch.combined()
             except RuntimeError as error:  # of fake tensors, which have no values

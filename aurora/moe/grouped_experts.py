@@ -28,11 +28,10 @@ def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> t
 
 def is_grouped(experts: Any) -> bool:
     """Returns whether `grouped_products` knows an experts module: gated, without biases and norms, of whole 16 bytes a row."""
-    plain = not any(getattr(experts, name, True) for name in ("has_bias", "has_post_expert_norm"))
-    if not (plain and getattr(experts, "has_gate", False) and hasattr(torch, "_grouped_mm")):
+    if not getattr(experts, "has_gate", False) or experts.has_bias or experts.has_post_expert_norm:
         return False
     sizes = (*experts.gate_up_proj.shape[1:], *experts.down_proj.shape[1:])
-    return not any(size * experts.down_proj.element_size() % 16 for size in sizes)
+    return hasattr(torch, "_grouped_mm") and not any(size * experts.down_proj.element_size() % 16 for size in sizes)
 
 
 def grouped_products(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:

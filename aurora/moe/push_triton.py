@@ -27,6 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.permutation import MessageFormat
+
 COLUMNS = tl.constexpr(6)  # of a table's row: peer, sender, gated, begin, end, last; see `stage_table`
 SHARE_BITS = tl.constexpr(20)  # of a table's begin and end, which are parts of a peer's rows
 GROUP = tl.constexpr(128)  # columns that share a scale
@@ -255,7 +258,7 @@ def _arrange(
                 tl.store(weights + slot * K + k, tl.load((begin + weights_at).to(tl.pointer_type(tl.float32)) + k))
 
 
-class Choices(NamedTuple):
+class PushedChoices(NamedTuple):
     """What rows carry for the experts of the rank that they go to, beside the rank; see `lay_out`.
 
     Attributes:
@@ -277,7 +280,7 @@ class Choices(NamedTuple):
 
 
 def lay_out(
-    chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: Choices | None = None
+    chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: PushedChoices | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Sorts the choices of tokens by rank, and then by token. The host waits for nothing.
 
@@ -297,7 +300,7 @@ def lay_out(
     tokens, top_k = chosen_NK.shape
     row_of_RX = torch.empty(ranks, slots, dtype=torch.int32, device=chosen_NK.device)
     place_NK, experts = torch.empty_like(chosen_NK, dtype=torch.int64), 0 if choices is None else len(choices.slot_P)
-    rank_P, slot_P, weights, told, tail, codes_at = choices or Choices(place_NK, place_NK, place_NK, 1, row_of_RX, 0)
+    rank_P, slot_P, weights, told, tail, codes_at = choices or PushedChoices(place_NK, place_NK, place_NK, 1, row_of_RX, 0)
     count_RT = row_of_RX.new_empty(ranks, told)
     _lay_out[(ranks if choices is None else ranks + experts + 1,)](
         chosen_NK.contiguous(), row_of_RX, place_NK, count_RT, rank_P, slot_P, weights, tail,
@@ -396,59 +399,35 @@ def push(
     )  # fmt: skip
 
 
-class Arranged(NamedTuple):
-    """Rows that have arrived, once for each of their choices of this rank's experts, sorted by expert; see `arrange`.
-
-    Attributes:
-        rows: (X, H), of which the last ones are not filled.
-        ends_E: (E,) int32, where the rows of each expert end.
-        place_XK: (slots of all peers, K) int32, the row of each choice, -1 for other ranks' experts; of filled slots only.
-        weight_XK: float32, in the same shape, the weights of the choices.
-    """
-
-    rows: torch.Tensor
-    ends_E: torch.Tensor
-    place_XK: torch.Tensor
-    weight_XK: torch.Tensor
-
-
 def arrange(
-    peers: Peers,
-    arrived: torch.Tensor,
-    counts: torch.Tensor,
-    width: int,
-    dtype: torch.dtype,
-    tail_at: tuple[int, int],
-    top_k: int,
-    local: slice,
-    experts: int,
-    length: int,
-) -> Arranged:
-    """Sorts the rows of a dispatch by this rank's experts: one launch, and the host waits for nothing.
+    peers: Peers, arrived: torch.Tensor, count_RT: torch.Tensor, packing: MessageFormat, expert_map: ExpertMap, length: int
+) -> tuple[torch.Tensor, ...]:
+    """Sorts the rows of a dispatch by this rank's experts, once for each of their choices: one launch, and no wait of the host.
 
     Args:
         peers: buffers.
-        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `Choices`.
-        counts: (R, told) int64, what peers have told.
-        width, dtype: of hidden states, with which rows begin.
-        tail_at: bytes of a row at which weights and codes begin.
-        top_k: choices of a token.
-        local: this rank's physical experts.
-        experts: number of physical experts P.
+        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `PushedChoices`.
+        count_RT: (R, told) int64, what peers have told.
+        packing, expert_map: layout of the rows, and the layer's map.
         length: most rows of a peer, at least 1.
+
+    Returns:
+        rows, (X, H), of which the last ones are not filled; ends_E, (E,) int32, where the rows of each expert end; place_XK,
+        (R * slots, K) int32, the row of each choice of a filled slot, -1 for other ranks' experts; and their weights, float32.
     """
-    ranks, held, device = peers.ranks, int(local.stop - local.start), arrived.device
+    ranks, local, top_k = peers.ranks, expert_map.local, packing.top_k
+    held = int(local.stop - local.start)
     most = ranks * length * min(top_k, max(held, 1))
-    rows = torch.empty(most, width, dtype=dtype, device=device)
-    ends_E = torch.empty(held, dtype=torch.int32, device=device)
-    place_XK = torch.empty(len(arrived), top_k, dtype=torch.int32, device=device)
-    weight_XK, out, power = torch.empty_like(place_XK, dtype=torch.float32), words(rows), triton.next_power_of_2
+    rows = torch.empty(most, packing.width, dtype=packing.dtype, device=arrived.device)
+    place_XK = torch.empty(len(arrived), top_k, dtype=torch.int32, device=arrived.device)
+    weight_XK, ends_E = torch.empty_like(place_XK, dtype=torch.float32), place_XK.new_empty(held)
+    out, power = words(rows), triton.next_power_of_2
     _arrange[(ranks * length, triton.cdiv(out.shape[1], BLOCK))](
-        arrived, counts, out, place_XK, weight_XK, ends_E,
-        length, peers.slots, arrived.shape[1], *tail_at, ranks, counts.stride(0), held, int(local.start), experts, most,
-        out.shape[1], RANKS=power(ranks), TOLD=power(held + 1), K=top_k, BLOCK=BLOCK,
+        arrived, count_RT, out, place_XK, weight_XK, ends_E, length, peers.slots, packing.row_bytes, packing.weights_at,
+        packing.physical_at, ranks, count_RT.stride(0), held, int(local.start), expert_map.num_physical, most, out.shape[1],
+        RANKS=power(ranks), TOLD=power(held + 1), K=top_k, BLOCK=BLOCK,
     )  # fmt: skip
-    return Arranged(rows, ends_E, place_XK, weight_XK)
+    return rows, ends_E, place_XK, weight_XK
 
 
 def words(rows: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Ordered push of a run: makes its buffers for a plan and its prompts, and compiles and loads its kernels before serving."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,15 @@ INTERPRETED = 200  # looks at a flag in the time of one, in Triton's interpreter
 
 
 def make_push(
-    plan: Plan,
-    model: MoeModel,
-    prompts: Sequence[Sequence[int]],
-    options: RunOptions,
-    rank_info: RankInfo,
-    transport: Transport,
-    device: str,
+    plan: Plan, model: MoeModel, tokens: int, options: RunOptions, rank_info: RankInfo, transport: Transport, device: str
 ) -> "OrderedPush":
     """Makes the buffers of a run's ordered push, on GPUs or, for Triton's interpreter, in files. A collective call.
+
+    Args:
+        plan, model, options: of the run.
+        tokens: most tokens of a rank in a batch.
+        rank_info, device: this rank and its device.
+        transport: carries tensors between the ranks while buffers are made.
 
     Raises:
         MissingDependency: if Triton is not installed.
@@ -49,20 +49,13 @@ def make_push(
     make: Callable[[int], SymmetricMemory] = partial(processes_memory, transport.gather, rank_info.rank, rank_info.ranks)
     if on_gpu:
         make = partial(_device_memory, new_process_group("nccl", options.timeout_s), device)
-    (planned,) = plan.models
-    orders = [*planned.dispatch_L, *planned.combine_L]
-    return OrderedPush(
-        make,
-        rank_info.ranks,
-        options.batch * max(map(len, prompts)),
-        MessageFormat(model.hidden, model.top_k, model.hidden_dtype).row_bytes,
-        ROUND_TOKENS,
-        layers=len(model.layers),
-        lanes=LANES if on_gpu else 1,
-        stages=1 + max(int(np.bincount(order.pairs_X2[:, 0]).max(initial=0)) for order in orders),
-        timeout_s=options.timeout_s / (1 if on_gpu else INTERPRETED),
-        experts=max(len(held) for slots_G in planned.placement.slots_LG for held in slots_G),
-    )
+    orders = [*plan.models[0].dispatch_L, *plan.models[0].combine_L]
+    stages = 1 + max(int(np.bincount(order.pairs_X2[:, 0]).max(initial=0)) for order in orders)
+    experts = max(len(held) for slots_G in plan.models[0].placement.slots_LG for held in slots_G)
+    lanes, timeout_s = (LANES, options.timeout_s) if on_gpu else (1, options.timeout_s / INTERPRETED)
+    packing = MessageFormat(model.hidden, model.top_k, model.hidden_dtype)
+    sizes = packing.row_bytes, ROUND_TOKENS, 1, len(model.layers), lanes, stages, timeout_s, experts
+    return OrderedPush(make, rank_info.ranks, tokens, *sizes)
 
 
 def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
@@ -90,7 +83,7 @@ def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, expert
     hidden = like.new_zeros(1, model.hidden, dtype=model.hidden_dtype)
     expert_map = ExpertMap(placement.slots_LG[0], push.rank).to(like.device)
     with torch.inference_mode():
-        batch = PushedBatch(push, 0, expert_map, hidden, index, torch.ones_like(index, dtype=hidden.dtype))
+        batch = PushedBatch(push, 0, expert_map, (hidden, index, torch.ones_like(index, dtype=hidden.dtype)))
         batch.compute(experts)
         batch.combined()
     push.check_peers()

@@ -98,9 +98,7 @@ def serve_rank(
             f"`colocate`: shares one machine, expected all of {rank_info.ranks} ranks on it, found {rank_info.local_ranks}"
         )
     if options.transport == "push" and rank_info.local_ranks != rank_info.ranks:
-        raise BadInput(
-            f"`transport` push: expected all of {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}"
-        )
+        raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
     device = device_of(rank_info) if options.transport in ("auto", "nccl", "push") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
@@ -123,7 +121,8 @@ def serve_rank(
             transports, name = _transports(plan, rank_info, device, options, heartbeats)
         push, name = None, "push" if options.transport == "push" else name
         if options.transport == "push":
-            push = make_push(plan, models[0], prompts_M[0], options, rank_info, transports[0], device)
+            most_tokens = options.batch * max(map(len, prompts_M[0]))
+            push = make_push(plan, models[0], most_tokens, options, rank_info, transports[0], device)
             push_once(push, plan.models[0].placement, models[0], workers[0].layers[0].local)
         calibration = None
         servers_M: list[OrderCalibration | None] = [None] * len(models)

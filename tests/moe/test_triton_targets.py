@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from aurora.moe.expert_map import LocalFirst
+from aurora.moe.expert_map import ExpertMap, LocalFirst
+from aurora.moe.permutation import MessageFormat
 
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")
 
@@ -104,14 +105,16 @@ def push_calls(push_triton, capability):
     rank_NK = torch.zeros(slots, top_k, dtype=torch.int64)
     calls = [partial(push_triton.lay_out, rank_NK, ranks, slots, deduplicated) for deduplicated in (True, False)]
 
-    choices = push_triton.Choices(*(torch.zeros(9, dtype=torch.int64),) * 2, torch.zeros(slots, top_k), told, row_of_RX, 4)
+    choices = push_triton.PushedChoices(
+        *(torch.zeros(9, dtype=torch.int64),) * 2, torch.zeros(slots, top_k), told, row_of_RX, 4
+    )
     calls += [partial(push_triton.lay_out, rank_NK, ranks, slots, True, choices)]
     tail = torch.zeros(slots, 32, dtype=torch.uint8)
     arrived, counts = torch.zeros(ranks * slots, 4096, dtype=torch.uint8), torch.zeros(ranks, told, dtype=torch.int64)
     places = torch.zeros(ranks * slots, top_k, dtype=torch.int32)
     for dtype in DTYPES:
-        shape = 512, dtype, (2048, 2064), top_k, slice(3, 6), 9, 5
-        calls.append(partial(push_triton.arrange, peers, arrived, counts, *shape))
+        packing, expert_map = MessageFormat(512, top_k, dtype), ExpertMap(((0, 1), (2, 3, 4), (5,), (6,)), 1)
+        calls.append(partial(push_triton.arrange, peers, arrived, counts, packing, expert_map, 5))
         summed = push_triton.Rows(torch.zeros(40, 512, dtype=dtype), 1, None, 1, 0, 2048, None, places, places.float())
         calls.append(partial(push_triton.push, peers, table, summed, row_of_RX, counts[:, :1], 1, 4096))
     for dtype in (*DTYPES, torch.float8_e4m3fn):

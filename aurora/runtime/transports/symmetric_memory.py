@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +70,8 @@ def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, 
         rank, ranks, size: as of `shared_memory`.
     """
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) if rank == 0 else ""
-    name = gather(torch.tensor([*os.fsencode(folder).ljust(LONGEST_NAME)], dtype=torch.uint8))[0]
-    path = Path(os.fsdecode(bytes(name.tolist()).rstrip()))
+    name_R = gather(torch.tensor([*os.fsencode(folder).ljust(LONGEST_NAME)], dtype=torch.uint8)).tolist()
+    path = Path(os.fsdecode(bytes(name_R[0]).rstrip()))
     try:
         memory = shared_memory(path, rank, ranks, size)
         gather(torch.zeros(1, dtype=torch.uint8))
@@ -80,15 +79,3 @@ def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, 
         if rank == 0:
             shutil.rmtree(path)
     return memory
-
-
-def local_memory(ranks: int, device: str = "cpu") -> list[Callable[[int], SymmetricMemory]]:
-    """Returns for each rank what makes its buffer of so many bytes; all are in the memory of one device and of this process."""
-    wholes: dict[int, torch.Tensor] = {}
-
-    def make(rank: int, size: int) -> SymmetricMemory:
-        whole = wholes.setdefault(size, torch.zeros(ranks, size, dtype=torch.uint8, device=device))
-        addresses = torch.tensor([whole.data_ptr() + peer * size for peer in range(ranks)], dtype=torch.int64, device=device)
-        return SymmetricMemory(rank, ranks, whole[rank], addresses, whole)
-
-    return [partial(make, rank) for rank in range(ranks)]

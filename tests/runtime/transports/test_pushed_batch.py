@@ -35,7 +35,7 @@ def lock_step():
     from aurora.models.loading import hold_experts
     from aurora.moe import push_triton
     from aurora.moe.expert_map import ExpertMap
-    from aurora.runtime.transports.pushed_batch import LocalLayer
+    from bench.local_layer import LocalLayer
 
     push_triton.SCANNED, push_triton.BLOCK = 16, 16  # less than there is, so that there are several
     torch.manual_seed(0)
@@ -68,8 +68,8 @@ def in_parts():
     from aurora.runtime.distributed_experts import DistributedExperts
     from aurora.runtime.transports.ordered import Memory
     from aurora.runtime.transports.push import OrderedPush
-    from aurora.runtime.transports.symmetric_memory import local_memory
     from aurora.types import Placement
+    from bench.local_layer import local_memory
     from tests.runtime.test_distributed_experts import context_on, ops_for
 
     torch.manual_seed(2)
