@@ -123,7 +123,7 @@ def _await_all(words, goal, lost, ranks, polls, LANES: tl.constexpr, RANKS: tl.c
         tl.atomic_cas(lost, tl.full((), 0, tl.int64), (silent + 1).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def _push(
     source, tail, row_of, count, table, address, state, places, weights,
     rank, ranks, first_stage, stages, slots, half, half_at, row_bytes, polls, told, counted, count_stride,
@@ -188,7 +188,7 @@ def _ranks_at(chosen, rank_of, at, inside, BY_EXPERT: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["length"])
+@triton.jit(do_not_specialize=["length", "slots"])
 def _lay_out(
     chosen, row_of, place, count, rank_of, slot_of, weights, tail,
     length, slots, ranks, told, experts, weight_stride, tail_words, codes_at,
@@ -228,13 +228,13 @@ def _lay_out(
             tl.store(count + tl.load(rank_of + expert) * told + 1 + tl.load(slot_of + expert), number)
 
 
-@triton.jit(do_not_specialize=["length", "most"])
+@triton.jit(do_not_specialize=["slots", "most"])
 def _arrange(
     arrived, count, out, places, weights, ends,
-    length, slots, row_bytes, weights_at, codes_at, ranks, told, held, first, experts, most, elements,
+    slots, row_bytes, weights_at, codes_at, ranks, told, held, first, experts, most, elements,
     RANKS: tl.constexpr, TOLD: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    peer, row = tl.program_id(0) // length, tl.program_id(0) % length
+    peer, row = tl.program_id(0) // slots, tl.program_id(0) % slots
     sender, number = tl.arange(0, RANKS), tl.arange(0, TOLD)
     known = (sender < ranks)[:, None] & ((number > 0) & (number <= held))[None, :]
     counts = tl.load(count + sender[:, None] * told + number[None, :], mask=known, other=0).to(tl.int32)
@@ -242,7 +242,7 @@ def _arrange(
         until = tl.associative_scan(tl.reduce(counts, 0, _plus), 0, _plus)
         tl.store(ends + number - 1, tl.minimum(until, most), mask=(number > 0) & (number <= held))
     if row < tl.load(count + peer * told):
-        slot = (peer * slots + row).to(tl.int64)
+        slot = tl.program_id(0).to(tl.int64)
         begin = arrived + slot * row_bytes
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         value = tl.load(begin.to(tl.pointer_type(out.dtype.element_ty)) + at, mask=at < elements, other=0)
@@ -400,30 +400,28 @@ def push(
 
 
 def arrange(
-    peers: Peers, arrived: torch.Tensor, count_RT: torch.Tensor, packing: MessageFormat, expert_map: ExpertMap, length: int
+    arrived: torch.Tensor, count_RT: torch.Tensor, packing: MessageFormat, expert_map: ExpertMap
 ) -> tuple[torch.Tensor, ...]:
     """Sorts the rows of a dispatch by this rank's experts, once for each of their choices: one launch, and no wait of the host.
 
     Args:
-        peers: buffers.
-        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `PushedChoices`.
+        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `PushedChoices`, at least one a peer.
         count_RT: (R, told) int64, what peers have told.
         packing, expert_map: layout of the rows, and the layer's map.
-        length: most rows of a peer, at least 1.
 
     Returns:
         rows, (X, H), of which the last ones are not filled; ends_E, (E,) int32, where the rows of each expert end; place_XK,
         (R * slots, K) int32, the row of each choice of a filled slot, -1 for other ranks' experts; and their weights, float32.
     """
-    ranks, local, top_k = peers.ranks, expert_map.local, packing.top_k
+    ranks, local, top_k = len(count_RT), expert_map.local, packing.top_k
     held = int(local.stop - local.start)
-    most = ranks * length * min(top_k, max(held, 1))
+    most = len(arrived) * min(top_k, max(held, 1))
     rows = torch.empty(most, packing.width, dtype=packing.dtype, device=arrived.device)
     place_XK = torch.empty(len(arrived), top_k, dtype=torch.int32, device=arrived.device)
     weight_XK, ends_E = torch.empty_like(place_XK, dtype=torch.float32), place_XK.new_empty(held)
     out, power = words(rows), triton.next_power_of_2
-    _arrange[(ranks * length, triton.cdiv(out.shape[1], BLOCK))](
-        arrived, count_RT, out, place_XK, weight_XK, ends_E, length, peers.slots, packing.row_bytes, packing.weights_at,
+    _arrange[(len(arrived), triton.cdiv(out.shape[1], BLOCK))](
+        arrived, count_RT, out, place_XK, weight_XK, ends_E, len(arrived) // ranks, packing.row_bytes, packing.weights_at,
         packing.physical_at, ranks, count_RT.stride(0), held, int(local.start), expert_map.num_physical, most, out.shape[1],
         RANKS=power(ranks), TOLD=power(held + 1), K=top_k, BLOCK=BLOCK,
     )  # fmt: skip

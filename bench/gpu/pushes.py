@@ -56,7 +56,7 @@ class VirtualRanks:
         from aurora.runtime.transports.push import LANES, OrderedPush
 
         tokens, row_bytes = self.hidden_RNH.shape[1], self.packing.row_bytes
-        sizes = {"layers": len(WAYS), "stages": self.stages, "lanes": 2 if self.device.dry else LANES}
+        sizes: dict[str, Any] = {"layers": len(WAYS), "stages": self.stages, "lanes": 2 if self.device.dry else LANES}
         self.pushes = [OrderedPush(make, self.ranks, tokens, row_bytes, **sizes) for make in self.device.memories(self.ranks)]
         for push in self.pushes:
             push.set_order(0, Order.all_at_once(self.ranks))

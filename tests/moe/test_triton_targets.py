@@ -114,7 +114,7 @@ def push_calls(push_triton, capability):
     places = torch.zeros(ranks * slots, top_k, dtype=torch.int32)
     for dtype in DTYPES:
         packing, expert_map = MessageFormat(512, top_k, dtype), ExpertMap(((0, 1), (2, 3, 4), (5,), (6,)), 1)
-        calls.append(partial(push_triton.arrange, peers, arrived, counts, packing, expert_map, 5))
+        calls.append(partial(push_triton.arrange, arrived, counts, packing, expert_map))
         summed = push_triton.Rows(torch.zeros(40, 512, dtype=dtype), 1, None, 1, 0, 2048, None, places, places.float())
         calls.append(partial(push_triton.push, peers, table, summed, row_of_RX, counts[:, :1], 1, 4096))
     for dtype in (*DTYPES, torch.float8_e4m3fn):

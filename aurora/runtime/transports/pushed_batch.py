@@ -44,24 +44,24 @@ class PushedBatch:
             raise BadInput(f"ordered push: expected hidden states of {', '.join(map(str, DTYPES))}, found {hidden.dtype}")
         self._push, self._layer, self._map, top_k = push, layer, expert_map, index.shape[1]
         self._packing = packing = MessageFormat(hidden.shape[1], top_k, hidden.dtype)
-        push.check_size(len(hidden), packing.row_bytes)
+        slots = max(min(push.batch_tokens, push.round_tokens), 1)
+        push.check_size(len(hidden), packing.row_bytes, slots)
         physical_NK = expert_map.physical_experts(index, mask)
         tail = physical_NK.new_empty(len(hidden), (packing.row_bytes - packing.weights_at) // 4, dtype=torch.int32)
         codes_at, told = (packing.physical_at - packing.weights_at) // 4, push.peers.told
         choices = PushedChoices(expert_map.rank_P, expert_map.slot_P, weights, told, tail, codes_at)
-        row_of_RX, count_RT, self._place_NK = lay_out(physical_NK, push.ranks, push.slots, True, choices)
+        row_of_RX, count_RT, self._place_NK = lay_out(physical_NK, push.ranks, slots, True, choices)
         rows = Rows(hidden, top_k, tail, top_k, packing.weights_at, packing.row_bytes)
-        self._arrived, self._count_RT = push.exchange("dispatch", push.table_L2[layer, 0], rows, row_of_RX, count_RT)
+        self._arrived, self._count_RT = push.exchange(push.table_L2[layer, 0], rows, row_of_RX, count_RT)
 
     def compute(self, experts: Any) -> None:
         """Computes this rank's experts on what has arrived, and queues the combine."""
         push, packing, count_RT = self._push, self._packing, self._count_RT
         push.receive()
-        length = max(min(push.batch_tokens, push.round_tokens), 1)
-        sorted_X, ends_E, *choices = arrange(push.peers, self._arrived, count_RT, packing, self._map, length)
+        sorted_X, ends_E, *choices = arrange(self._arrived, count_RT, packing, self._map)
         answers = Rows(compute_experts(experts, sorted_X, ends_E), 1, None, 1, 0, packing.weights_at, None, *choices)
         table = push.table_L2[self._layer, 1]
-        self._arrived, _ = push.exchange("combine", table, answers, push.same_RX, count_RT[:, :1])
+        self._arrived, _ = push.exchange(table, answers, push.same(len(self._arrived)), count_RT[:, :1])
 
     def combined(self) -> torch.Tensor:
         """Returns (N, H), sums of the answers by this rank's tokens, in float32 and in the order of choices, rounded once."""
