@@ -18,7 +18,8 @@ from aurora.errors import AuroraError, BadInput, check_one_of
 from aurora.io import load_model_config, save, save_cluster
 from aurora.planner.workload.attention import shared_width
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
-from aurora.planner.workload.model_config import Shape, flat_config, number, weight_format
+from aurora.planner.workload.model_config import Shape, weight_format
+from aurora.planner.workload.model_structure import flat_config, number
 from aurora.types import OVERHEAD, Cluster, ComputeCurves, Curve, Gpu
 from aurora.types.arrays import FloatArray
 

@@ -24,7 +24,8 @@ from aurora.planner.workload.attention import (
     shared_width,
     text_config,
 )
-from aurora.planner.workload.model_config import Shape, decoder_layers, dense_layers, number, other_weight_bits
+from aurora.planner.workload.model_config import Shape, other_weight_bits
+from aurora.planner.workload.model_structure import decoder_layers, dense_layers, number
 from aurora.types import GpuKind
 
 HALF_BYTES = 2  # of a number of activations

@@ -12,7 +12,7 @@ from aurora.advisor.sharing import WAYS, WaysCompared, compare_ways
 from aurora.errors import BadInput
 from aurora.planner.layers_in_threads import Progress, untold
 from aurora.planner.plan import make_plan
-from aurora.planner.workload.model_config import LAYER_KINDS, LAYER_RULES, flat_config
+from aurora.planner.workload.model_structure import LAYER_KINDS, LAYER_RULES, flat_config
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, PlanOptions, Profile, SyntheticOptions

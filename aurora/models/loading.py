@@ -15,7 +15,7 @@ from torch import nn
 
 from aurora.errors import BadInput, MissingDependency, need
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
-from aurora.planner.workload.model_config import expert_groups, top_k
+from aurora.planner.workload.model_structure import expert_groups, top_k
 from aurora.types.profile import ModelIdentity
 
 LOADING = threading.RLock()  # transformers changes itself while it loads a model, for all threads

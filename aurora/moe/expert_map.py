@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from aurora.moe.permutation import uses_triton
-from aurora.planner.workload.serving_gpus import server_split
 from aurora.types import Hierarchy
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -219,6 +218,8 @@ class ExpertMap(nn.Module):
             self.local_first = LocalFirst(slots_G, rank, share_G)
         elif split_EG is not None:
             if hierarchy is not None:
+                from aurora.planner.workload.serving_gpus import server_split  # which flat all-to-alls need not
+
                 split_EG = server_split(split_EG, hierarchy.server_G)[hierarchy.server_G[rank]]
             until_EG = split_EG.cumsum(axis=1)
             share_until_EM = torch.from_numpy(until_EG / until_EG[:, -1:]).gather(1, rank_P[physical_EM])

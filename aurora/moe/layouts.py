@@ -11,7 +11,7 @@ tokens or, of sizes, steps (exchanges of one all-to-all), X rows, Q (row, expert
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,10 @@ from aurora.moe.permutation import (
 )
 from aurora.moe.permutation_cpu import sum_by_rank
 from aurora.moe.transport import ExchangeStep
-from aurora.planner.alltoall.hierarchical import HierarchicalRows, HopRows, hop_rows
 from aurora.types.arrays import IntArray
+
+if TYPE_CHECKING:
+    from aurora.planner.alltoall.hierarchical import HopRows
 
 
 class DispatchLayout(ABC):
@@ -216,6 +218,8 @@ class RowPerServer(RowPerRank):
         return token_X
 
     def gathered(self, counts: torch.Tensor) -> None:
+        from aurora.planner.alltoall.hierarchical import HierarchicalRows, hop_rows  # which flat layouts need not
+
         hierarchy = self._hierarchy
         sent_GN, needed_GX = np.split(counts.numpy(), [hierarchy.servers], axis=1)
         rows = HierarchicalRows(sent_GN, needed_GX.reshape(len(counts), hierarchy.pieces, len(counts)))
@@ -229,7 +233,7 @@ class RowPerServer(RowPerRank):
         ranks, servers = len(counts_RX), self._hierarchy.servers
         return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
 
-    def _own_steps(self, sent_GN: IntArray, hops: HopRows) -> list[_StepSizes]:
+    def _own_steps(self, sent_GN: IntArray, hops: "HopRows") -> list[_StepSizes]:
         """This rank's part of each exchange."""
         hierarchy, rank = self._hierarchy, self._map.rank
         server, sent_N = int(hierarchy.server_G[rank]), sent_GN[rank]

@@ -100,11 +100,11 @@ def plan(
             return with_time_slice(chosen, simulated)
         return chosen
 
-    def fastest(options: PlanOptions, cluster: Cluster, some: Sequence[Profile]) -> tuple[Plan, PlanOptions, str]:
+    def fastest(ways: dict[str, PlanOptions], cluster: Cluster, some: Sequence[Profile]) -> tuple[Plan, PlanOptions, str]:
         """Returns the plan whose all-to-alls are fastest, its options, and what was chosen and why."""
-        ways = all_to_alls(options, cluster, some, domains)
         tried = {name: by_way(way, cluster, some) for name, way in ways.items()}
-        faster, note = faster_all_to_all(tried, options, steps(some), domains, of_layers=profiles[0].layers)
+        simulated = steps(some) if len(ways) > 1 else some
+        faster, note = faster_all_to_all(tried, options, simulated, domains, of_layers=profiles[0].layers)
         return tried[faster], ways[faster], note
 
     slots, settled = None, options
@@ -116,15 +116,16 @@ def plan(
         def aside_s(slots_per_gpu: int | None) -> float:
             """Returns the simulated seconds, on traffic kept aside, of the plan with so many slots; all-to-alls as at first."""
             nonlocal trial
-            made, way, _ = fastest(replace(trial, slots_per_gpu=slots_per_gpu), few[0], [planned])
+            ways = all_to_alls(replace(trial, slots_per_gpu=slots_per_gpu), few[0], [planned], domains)
+            made, way, _ = fastest(ways, few[0], [planned])
             trial = options if way.coactivation else way  # which takes no replicas
             return simulated_seconds(made, steps([aside.first_windows(ASIDE_WINDOWS)]))
 
         slots = worthwhile_slots(SlotRoom.of(cluster, profiles[0], options), cluster, profiles[0], aside_s, kept)
         settled = replace(options, slots_per_gpu=slots.per_gpu)
-    several = len(all_to_alls(settled, cluster, profiles, domains)) > 1
-    tried_on = few_layers(cluster, profiles) if several else (cluster, profiles)
-    chosen, way, note = fastest(settled, *tried_on)
+    ways = all_to_alls(settled, cluster, profiles, domains)
+    tried_on = few_layers(cluster, profiles) if len(ways) > 1 else (cluster, profiles)
+    chosen, way, note = fastest(ways, *tried_on)
     if tried_on[1] is not profiles:
         chosen = by_way(way, cluster, profiles)
     if note:
@@ -204,6 +205,7 @@ def ordered_plan(
 ) -> Plan:
     """Returns the checked plan of placed models, with their orders and the seconds between which its objective lies."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
+    survival_LK = surviving(cluster, options, placed.placements_M[0])
     each = zip(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
@@ -220,7 +222,7 @@ def ordered_plan(
         placed.objective_s,
         placed.bound_s,
         placed.assignment_bound_s,
-        survival_LK=surviving(cluster, options, placed.placements_M[0]),
+        survival_LK=survival_LK,
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
         notes=placed.notes,

@@ -1,7 +1,7 @@
 """Strategies by name: users' own, those that "auto" means in PlanOptions, and options that contradict one another."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,19 +128,22 @@ def resolve(
     place = options.place if options.place != "auto" else _place(options, cluster, profiles[0], colocated)
     searches = (not equal or len(profiles) > 2) and options.assign == "auto"
     plain = equal and cluster.fabric is None and not cluster.link_curves  # where one partner at a time is the best
-    resolved = replace(
-        options,
-        place=place,
-        slots_per_gpu=options.slots_per_gpu or None,
-        colocate=_named(options.colocate, "contiguous" if by_index else "local-search" if searches else "matching"),
-        assign=_named(options.assign, "contiguous" if by_index else start),
-        aim=_named(options.aim, OWN if colocated or options.coactivation else "mean"),
-        objective=_named(options.objective, objectives(len(profiles))[0]) if colocated else options.objective,
-        time_slice=_named(options.time_slice, TIME_SLICES[0]) if colocated or options.micro_batches > 1 else options.time_slice,
-        all_to_all=_named(options.all_to_all, ALL_TO_ALLS[0]),
-        order=_named(options.order, auto_orders(gpus)[0] if plain else "auto"),
-    )
-    _check_names(resolved, choices(resolved, len(profiles)))
+    known = choices(options, len(profiles))
+    meant = {
+        "place": place,
+        "colocate": "contiguous" if by_index else "local-search" if searches else "matching",
+        "assign": "contiguous" if by_index else start,
+        "aim": OWN if colocated or options.coactivation else "mean",
+        "objective": known["objective"][0] if colocated else "auto",
+        "time_slice": TIME_SLICES[0] if colocated or options.micro_batches > 1 else "auto",
+        "all_to_all": ALL_TO_ALLS[0],
+        "order": auto_orders(gpus)[0] if plain else "auto",
+    }
+    named: dict[str, Any] = {name: default for name, default in meant.items() if getattr(options, name) == "auto"}
+    resolved = replace(options, slots_per_gpu=options.slots_per_gpu or None, **named)
+    for name, names in known.items():
+        if (found := getattr(resolved, name)) not in (*names, "auto"):
+            raise BadInput(f"`{name}`: expected one of auto, {', '.join(names)}, found {found!r}")
     if resolved.all_to_all != ALL_TO_ALLS[0] and (reason := flat_reason(cluster, domains)):
         raise BadInput(f"`all_to_all` {resolved.all_to_all}: {reason}")
     return resolved
@@ -184,11 +187,6 @@ def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domai
 def _servers(cluster: Cluster) -> set[int]:
     """The servers of the cluster's fabric; empty without any."""
     return set() if cluster.fabric is None else set(cluster.fabric.server_G)
-
-
-def _named(name: str, default: str) -> str:
-    """The name, or `default` for "auto"."""
-    return default if name == "auto" else name
 
 
 def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: bool) -> str:
@@ -262,11 +260,3 @@ def _check_min_replicas(options: PlanOptions, cluster: Cluster) -> None:
             f"`min_replicas` {options.min_replicas}: replicas of an expert are on different nodes, cluster {cluster.name!r} "
             f"has {apart} {what}"
         )
-
-
-def _check_names(options: PlanOptions, known_by_name: Mapping[str, tuple[str, ...]]) -> None:
-    """Raises BadInput for a strategy that is not among the known ones."""
-    for name, known in known_by_name.items():
-        found = getattr(options, name)
-        if found not in (*known, "auto"):
-            raise BadInput(f"`{name}`: expected one of auto, {', '.join(known)}, found {found!r}")

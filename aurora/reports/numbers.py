@@ -10,8 +10,7 @@ from aurora.advisor.sharing import ApartSeconds, WaysCompared, apart_seconds, co
 from aurora.errors import InfeasiblePlan
 from aurora.planner.evaluate import Drift, drift
 from aurora.planner.layers_in_threads import Progress, untold
-from aurora.planner.network.bounds import port_seconds, spread, spread_split
-from aurora.planner.network.routes import nics_of
+from aurora.planner.network.bounds import nics_of, port_seconds, spread, spread_split
 from aurora.planner.placement.cost_model import SUMMED, layer_costs
 from aurora.planner.plan import layer_seconds
 from aurora.planner.scenarios.exclusive import Exclusive

@@ -7,8 +7,8 @@ import numpy as np
 from rich.table import Table
 
 from aurora.io.engine_placements import Export
+from aurora.planner.network.bounds import nics_of
 from aurora.planner.network.delivery import chosen
-from aurora.planner.network.routes import nics_of
 from aurora.planner.placement.explain import LayerExplanation
 from aurora.planner.placement.objective import letters
 from aurora.planner.workload.load_statistics import LEVEL

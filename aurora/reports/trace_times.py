@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from aurora.advisor.sharing import step_times
 from aurora.errors import BadInput
-from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.routes import nics_of
+from aurora.planner.network.bounds import fluid_bound, nics_of
 from aurora.planner.network.switch import timed_steps
 from aurora.reports.formatting import distinct
 from aurora.types import TRACE_PHASES, Cluster, Order, Schedule, Trace

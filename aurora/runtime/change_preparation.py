@@ -9,9 +9,6 @@ import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.compile import compile_plan
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.move_rounds import Move, fill
 from aurora.planner.workload.serving_gpus import tokens_to_gpus
@@ -103,6 +100,8 @@ class ChangePreparation:
         method = _method(ops)
         if method is None:
             return ops
+        from aurora.planner.alltoall.schedule import both_ways
+
         bytes_GG = tokens_to_gpus(tokens_SE, _split_EG(held_G)) * self._row_bytes
         np.fill_diagonal(bytes_GG, 0)
         back_GG = np.ascontiguousarray(bytes_GG.T)
@@ -116,6 +115,8 @@ class ChangePreparation:
 
 def compile_orders(plan: Plan) -> None:
     """Compiles what makes orders anew by the methods of a plan; see `ChangePreparation.warm_up`."""
+    from aurora.planner.compile import compile_plan
+
     program = compile_plan(plan)
     preparation = ChangePreparation(0, 1, plan.cluster.network, False, torch.device("cpu"))
     for placement, ops_L in zip(program.placements_M, program.ops_ML, strict=True):
@@ -125,9 +126,11 @@ def compile_orders(plan: Plan) -> None:
 def _method(ops: tuple[Op, ...]) -> str | None:
     """The method by which a layer's orders are made anew; None: they stay."""
     method = next((op.order.method for op in ops if isinstance(op, Exchange)), None)
-    if method is None or method not in ORDER or method in SAME or hierarchy_of(ops) is not None:
+    if method is None or method in SAME or hierarchy_of(ops) is not None:
         return None
-    return QUICK.get(method, method)
+    from aurora.planner.alltoall.registry import ORDER  # thousands of lines, which engines with exchanges of their own need not
+
+    return QUICK.get(method, method) if method in ORDER else None
 
 
 def slots_G(held_GP: IntArray) -> SlotsG:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from aurora.planner.network.bounds import fluid_bound
-from aurora.planner.network.routes import nics_of
+from aurora.planner.network.bounds import fluid_bound, nics_of
 from aurora.planner.workload.load_statistics import LEVEL, variation, variation_by_chance
 from aurora.types import Network, Plan
 from aurora.types.arrays import IntArray

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aurora.errors import BadInput
-from aurora.planner.workload.forecast import shrunk_shares
-from aurora.planner.workload.serving_gpus import served_split
+from aurora.planner.workload.load_statistics import shrunk_shares
 from aurora.types import Placement
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.placement import EMPTY, expert_loads
@@ -287,6 +286,8 @@ class ReplicaParts:
 
     def _served_parts(self, held_GP: IntArray, part_GP: FloatArray, server_G: IntArray) -> FloatArray:
         """(G, P) the parts of a layer's slots in all-to-alls over servers, by those in flat ones."""
+        from aurora.planner.workload.serving_gpus import served_split  # which flat all-to-alls need not
+
         key = held_GP.tobytes() + part_GP.tobytes()
         if key not in self._served:
             if len(self._served) >= MOST_SERVED:

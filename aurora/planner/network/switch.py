@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from aurora.planner.network.bounds import cut_bound, fluid_bound, one_to_one_bound, pair_rates
+from aurora.planner.network.bounds import fluid_bound, one_to_one_bound, pair_rates
 from aurora.planner.network.max_min_fair import (
     DONE,
     HEAP,
@@ -23,7 +23,7 @@ from aurora.planner.network.max_min_fair import (
     perform,
     run,
 )
-from aurora.planner.network.routes import route, rows_to_send
+from aurora.planner.network.routes import cut_bound, route, rows_to_send
 from aurora.planner.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order, Schedule
 from aurora.types.arrays import FloatArray, IntArray

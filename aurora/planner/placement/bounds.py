@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, eye_array, kron
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive
-from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, phase_program
+from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, relaxed_s
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.replication.bounds import least_largest
@@ -53,13 +53,13 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
     least_YW = _least_phases(layer, spare)
     if gpus * experts * scenarios <= SMALL:
-        return _relaxed_s(layer, least_YW)
+        return relaxed_s(layer, least_YW)
     if gpus * experts > SMALL or gpus * experts * scenarios > MOST:
         layer = merged(layer, blocks(costs, max(1, SMALL // experts)))
     if len(layer.part_s_GEXW) == 1:
         seconds_W = np.maximum(_whole_YW(layer), least_YW).sum(axis=0) + layer.aggregate_s_W
     else:
-        seconds_W = np.array([_relaxed_s(_scenario(layer, w), least_YW[:, w : w + 1]) for w in range(scenarios)])
+        seconds_W = np.array([relaxed_s(_scenario(layer, w), least_YW[:, w : w + 1]) for w in range(scenarios)])
     return float(np.sort(seconds_W)[-layer.worst :].mean())
 
 
@@ -105,13 +105,6 @@ def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
         aggregate_s_W=layer.aggregate_s_W[w : w + 1],
         worst=1,
     )
-
-
-def _relaxed_s(layer: PhaseSums, least_YW: FloatArray) -> float:
-    """The linear program's bound, from its dual solution; least_YW (2, W) are bounds on the phases that hold as well."""
-    program = phase_program(layer, least_YW)
-    _, price_X = program.solved()
-    return program.dual_s(price_X)
 
 
 def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:

@@ -10,20 +10,22 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from aurora.planner.network.routes import Nics, nics_of
+from aurora.planner.network.bounds import Nics, nics_of
 from aurora.planner.workload.serving_gpus import served_split
 from aurora.planner.workload.traffic import (
     CountedTokens,
     KnownTokens,
     deduplicated_tokens,
+    group_tokens,
     hierarchical_steps,
     known_or_counted,
 )
 from aurora.types import OVERHEAD, Cluster, Gpu, Hierarchy, Profile
-from aurora.types.arrays import FloatArray, IntArray, read_only
+from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.compiled import njit
 
 AnyArray = IntArray | FloatArray
+SecondsOfKinds = Callable[[Sequence[Gpu], IntArray], Sequence[FloatArray]]  # by a GPU of each kind, and each GPU's kind
 
 
 SIDES = ("send", "recv", "csend", "crecv")  # what ports and NICs do in the dispatch, and in the combine
@@ -296,7 +298,7 @@ class LayerCosts(PortCosts):
         experts, gpus = self.own_WGE.shape[2], len(held_GP)
         if self.steps is None:
             share_E = 1 / np.maximum(np.bincount(held_GP[gpu_X, slot_X], minlength=experts), 1)
-            sums_5WG = _held_sums(*self._by_expert, read_only(held_GP), share_E)
+            sums_5WG = _held_sums(*self._by_expert, held_GP.copy(), share_E)
             sums_5WG[[0, 3]] += self.own_WGE.sum(axis=2)
             send_WG, recv_WG, expert_WG = sums_5WG[:3]
             return self._longest_s(self._times_of(send_WG, recv_WG, expert_WG, sums_5WG[3:], slice(None)))
@@ -305,17 +307,17 @@ class LayerCosts(PortCosts):
 
     @cached_property
     def _by_expert(self) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
-        """The first arguments of `_held_sums`."""
+        """The first arguments of `_held_sums`, copies: locked arrays would compile a second version of it."""
         alike = self.expert_s_WGE.strides[1] == 0  # one kind of GPU, whose seconds are kept once
         own_EWG, expert_s_EWG = (
-            read_only(np.ascontiguousarray(np.moveaxis(each, 2, 0), dtype=np.float64))
+            np.array(np.moveaxis(each, 2, 0), dtype=np.float64, order="C")
             for each in (self.own_WGE, self.expert_s_WGE[:, :1] if alike else self.expert_s_WGE)
         )
         servers = () if self.nics is None else [np.flatnonzero(member_G) for member_G in self.nics.members_NG]
         near_GG = np.full((len(self.out_Bps), max(map(len, servers), default=0)), -1)
         for own_G in servers:
             near_GG[own_G, : len(own_G)] = own_G
-        return own_EWG, read_only(self.load_WE.T), expert_s_EWG, read_only(near_GG)
+        return own_EWG, np.array(self.load_WE.T, order="C"), expert_s_EWG, near_GG
 
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
         """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
@@ -479,13 +481,6 @@ def _held_sums(
     return sums_5WG
 
 
-def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
-    """Returns (S, J) int64, tokens_SE (S, E) summed over the experts of each of J groups; group_E (E,) is the group of each."""
-    tokens_SJ = np.zeros((len(tokens_SE), groups), dtype=np.int64)
-    np.add.at(tokens_SJ.T, group_E, tokens_SE.T)
-    return tokens_SJ
-
-
 OWN = "own"  # the aim that takes the recorded counts as exact
 SUMMED = ("sum", OWN)  # aims that add all windows or domains to one scenario
 AIMS: dict[str, Callable[[int], int]] = {  # by name: how many of W scenarios count, the longest first
@@ -540,25 +535,30 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
         worst: how many scenarios count, the longest first.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
-    seconds = [(each.T * windows_W).T for each in _window_seconds(*_kinds(cluster), profile, each_WSE, expected=True)]
-    return _layer_costs(cluster, profile, tokens_WSE, seconds, worst)
+
+    def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
+        return [(each.T * windows_W).T for each in _window_seconds(gpus, kind_G, profile, each_WSE, expected=True)]
+
+    return replace(_layer_costs(cluster, profile, tokens_WSE, seconds), worst=worst)
 
 
 def _scenario_costs(cluster: Cluster, parts: Sequence[tuple[Profile, slice]], layer: int) -> LayerCosts:
     """The LayerCosts of several scenarios, each the windows of a profile, whose tokens are summed. All are of one model."""
-    gpus, kind_G = _kinds(cluster)
-    distinct = {id(profile): profile for profile, _ in parts}
-    seconds = {key: _window_seconds(gpus, kind_G, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
+
+    def seconds(gpus: Sequence[Gpu], kind_G: IntArray) -> list[FloatArray]:
+        distinct = {id(profile): profile for profile, _ in parts}
+        of = {key: _window_seconds(gpus, kind_G, profile, profile.tokens_TLSE[:, layer]) for key, profile in distinct.items()}
+        sums_W = [[each[windows].sum(axis=0) for each in of[id(profile)]] for profile, windows in parts]
+        return [np.stack(column) for column in zip(*sums_W, strict=True)]
+
     own_WGE = np.stack([profile.tokens_TLSE[windows, layer].sum(axis=0) for profile, windows in parts])
-    sums_W = [[each[windows].sum(axis=0) for each in seconds[id(profile)]] for profile, windows in parts]
-    return _layer_costs(cluster, parts[0][0], own_WGE, [np.stack(column) for column in zip(*sums_W, strict=True)])
+    return _layer_costs(cluster, parts[0][0], own_WGE, seconds)
 
 
-def _layer_costs(
-    cluster: Cluster, profile: Profile, own_WGE: IntArray | FloatArray, seconds: Sequence[FloatArray], worst: int = 1
-) -> LayerCosts:
-    """The LayerCosts of scenarios from their tokens and their seconds, as `_window_seconds` in place of windows."""
-    (gpus, kind_G), network, (expert_s_WVE, gate_s_WG, aggregate_s_WG) = _kinds(cluster), cluster.network, seconds
+def _layer_costs(cluster: Cluster, profile: Profile, own_WGE: AnyArray, seconds: SecondsOfKinds) -> LayerCosts:
+    """The LayerCosts of scenarios from their tokens and their seconds by kinds of GPU: as of `_window_seconds` for windows."""
+    (gpus, kind_G), network = _kinds(cluster), cluster.network
+    expert_s_WVE, gate_s_WG, aggregate_s_WG = seconds(gpus, kind_G)
     return LayerCosts(
         own_WGE=own_WGE,
         expert_s_WGE=np.broadcast_to(expert_s_WVE, own_WGE.shape) if len(gpus) == 1 else expert_s_WVE[:, kind_G],
@@ -568,7 +568,6 @@ def _layer_costs(
         combine_bytes=profile.combine_bytes,
         out_Bps=network.out_Bps_G,
         in_Bps=network.in_Bps_G,
-        worst=worst,
         nics=None if network.fabric is None else nics_of(network),
         steps=None if profile.step_tokens is None else (profile, cluster.gpus),
     )

@@ -214,6 +214,12 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
     )
 
 
+def relaxed_s(layer: PhaseSums, least_YW: FloatArray) -> float:
+    """Returns the program's bound in seconds, from its dual solution; arguments as of `phase_program`."""
+    program = phase_program(layer, least_YW)
+    return program.dual_s(program.solved()[1])
+
+
 def blocks(costs: LayerCosts, most: int) -> IntArray:
     """Returns (G,) int64 block numbers: the same for GPUs with the same ports and expert times, and at most `most` of them."""
     kind_GX = np.column_stack([costs.expert_s_WGE.sum(axis=(0, 2)), *costs.port_s_XG])

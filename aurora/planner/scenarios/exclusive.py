@@ -45,7 +45,7 @@ from aurora.planner.replication.registry import REPLICAS, best_divided, place_un
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.types import FailureDomains, GpuSlots, Placement, PlanOptions
-from aurora.types.arrays import FloatArray, IntArray, evenly_spaced
+from aurora.types.arrays import MOST_COUNT, FloatArray, IntArray, evenly_spaced
 
 SWAP_SEARCH = "swap-search"  # not in PLACE, as it places experts one by one
 DRAWS = 48  # unseen scenarios that placements of a layer are compared on
@@ -137,7 +137,8 @@ class Exclusive(Scenario):
 
     def bound(self, costs_M: Sequence[LayerCosts], slots_G: IntArray | int = 0, replicas: bool = True) -> float:
         """Returns seconds that no placement of a layer beats, with `replicas` where slots are left; see `Scenario.bound`."""
-        return layer_bound_s(costs_M[0], np.maximum(self._most_slots_G, slots_G), replicas)
+        most_G = np.minimum(self._memory_G, self.options.slots_per_gpu or MOST_COUNT)
+        return layer_bound_s(costs_M[0], np.maximum(most_G, slots_G), replicas)
 
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by Eq. 1, the mean over the scenarios that count; see `Scenario.price`."""
@@ -156,15 +157,14 @@ class Exclusive(Scenario):
         return total_s
 
     @cached_property
-    def _most_slots_G(self) -> IntArray:
-        """(G,) int64 slots that memory and options allow."""
-        slots_G, most = memory_slots_G(self.cluster, self.profiles), self.options.slots_per_gpu
-        return slots_G if not most else np.minimum(slots_G, most)
+    def _memory_G(self) -> IntArray:
+        """(G,) int64 slots that memory allows."""
+        return memory_slots_G(self.cluster, self.profiles)
 
     def _place_by_load(self, progress: Progress) -> PlacedModels:
         """Places layers by the loads of their experts, as recorded or forecast."""
         profile, options = self.profiles[0], self.options
-        capacity_G, memory_G = slots_G(self.cluster, profile, options), memory_slots_G(self.cluster, self.profiles)
+        memory_G, capacity_G = self._memory_G, slots_G(self.cluster, profile, options)
         nodes = failure_domains(self.cluster, capacity_G)
         offered = set(evenly_spaced(profile.layers, OFFERED_LAYERS).tolist())
 
@@ -226,9 +226,9 @@ class Exclusive(Scenario):
 
     def _priced(self, problem: ExclusiveProblem, placement: Placement, larger: Placement | None) -> PlacedLayer:
         """A layer's placement with its seconds and bounds; `larger` is one with more slots, if that was tried."""
-        split_EG = placement.split_EG(0)
-        larger_s = None if larger is None else problem.unseen.value_s(larger.split_EG(0))
+        split_EG, larger_EG = placement.split_EG(0), None if larger is None else larger.split_EG(0)
         value_s, unseen_s = self.price([problem.recorded], [split_EG]), problem.unseen.value_s(split_EG)
+        larger_s = None if larger_EG is None else problem.unseen.value_s(larger_EG)
         assignment_bound_s = None
         if placement.split_LG is None and len(problem.recorded.own_WGE) == 1 and not self.domains:
             assignment_bound_s = min(best_exclusive_s(problem.whole.grouped(placement.gpu_E(0))), value_s)
@@ -275,8 +275,8 @@ def _unreplicated(problem: ExclusiveProblem, place: str, assign: str, rng: np.ra
     start = Placement.unreplicated(gpu_E, len(problem.slots_G))
     if place != SWAP_SEARCH:
         return start
-    starts = [start, *_relaxed(problem)]
-    return min((_searched(problem, [each], rng, replicas=False) for each in starts), key=problem.judged_s)
+    found = [_searched(problem, [each], rng, replicas=False) for each in (start, *_relaxed(problem))]
+    return min(found, key=problem.judged_s) if len(found) > 1 else found[0]
 
 
 def _relaxed(problem: ExclusiveProblem) -> list[Placement]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape, decoder_layers, flat_config, number
-from aurora.planner.workload.model_structure import model_structure
+from aurora.planner.workload.model_config import Shape
+from aurora.planner.workload.model_structure import decoder_layers, flat_config, model_structure, number
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aurora.planner.workload.load_statistics import shrunk_shares
 from aurora.types import Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 KINDS = 0.1  # mean square of the correlation of windows' shares above which they come in few kinds
 QUARTERS = 4  # parts of all windows, in sequence; a prompt can be in two that touch, but hardly in others
 FAR = ((0, 2), (0, 3), (1, 3))  # quarters that do not touch
-LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
 FEW = 4  # windows; fewer cannot show whether they come in kinds, and count as if they did
 MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar size together
 
@@ -122,22 +122,6 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: In
         _affinity(every_TSE, all_E),
         windows_W // divided_W,
     )
-
-
-def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
-    """Returns shares of counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
-
-    Args:
-        count_XE: (E,) or (X, E) float64, how often each expert was chosen, row by row.
-        effect: how many times more such counts vary than independent choices would.
-    """
-    experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
-    squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)
-    variance_X1, most = squares_X1 - effect / (experts * total_X1), (1 - 1 / experts) / experts
-    varied_X1 = variance_X1 > most / total_X1
-    fitted_X1 = (most / np.where(varied_X1, variance_X1, 1.0) - 1) / experts
-    counted_XE = count_XE / effect + np.where(varied_X1, np.maximum(fitted_X1, LEAST_PRIOR), total_X1 / experts)
-    return np.asarray(counted_XE / counted_XE.sum(axis=-1, keepdims=True))
 
 
 def _dealt(tokens_WS: FloatArray, share_WE: FloatArray, affinity_SE: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Statistics of the experts' loads: bootstrap intervals of loads and of a placement's bottleneck, and how samples vary.
+"""Statistics of the experts' loads: bootstrap intervals of loads and of a placement's bottleneck, shares, how samples vary.
 
 Tokens of a prompt choose similar experts, so resampling single tokens would give too narrow an interval. The bootstrap
 resamples whole rounds of each source rank with replacement. A round is a prefill with the decoding that follows it; prompts of
@@ -161,3 +161,22 @@ def contiguous_load_intervals(profile: Profile, seed: int = 0) -> LoadIntervals:
     split_EG = contiguous_split(profile.experts, profile.sources)
     split_LEG = np.broadcast_to(split_EG, (profile.layers, *split_EG.shape))
     return load_intervals(profile.tokens_TLSE, profile.stage_T, split_LEG, np.random.default_rng(seed))
+
+
+LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least (Jeffreys)
+
+
+def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
+    """Returns shares of counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
+
+    Args:
+        count_XE: (E,) or (X, E) float64, how often each expert was chosen, row by row.
+        effect: how many times more such counts vary than independent choices would.
+    """
+    experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
+    squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)
+    variance_X1, most = squares_X1 - effect / (experts * total_X1), (1 - 1 / experts) / experts
+    varied_X1 = variance_X1 > most / total_X1
+    fitted_X1 = (most / np.where(varied_X1, variance_X1, 1.0) - 1) / experts
+    counted_XE = count_XE / effect + np.where(varied_X1, np.maximum(fitted_X1, LEAST_PRIOR), total_X1 / experts)
+    return np.asarray(counted_XE / counted_XE.sum(axis=-1, keepdims=True))

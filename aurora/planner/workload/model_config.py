@@ -12,9 +12,24 @@ from typing import Any, Self
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_structure import MOST_EXPERTS, model_structure
+from aurora.planner.workload.model_structure import (
+    LAYER_KINDS,
+    LAYER_RULES,
+    MOST_EXPERTS,
+    _looked_for,
+    _others,
+    decoder_layers,
+    dense_layers,
+    expert_count,
+    expert_groups,
+    flat_config,
+    model_structure,
+    moe_layers,
+    number,
+    top_k,
+)
 from aurora.types import OVERHEAD, CoActivation, Curve, GpuKind, Profile, TokenRouting
-from aurora.types.arrays import MOST_LAYERS, BoolArray, IntArray
+from aurora.types.arrays import IntArray
 from aurora.types.read_numbers import whole_number
 
 REFERENCE_FLOPS = 100e12  # a middling GPU at half precision, about a third of an H100's dense peak
@@ -199,164 +214,12 @@ def _rooflines(work: Mapping[str, tuple[int, int, int]], peak_flops: float, memo
     return curves
 
 
-def decoder_layers(config: Mapping[str, Any]) -> int:
-    """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
-    flat = flat_config(config)
-    for name in LAYER_KINDS:
-        if (kinds := flat.get(name)) and isinstance(kinds, list | str):
-            return len(kinds)
-    return number(flat, "num_hidden_layers", "n_layers", "num_layers")
-
-
-def expert_count(config: Mapping[str, Any]) -> int:
-    """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
-    return number(flat_config(config), *_EXPERT_COUNTS)
-
-
-def top_k(config: Mapping[str, Any]) -> int:
-    """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
-    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
-    return number(flat_config(config), *names, "experts_per_token", "num_selected_experts")
-
-
 def _expert_width(flat: Mapping[str, Any]) -> int:
     """The width of an expert, which is the feed-forward layers' only where the config gives experts none of their own."""
     own = [name for name in flat if _EXPERT_WIDTH.search(name) and "shared" not in name and flat[name] is not None]
     return number(flat, *own) if own else number(flat, "intermediate_size", "ffn_hidden_size", "hidden_dim")
 
 
-def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the groups of experts that a router chooses among, and how many of them a token's experts are in at most.
-
-    (1, 1) for a router without groups.
-
-    Args:
-        config: the content of a transformers config.json.
-
-    Raises:
-        BadInput: if the groups do not divide the experts, or a token's groups hold fewer experts than it chooses.
-    """
-    flat = flat_config(config)
-    if flat.get("topk_method") == "greedy" or not flat.get("n_group") or not flat.get("topk_group"):
-        return 1, 1
-    groups, token_groups = number(flat, "n_group"), number(flat, "topk_group")
-    experts = expert_count(flat)
-    if experts % groups or token_groups > groups or token_groups * (experts // groups) < top_k(flat):
-        raise BadInput(
-            f"config: expected an n_group that divides {experts} experts and a topk_group with {top_k(flat)} experts or more, "
-            f"found {groups} and {token_groups}"
-        )
-    return (groups, token_groups) if token_groups < groups else (1, 1)
-
-
-def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the numbers, ascending from 0, of the decoder layers without experts.
-
-    Where transformers does not know the model's type, a layer has experts if everything that the config says of layers agrees.
-
-    Args:
-        config: the content of a transformers config.json.
-
-    Raises:
-        BadInput: if something that it says of layers cannot be read, or is not known.
-    """
-    if (structure := model_structure(config)) is not None:
-        return _others(structure.moe_layers, structure.decoder_layers)
-    config = flat_config(config)
-    layers = decoder_layers(config)
-    if layers > MOST_LAYERS:
-        raise BadInput(f"config: num_hidden_layers must be at most {MOST_LAYERS}, found {layers}")
-    moe = np.ones(layers, dtype=bool)
-    number_L = np.arange(layers)
-    for name, value in config.items():
-        if value is None:
-            continue
-        rule = LAYER_RULES.get(name, LAYER_KINDS.get(name))
-        if rule is None and _SAYS_OF_LAYERS.search(name) and name not in _SAYS_NOTHING and type(value) in (int, str, list):
-            raise BadInput(f"config: {name} is not known, so that layers with experts cannot be told; known: {_looked_for()}")
-        try:
-            moe &= rule(number_L, value) if rule is not None else True
-        except (BadInput, TypeError, ValueError, ZeroDivisionError):
-            raise BadInput(f"config: {name} does not say which of {layers} layers have experts: {str(value)[:80]}") from None
-    return _others(np.flatnonzero(moe).tolist(), layers)
-
-
-def _looked_for() -> str:
-    """Returns the names by which configs say which layers have experts."""
-    return ", ".join((*LAYER_RULES, *LAYER_KINDS))
-
-
-def _every(number_L: IntArray, step: Any) -> BoolArray:
-    """Marks the last layer of each `step`."""
-    if type(step) is not int or step < 1:
-        raise ValueError(step)
-    return np.asarray((number_L + 1) % step == 0)
-
-
-def _listed(number_L: IntArray, listed: Any) -> BoolArray:
-    """Marks the layers that a list names, or a text with commas."""
-    if isinstance(listed, str):
-        listed = [whole_number(each) for each in listed.split(",")]
-    if not isinstance(listed, list) or any(type(number) is not int for number in listed):
-        raise ValueError(listed)
-    return np.isin(number_L, listed)
-
-
-def _from(number_L: IntArray, first: Any) -> BoolArray:
-    """The layers from `first` on; of a list with a number for each kind of tokens, that of text."""
-    if isinstance(first, list) and first:
-        first = first[0]
-    if type(first) is not int:
-        raise ValueError(first)
-    return np.asarray(number_L >= first)
-
-
-def _types(number_L: IntArray, types: Any) -> BoolArray:
-    """Marks the layers that are "sparse", or 1, by a list with one entry per layer; a number is a step that layer 0 begins."""
-    if type(types) is int and types > 0:
-        return np.asarray(number_L % types == 0)
-    found = np.array([each in ("sparse", 1) for each in types])
-    if found.shape != number_L.shape:
-        raise ValueError(types)
-    return found
-
-
-def _kinds(number_L: IntArray, kinds: Any) -> BoolArray:
-    """Marks the layers whose letter or word says experts, if any does: "E" of a pattern, "moe" of a list."""
-    moe_L = np.array([each in ("E", "moe", "sparse") for each in kinds])
-    if moe_L.shape != number_L.shape:
-        raise ValueError(kinds)
-    return moe_L if moe_L.any() else number_L >= 0
-
-
-LAYER_RULES: dict[str, Callable[[IntArray, Any], BoolArray]] = {
-    "mlp_layer_types": _types,
-    "moe_layer_freq": _types,
-    "moe_layers": _listed,
-    "moe_layers_enum": _listed,
-    "mlp_only_layers": lambda number_L, listed: ~_listed(number_L, listed),
-    "first_k_dense_replace": _from,
-    "num_dense_layers": _from,
-    "moe_layer_num_skipped": _from,
-    "moe_layer_start_index": _from,
-    "moe_layer_end_index": lambda number_L, last: ~_from(number_L, last + 1) if last != -1 else number_L >= 0,
-    "decoder_sparse_step": _every,
-    "interleave_moe_layer_step": _every,
-    "moe_layer_interval": _every,
-    "moe_every_n_layer": _every,
-    "moe_every_n_layers": _every,
-    "route_every_n": _every,
-}
-LAYER_KINDS = {"layers_block_type": _kinds, "hybrid_override_pattern": _kinds}  # an entry or a letter for each layer
-_SAYS_OF_LAYERS = re.compile(
-    r"(moe|sparse|dense|expert).*(layer|every|step|interval|freq|skip)|layer.*(moe|sparse|dense|expert)"
-)
-_SAYS_NOTHING = ("moe_layer_offset", "moe_layer_use_mod", "expert_layer_offset", "expert_layer_period")
-
-_EXPERT_COUNTS = (  # names of the number of experts of a layer
-    *("num_local_experts", "num_experts", "n_routed_experts"),
-    *("moe_num_experts", "num_moe_experts", "num_routed_experts"),
-)
 _HIDDEN = ("hidden_size", "d_model", "dim")
 _EXPERT_WIDTH = re.compile(r"(moe|expert).*(intermediate|inner|inter_dim|ffn|hidden_dim)")
 _DISPATCHED = ("routed_expert_hidden_size", "moe_latent_size")
@@ -550,51 +413,3 @@ _BITS: dict[str, Callable[[Mapping[str, Any]], float]] = {  # by quant_method
         quantised.get("quant_config", {}).get("weight_quant_params", {"bits": quantised.get("nbits", 4)})
     ),
 }
-
-
-def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part.
-
-    A part of another name is taken if it alone tells a number of experts.
-
-    Raises:
-        BadInput: if several parts of other names do.
-    """
-    flat, parts = dict(config), ("thinker_config", "text_config", "language_config", "llm_config", "ffn_config", "moe")
-    for part in parts:
-        nested = flat.pop(part, None)
-        flat |= nested if isinstance(nested, dict) else {}
-    if not any(flat.get(name) for name in _EXPERT_COUNTS):
-        inner = {name: flat_config(part) for name, part in flat.items() if isinstance(part, dict)}
-        inner = {name: part for name, part in inner.items() if any(part.get(count) for count in _EXPERT_COUNTS)}
-        if len(inner) > 1:
-            raise BadInput(f"config: expected one part that tells a number of experts, found {', '.join(inner)}")
-        flat |= next(iter(inner.values()), {})
-    return flat
-
-
-def moe_layers(layers: int, dense_layers: Sequence[int]) -> tuple[int, ...]:
-    """Returns the numbers of `layers` decoder layers with experts, between those of `dense_layers`."""
-    return _others(dense_layers, layers + len(dense_layers))
-
-
-def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
-    """The numbers below `layers` that are not among `numbers`, ascending."""
-    return tuple(sorted(set(range(layers)) - set(numbers)))
-
-
-def number(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first of `names` that the config gives a whole number above zero, or a list of one such number.
-
-    Raises:
-        BadInput: if it gives none of them such a number, or a list of different ones.
-    """
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, list) and value:
-            if any(each != value[0] for each in value):
-                raise BadInput(f"config: expected {name} alike for all layers and kinds of tokens, found {str(value)[:80]}")
-            value = value[0]
-        if isinstance(value, int) and value > 0:
-            return value
-    raise BadInput(f"config: expected a whole number above zero under {' or '.join(names)}, found none: not a MoE model?")

@@ -463,3 +463,10 @@ def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hiera
 
     sent_GN, needed_GG = needed(hierarchy.server_G[gpu_P], hierarchy.servers), needed(gpu_P, hierarchy.ranks)
     return HierarchicalRows(sent_GN, np.diff(hierarchy.piece_starts(needed_GG), axis=2).swapaxes(1, 2))
+
+
+def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:
+    """Returns (S, J) int64, tokens_SE (S, E) summed over the experts of each of J groups; group_E (E,) is the group of each."""
+    tokens_SJ = np.zeros((len(tokens_SE), groups), dtype=np.int64)
+    np.add.at(tokens_SJ.T, group_E, tokens_SE.T)
+    return tokens_SJ

@@ -21,7 +21,6 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import Observe, peer_lost, row_slices
 from aurora.planner.network.bounds import pair_rates
-from aurora.planner.network.routes import row_pacing
 from aurora.types import Cluster, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -339,6 +338,8 @@ class OrderedTransport(ABC):
         if self._cluster is None or len(self._cluster) != self.ranks:
             raise BadInput(f"order {order.method}: expected a transport that knows the rates of {self.ranks} ports")
         bytes_GG = self._gather_sizes(sends, recvs)
+        from aurora.planner.network.routes import row_pacing  # which orders without pace need not
+
         began_s = time.perf_counter()
         start_s_X, rate_Bps_X = row_pacing(order, bytes_GG, self._cluster.network)
 

@@ -7,10 +7,11 @@ from typing import Protocol
 import numpy as np
 
 from aurora.planner.network.switch import timed
-from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive, group_tokens, layer_costs
+from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive, layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
+from aurora.planner.workload.traffic import group_tokens
 from aurora.reports.trace_times import summarise
 from aurora.simulator.interpreter import simulate_plan
 from aurora.types import Cluster, Order, Plan, PlanOptions, Profile

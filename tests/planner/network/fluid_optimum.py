@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import LinearConstraint, milp
 
-from aurora.planner.network.bounds import flow_network
+from aurora.planner.network.routes import flow_network
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 

@@ -12,8 +12,8 @@ from aurora.errors import BrokenPlan
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.alltoall.schedule import order as schedule_of
 from aurora.planner.check.plans import check_plan, check_schedule
-from aurora.planner.network.bounds import cut_bound, fluid_bound
-from aurora.planner.network.routes import route
+from aurora.planner.network.bounds import fluid_bound
+from aurora.planner.network.routes import cut_bound, route
 from aurora.planner.network.switch import timed
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile

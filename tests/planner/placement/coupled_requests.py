@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import group_tokens, layer_costs
+from aurora.planner.placement.cost_model import layer_costs
+from aurora.planner.workload.traffic import group_tokens
 from aurora.types import Cluster, Profile
 from aurora.types.arrays import FloatArray, IntArray
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.network.routes import Nics
+from aurora.planner.network.bounds import Nics
 from aurora.planner.placement.cost_model import LayerCosts, aimed_costs
 from aurora.planner.placement.slot_search import fill, slot_search
 from aurora.planner.placement.slot_state import PhaseSums

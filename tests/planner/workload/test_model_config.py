@@ -5,16 +5,8 @@ import pytest
 
 from aurora.advisor.sweep import one_moe_layer
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import (
-    Shape,
-    dense_layers,
-    expert_groups,
-    moe_layers,
-    other_weight_bits,
-    top_k,
-    weight_bits,
-    weight_format,
-)
+from aurora.planner.workload.model_config import Shape, other_weight_bits, weight_bits, weight_format
+from aurora.planner.workload.model_structure import dense_layers, expert_groups, moe_layers, top_k
 
 SIZES = {"num_local_experts": 4, "num_experts_per_tok": 1, "hidden_size": 8, "intermediate_size": 8}
 

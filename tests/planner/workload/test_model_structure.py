@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aurora.errors import BadInput
-from aurora.planner.workload.model_config import Shape, dense_layers
-from aurora.planner.workload.model_structure import model_structure
+from aurora.planner.workload.model_config import Shape
+from aurora.planner.workload.model_structure import dense_layers, model_structure
 
 PAGE = Path(__file__).parents[3] / "docs/reference/models.md"
 REPORTS = Path(os.environ.get("AURORA_DATA", Path(__file__).parents[4] / "shared/data")) / "reports"
