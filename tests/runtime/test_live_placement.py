@@ -448,7 +448,7 @@ def test_orders_are_made_for_bytes(monkeypatch):
     asked = []
     monkeypatch.setattr("aurora.runtime.change_preparation._compiled", set())
     monkeypatch.setattr(
-        "aurora.runtime.change_preparation.both_ways",
+        "aurora.planner.alltoall.schedule.both_ways",
         lambda there, *rest, **more: asked.append(there[0].tolist()) or both_ways(there, *rest, **more),
     )
     ranks = Ranks(CONTIGUOUS, step_s=0.02, Bps=50e6, startup_s=2e-4, monkeypatch=monkeypatch)
