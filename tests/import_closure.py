@@ -58,7 +58,7 @@ from aurora_vllm.expert_map_placement import ExpertMapPlacement, ExpertSlots
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 placement = worker.served.plan.models[0].placement
 weights, maps = [torch.zeros(4, 10)], [torch.zeros(8, dtype=torch.int64)]
-layers = [ExpertSlots(slots_G[0], weights, maps, None, lambda: None) for slots_G in placement.slots_LG]
+layers = [ExpertSlots(slots_G[0], weights, maps, None, lambda: []) for slots_G in placement.slots_LG]
 ExpertMapPlacement(
     settings, facts, worker.served.cluster, layers, placement, choices,
     MemoryTransport(Memory(2, 1.0), 0), worker.time_slices, metrics, worker.served.profile,

@@ -18,8 +18,6 @@ import torch
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
-from aurora.planner.network.delivery import DELIVERY
-from aurora.profiler.devices import linked_by_nvlink
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
 from aurora.types import Order, Plan
 from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
@@ -27,8 +25,7 @@ from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
 if TYPE_CHECKING:
     from aurora.runtime.transports.push import Dispatched, OrderedPush
 
-PUSHES = tuple(name for name, delivery in DELIVERY.items() if delivery.brings_counts)  # from unordered to gated
-ORDERED = "ordered push"
+PUSHES = UNORDERED, ORDERED, GATED = "unordered push", "ordered push", "gated push"  # as in DELIVERY
 BUFFER_BYTES = 1 << 29  # of a rank's buffer; larger batches take several rounds
 NAME_BYTES = 256  # of a name that ranks tell each other
 MakeMemory = Callable[[int], SymmetricMemory]
@@ -61,7 +58,7 @@ class PushedLayer:
         self.rank_E = torch.full((sum(map(len, slots_G)) + 1,), push.ranks, device=device)
         self._elsewhere = torch.zeros((), dtype=torch.int64, device=device)  # an expert of another rank
         self.place(ExpertMap(slots_G, push.rank), ())
-        push.set_order(self._tables[PUSHES[0]], Order.all_at_once(push.ranks))
+        push.set_order(self._tables[UNORDERED], Order.all_at_once(push.ranks))
         self.planned_orders = order, order.reversed
 
     @property
@@ -72,8 +69,8 @@ class PushedLayer:
     @planned_orders.setter
     def planned_orders(self, orders: tuple[Order, Order]) -> None:
         self._orders = orders
-        for name in PUSHES[1:]:
-            gated = name != ORDERED and orders[0].one_to_one and orders[0].tiers == 1
+        for name in (ORDERED, GATED):
+            gated = name == GATED and orders[0].one_to_one and orders[0].tiers == 1
             self.push.set_order(self._tables[name], orders[0], gated)
 
     def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
@@ -180,6 +177,8 @@ def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> Make
         transport: by which the ranks tell each other what they are.
         on_one_host: whether all ranks run on this machine.
     """
+    from aurora.profiler.devices import linked_by_nvlink
+
     if torch.cuda.is_available():
         device = torch.cuda.current_device()
         gpus_R = told(transport, f"GPU-{torch.cuda.get_device_properties(device).uuid}")
