@@ -1,6 +1,7 @@
-"""The MoE layer with virtual ranks on one device: its outputs in each layout against those of all experts.
+"""The MoE layer with virtual ranks on one device: outputs against those of all experts, synchronisations, launches, time.
 
-Usage: python -m bench.gpu.layer. Ranks are threads.
+Usage: python -m bench.gpu.layer. First in each layout, with ranks that are threads; then over ordered push, in lock step on one
+stream, eager and as a CUDA graph.
 """
 
 import copy
@@ -82,6 +83,41 @@ def compare_layouts(device: Cuda) -> float:
     return worst
 
 
+def pushed(device: Cuda) -> dict[str, float]:
+    """Checks the layer over ordered push. Returns its launches on a rank, and microseconds of a step of all ranks."""
+    from bench.local_layer import LocalLayer
+
+    tokens, hidden, inner = (5, 32, 16) if device.dry else (128, 4096, 2048)
+    whole, tokens_R = made_experts(device, hidden, inner, EXPERTS), drawn(device, tokens, hidden, torch.bfloat16)
+    maps = [ExpertMap(SLOTS_G, rank, None, False, None).to(device.name) for rank in range(RANKS)]
+    experts_R = [held_by(whole, slots) for slots in SLOTS_G]
+    layer = LocalLayer(maps, experts_R, tokens, tokens_R[0][0], TOP_K, **({"lanes": 2} if device.dry else {}))
+    out_R: list[torch.Tensor] = []
+
+    def step() -> None:
+        out_R[:] = layer.step(tokens_R)
+
+    def check(way: str) -> None:
+        for found, own in zip(out_R, tokens_R, strict=True):
+            torch.testing.assert_close(found, whole(*own), rtol=2e-2, atol=2e-2, msg=lambda said: f"{way}: {said}")
+
+    with torch.inference_mode():
+        step()
+        check("eager")
+        launches = device.launches(step) / RANKS
+        if device.dry:  # torch's experts wait on a CPU
+            step()
+        else:
+            with device.no_syncs():
+                step()
+        eager_us = 1e3 * device.milliseconds(step)
+        replay = device.capture(step)
+        replay()
+        device.synchronize()
+        check("replayed")
+        return {"launches": launches, "eager_us": eager_us, "replayed_us": 1e3 * device.milliseconds(replay)}
+
+
 if __name__ == "__main__":
     found = chosen()
-    report(largest_difference=compare_layouts(found))
+    report(largest_difference=compare_layouts(found), **pushed(found))
