@@ -117,15 +117,9 @@ class Cuda:
 
     def memories(self, ranks: int) -> list[MakeMemory]:
         """Returns for each of so many ranks what makes its buffer, a part of one tensor."""
-        whole: list[torch.Tensor] = []
+        from bench.local_layer import local_memory
 
-        def make(rank: int, size: int) -> SymmetricMemory:
-            if not whole:
-                whole.append(torch.zeros(ranks, size, dtype=torch.uint8, device=self.name))
-            address_R = torch.tensor([each.data_ptr() for each in whole[0]], device=self.name)
-            return SymmetricMemory(rank, ranks, whole[0][rank], address_R, whole)
-
-        return [partial(make, rank) for rank in range(ranks)]
+        return local_memory(ranks, self.name)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
