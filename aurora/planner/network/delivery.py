@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aurora.errors import check_one_of
-from aurora.planner.alltoall.registry import ORDER
-from aurora.planner.network.switch import steps_seconds
 from aurora.types import Network, Order
 from aurora.types.arrays import FloatArray, IntArray
 
@@ -57,6 +55,8 @@ class Delivery:
             bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
             network: ports, fabric and incast.
         """
+        from aurora.planner.network.switch import steps_seconds  # which workers that only push need not
+
         steps_s = steps_seconds(self.order(order), bytes_SGG, self.network(network), self.keeps == "stages")
         return self.once_s * len(bytes_SGG) + steps_s
 
@@ -84,6 +84,8 @@ def delivery_seconds(
     Raises:
         BadInput: if there is no such order.
     """
+    from aurora.planner.alltoall.registry import ORDER
+
     for method in methods:
         check_one_of("methods", method, ORDER)
     seconds: dict[str, list[float]] = {name: [] for name in DELIVERY}
