@@ -23,7 +23,7 @@ Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states (N, H)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of hidden states: sums are taken in float32
 
 
-class PushedBatch:
+class PushedLayerBatch:
     """One batch of a layer over ordered push; making it queues the dispatch. Then come `compute` and `combined`.
 
     Args:
@@ -60,8 +60,7 @@ class PushedBatch:
         push.receive()
         sorted_X, ends_E, *choices = arrange(self._arrived, count_RT, packing, self._map)
         answers = Rows(compute_experts(experts, sorted_X, ends_E), 1, None, 1, 0, packing.weights_at, None, *choices)
-        table = push.table_L2[self._layer, 1]
-        self._arrived, _ = push.exchange(table, answers, push.same(len(self._arrived)), count_RT[:, :1])
+        self._arrived, _ = push.exchange(push.table_L2[self._layer, 1], answers, push.same(len(self._arrived)), count_RT[:, :1])
 
     def combined(self) -> torch.Tensor:
         """Returns (N, H), sums of the answers by this rank's tokens, in float32 and in the order of choices, rounded once."""
