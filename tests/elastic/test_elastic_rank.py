@@ -205,7 +205,8 @@ def test_what_makes_orders_is_compiled_before_a_rank_joins(monkeypatch, mixtral)
     compiled, made = set(), []
     monkeypatch.setattr(change_preparation, "_compiled", compiled)
     monkeypatch.setattr(
-        change_preparation, "both_ways", lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more)
+        "aurora.planner.alltoall.schedule.both_ways",
+        lambda *args, **more: made.append(len(args[0][0])) or both_ways(*args, **more),
     )
     plan = plan_for([mixtral], 4)
     change_preparation.compile_orders(plan)
