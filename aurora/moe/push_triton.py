@@ -259,7 +259,7 @@ def _arrange(
 
 
 class PushedChoices(NamedTuple):
-    """What rows carry for the experts of the rank that they go to, beside the rank; see `lay_out`.
+    """Part of a row for the experts of the rank that it goes to; see `lay_out`.
 
     Attributes:
         rank_P: (P + 1,) int64, the rank of every physical expert, R for P.

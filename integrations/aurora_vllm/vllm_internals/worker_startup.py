@@ -293,7 +293,7 @@ class WorkerStartup:
         return None
 
     def _peers_memory(self, integration: WorkerIntegration, group: Any, processes: PeerProcesses | None) -> MakeMemory | str:
-        """What makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
+        """Returns what makes memory that all ranks write, or why all-to-alls cannot go by push. A collective call."""
         from aurora_vllm.pushed_alltoall import memory_of_peers
 
         settings, overlaps = self._settings, getattr(self._config.parallel_config, "enable_dbo", False)
