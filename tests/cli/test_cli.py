@@ -526,5 +526,5 @@ def test_a_reader_that_wants_no_more_is_no_failure(tmp_path):
     command = (
         f"set -o pipefail; {sys.executable} -m aurora synthetic zipf:1 mixtral-topics --json --output {tmp_path}/p.npz | true"
     )
-    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=400)
     assert (ended.returncode, ended.stderr) == (0, "")
