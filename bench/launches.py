@@ -154,8 +154,8 @@ def fake_step(ranks: int, tokens: int = TOKENS, experts: int = EXPERTS, replicas
     """
     from aurora.moe.expert_map import ExpertMap
     from aurora.moe.permutation import MessageFormat
+    from aurora.runtime.pushed_batch import PushedBatch
     from aurora.runtime.transports.push import OrderedPush
-    from aurora.runtime.transports.pushed_batch import PushedLayerBatch
     from aurora.runtime.transports.symmetric_memory import SymmetricMemory
 
     each = experts // ranks
@@ -178,7 +178,7 @@ def fake_step(ranks: int, tokens: int = TOKENS, experts: int = EXPERTS, replicas
         with counted:
             began_s = time.thread_time()
             try:
-                batch = PushedLayerBatch(push, 0, expert_map, (hidden, index, weights), mask)
+                batch = PushedBatch(push, 0, expert_map, (hidden, index, weights), mask)
                 batch.compute(module)
                 batch.combined()
             except RuntimeError as error:  # of fake tensors, which have no values

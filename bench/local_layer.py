@@ -11,8 +11,8 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
+from aurora.runtime.pushed_batch import PushedBatch, Tokens
 from aurora.runtime.transports.push import LANES, OrderedPush
-from aurora.runtime.transports.pushed_batch import PushedLayerBatch, Tokens
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
 from aurora.types import Order
 
@@ -63,7 +63,7 @@ class LocalLayer:
     def step(self, tokens_R: Sequence[Tokens]) -> list[torch.Tensor]:
         """Returns each rank's outputs (N, H) of its hidden states (N, H), experts (N, K) and weights (N, K)."""
         sent = zip(self.pushes, self._maps, tokens_R, strict=True)
-        batches = [PushedLayerBatch(push, 0, expert_map, tokens) for push, expert_map, tokens in sent]
+        batches = [PushedBatch(push, 0, expert_map, tokens) for push, expert_map, tokens in sent]
         for batch, experts in zip(batches, self._experts_R, strict=True):
             batch.compute(experts)
         return [batch.combined() for batch in batches]

@@ -18,7 +18,7 @@ from aurora.types.arrays import IntArray
 
 
 class PushedRows(Protocol):
-    """One batch on its way, of which the host knows no sizes; see `aurora.runtime.transports.pushed_batch`."""
+    """One batch on its way, of which the host knows no sizes; see `aurora.runtime.pushed_batch`."""
 
     def compute(self, experts: Any) -> None:
         """Queues this rank's experts on what arrives, and the way back."""

@@ -154,10 +154,10 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         """Ends the gate and pushes the tokens, if the context has an ordered push; see `ExpertParallelLayer.pushed`."""
         if self._context.push is None:
             return None
-        from aurora.runtime.transports.pushed_batch import PushedLayerBatch  # Triton's interpreter is chosen before its import
+        from aurora.runtime.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import
 
         self._context.stop_compute("gate", self._layer)
-        return PushedLayerBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
+        return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
         """Returns whether the batch goes over servers; see `LayerContext.over_servers`."""

@@ -74,7 +74,7 @@ def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, expert
     Raises:
         RankFailed: if a peer does not answer.
     """
-    from aurora.runtime.transports.pushed_batch import PushedLayerBatch
+    from aurora.runtime.pushed_batch import PushedBatch
 
     like, most = model.layers[0].router_weight, push.batch_tokens
     push.set_order(0, Order.all_at_once(push.ranks))
@@ -83,7 +83,7 @@ def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, expert
     hidden = like.new_zeros(1, model.hidden, dtype=model.hidden_dtype)
     expert_map = ExpertMap(placement.slots_LG[0], push.rank).to(like.device)
     with torch.inference_mode():
-        batch = PushedLayerBatch(push, 0, expert_map, (hidden, index, torch.ones_like(index, dtype=hidden.dtype)))
+        batch = PushedBatch(push, 0, expert_map, (hidden, index, torch.ones_like(index, dtype=hidden.dtype)))
         batch.compute(experts)
         batch.combined()
     push.check_peers()

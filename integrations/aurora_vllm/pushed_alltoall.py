@@ -6,10 +6,8 @@ Orders and expert maps are data on the device, so that captured CUDA graphs keep
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
-from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
+from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
 from aurora.types import Order, Plan
 from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
 
@@ -31,7 +29,7 @@ NAME_BYTES = 256  # of a name that ranks tell each other
 MakeMemory = Callable[[int], SymmetricMemory]
 
 
-class PushedBatch(NamedTuple):
+class PushedRounds(NamedTuple):
     """A batch of a layer between its dispatch and its combine: what came in each of its rounds, and how many rows in all."""
 
     rounds: list[Dispatched]
@@ -80,7 +78,7 @@ class PushedLayer:
 
     def dispatch(
         self, way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedBatch]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:
         """Sends this rank's tokens to the ranks of their experts. A collective call, for which the host waits for nothing.
 
         Args:
@@ -91,7 +89,7 @@ class PushedLayer:
 
         Returns:
             (rows, weights, index, batch): a row for each token that a rank could have sent (P, H), zero where it did not, their
-            weights (P, K), their experts (P, K), and the PushedBatch for `combine`. A choice that another rank serves has
+            weights (P, K), their experts (P, K), and the PushedRounds for `combine`. A choice that another rank serves has
             weight zero and an expert that is not on this rank.
         """
         push, packing = self.push, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
@@ -108,9 +106,9 @@ class PushedLayer:
             parts.append((torch.where(filled, rows, 0), torch.where(here_PK, weights_PK, 0).to(weights.dtype), experts_PK))
             rounds.append(came)
         joined = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
-        return joined[0], joined[1], joined[2], PushedBatch(rounds, len(joined[0]))
+        return joined[0], joined[1], joined[2], PushedRounds(rounds, len(joined[0]))
 
-    def combine(self, way: str, answers: torch.Tensor, batch: PushedBatch) -> torch.Tensor:
+    def combine(self, way: str, answers: torch.Tensor, batch: PushedRounds) -> torch.Tensor:
         """Sends the experts' results (P, H) back to the tokens' ranks; returns (N, H), their sums. A collective call."""
         rows = [len(came.rows) for came in batch.rounds]
         of_rounds = zip(batch.rounds, answers.contiguous().split_with_sizes(rows), strict=True)
@@ -163,10 +161,13 @@ def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
     index = (3 * token_N1 + columns[: row.top_k]) % (len(layer.rank_E) - 1)
     hidden = ((token_N1 + columns) % 8).to(row.dtype)
     ranks_N = torch.zeros(len(hidden), layer.push.ranks + 1, device=engine.device).scatter_(1, layer.rank_E[index], 1.0).sum(1)
+    wrong = []  # said after all ways, in which all ranks take part
     for way in PUSHES:
         rows, _, _, batch = layer.dispatch(way, hidden, torch.ones_like(index, dtype=torch.float32), index.int(), len(hidden))
         if not torch.equal(layer.combine(way, rows, batch), hidden * ranks_N[:, None].to(row.dtype)):
-            raise RuntimeError(f"expected {way} to bring back what was sent, found other values")
+            wrong.append(way)
+    if wrong:
+        raise RuntimeError(f"expected {wrong[0]} to bring back what was sent, found other values")
 
 
 def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:
@@ -186,16 +187,8 @@ def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> Make
         if set(linked_R) == {"True"}:
             return lambda size: device_memory(group, size, f"cuda:{device}")
     elif on_one_host and os.environ.get("TRITON_INTERPRET") == "1":
-        return partial(_shared_memory, transport)
+        return partial(processes_memory, transport.gather, transport.rank, transport.ranks)
     return "expected GPUs of one machine that NVLink connects, each to each, found others"
-
-
-def _shared_memory(transport: Transport, size: int) -> SymmetricMemory:
-    """Memory of CPUs, for Triton's interpreter."""
-    with tempfile.TemporaryDirectory(prefix="aurora-") as folder:
-        memory = shared_memory(Path(told(transport, folder)[0]), transport.rank, transport.ranks, size)
-        told(transport, "")  # before the folder goes, whose files stay mapped
-    return memory
 
 
 def told(transport: Transport, text: str) -> list[str]:

@@ -256,7 +256,7 @@ class ResumingProxy:
                 return web.Response(status=status, body=text, content_type=kind)
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        """Streams an answer."""
+        """Streams an answer, which is among the `streams` of changes while it is under way."""
         stream = ResumedStream(request.path, body, self._context)
         self._changes.streams.add(stream)
         try:

@@ -25,7 +25,7 @@ from aurora_vllm.alltoall_ways import MESSAGES, STOCK, EngineAllToAll, Slots, ti
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
-from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, MakeMemory, PushedBatch, PushedLayer, pushed_layers
+from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, MakeMemory, PushedLayer, PushedRounds, pushed_layers
 from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
@@ -52,7 +52,7 @@ class LayerInFlight:
     experts_from: Mark | None  # when the layer's experts began to compute; None unless it is recorded
     way: str = MESSAGES  # of its all-to-all
     most_tokens: int = 0  # of any rank
-    batch: DispatchedBatch | PushedBatch | None = None  # the dispatched batch; None before dispatch and after combine
+    batch: DispatchedBatch | PushedRounds | None = None  # the dispatched batch; None before dispatch and after combine
     index: torch.Tensor | None = None  # index and weights: (P, K), experts and weights of the dispatched rows
     weights: torch.Tensor | None = None
     exchanged: bool = False  # whether aurora performed the layer's all-to-all
@@ -320,7 +320,7 @@ class WorkerIntegration:
                 f"found {len(answers)}"
             )
         in_flight.batch, in_flight.exchanged = None, True
-        if isinstance(batch, PushedBatch):
+        if isinstance(batch, PushedRounds):
             return self._pushed_of_layer[in_flight.layer].combine(in_flight.way, answers, batch)
         self._record_experts(in_flight)
         self.time_slices.release_gpu()

@@ -130,7 +130,7 @@ class OrderedPush:
         lanes: programs of a launch.
         stages: most stages of an order; None: as many as orders have that do not split a pair's rows.
         timeout_s: seconds after which a peer that does not answer is lost, at least.
-        experts: most experts of a rank, whose choices are counted too (`aurora.runtime.transports.pushed_batch`).
+        experts: most experts of a rank, whose choices are counted too (`aurora.runtime.pushed_batch`).
         lock_step: whether ranks share one stream: an exchange sends, and `receive` waits once all ranks have sent. Orders are
             not gated then.
 

@@ -23,7 +23,7 @@ Tokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # hidden states (N, H)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of hidden states: sums are taken in float32
 
 
-class PushedLayerBatch:
+class PushedBatch:
     """One batch of a layer over ordered push; making it queues the dispatch. Then come `compute` and `combined`.
 
     Args:
