@@ -3,6 +3,7 @@
 What it has imported is no garbage: a rank that looked for some there would first copy all of that memory.
 """
 
+import atexit
 import gc
 import os
 import select
@@ -30,6 +31,18 @@ def _end_with(leader: int) -> None:
     os._exit(0)
 
 
+def _before_fork() -> None:
+    """Freezes what is there, and sees to it that this process ends without finalizers, in which Triton tells what it leaks."""
+    gc.freeze()
+    atexit.unregister(_end_at_once)
+    atexit.register(_end_at_once, os.getpid())  # the last to be registered is the first to run
+
+
+def _end_at_once(fork_server: int) -> None:
+    if os.getpid() == fork_server:
+        os._exit(0)
+
+
 if sys.platform == "linux" and sys.orig_argv[-1].startswith("from multiprocessing.forkserver import main"):
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    os.register_at_fork(before=gc.freeze)
+    os.register_at_fork(before=_before_fork)
