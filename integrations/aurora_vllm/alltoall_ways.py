@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
-from aurora.runtime.order_calibration import OrderCalibration, calibrate_calls
 
-MESSAGES, STOCK = "ordered messages", "vLLM's own"  # beside PUSHES
+if TYPE_CHECKING:
+    from aurora.runtime.order_calibration import OrderCalibration
+
+MESSAGES, STOCK = "ordered messages", "vLLM's own"
+PUSHES = UNORDERED, ORDERED, GATED = "unordered push", "ordered push", "gated push"  # as in DELIVERY
 TOKENS = (1, 8, 64, 512, 4096)  # of a rank, for which ways are timed, and the engine's most
 REPEATED = 8  # exchanges that are timed in a row on a GPU, where one is short
 Slots = tuple[tuple[int, ...], ...]
@@ -49,6 +52,8 @@ def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping
         engine: what is carried.
         exchange_of: by way, what performs it; the last way is kept unless another one is faster.
     """
+    from aurora.runtime.order_calibration import calibrate_calls
+
     slots_G, row, device = next(iter(engine.slots_LG.values())), engine.row, engine.device
     experts, rng = sum(map(len, slots_G)), torch.Generator().manual_seed(transport.rank)
     tokens_C = [*(tokens for tokens in TOKENS if tokens < engine.most_tokens), engine.most_tokens]

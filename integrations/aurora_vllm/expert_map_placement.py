@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,10 +16,12 @@ from aurora.runtime.live_placement import LivePlacement
 from aurora.types import Cluster, ControlOptions, Exchange, Network, Op, Order, Placement, Profile
 from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
-from aurora_vllm.pushed_alltoall import PushedLayer
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
 from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
+
+if TYPE_CHECKING:
+    from aurora_vllm.pushed_alltoall import PushedLayer
 
 LOG = logging.getLogger("vllm.aurora")
 
@@ -42,7 +45,7 @@ class ExpertSlots:
         weights: Sequence[torch.Tensor],
         maps: Sequence[torch.Tensor],
         orders: tuple[Order, Order] | None,
-        alltoalls: Callable[[], Sequence[LayerAllToAll | PushedLayer]],
+        alltoalls: "Callable[[], Sequence[LayerAllToAll | PushedLayer]]",
     ) -> None:
         self._held, self._maps, self._alltoalls = tuple(held), maps, alltoalls
         self._weights = {str(number): whole.detach() for number, whole in enumerate(weights)}

@@ -18,12 +18,11 @@ from aurora.moe.permutation import MessageFormat
 from aurora.moe.transport import Transport
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, processes_memory
 from aurora.types import Order, Plan
-from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
+from aurora_vllm.alltoall_ways import GATED, ORDERED, PUSHES, UNORDERED, EngineAllToAll, Slots
 
 if TYPE_CHECKING:
     from aurora.runtime.transports.push import Dispatched, OrderedPush
 
-PUSHES = UNORDERED, ORDERED, GATED = "unordered push", "ordered push", "gated push"  # as in DELIVERY
 BUFFER_BYTES = 1 << 29  # of a rank's buffer; larger batches take several rounds
 NAME_BYTES = 256  # of a name that ranks tell each other
 MakeMemory = Callable[[int], SymmetricMemory]

@@ -14,12 +14,11 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.moe.transport import ExchangeStep, Transport
-from aurora.planner.arbitration import slices_of
-from aurora.runtime.port_arbiter import PortArbiter, in_slices
 from aurora.types import Network, Order, SlicePolicy
 from aurora.types.arrays import IntArray
 
 if TYPE_CHECKING:
+    from aurora.runtime.port_arbiter import PortArbiter
     from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 
 
@@ -27,25 +26,27 @@ class TimeSlices:
     """This rank's use of its GPU, granted by a port arbiter.
 
     Args:
-        arbiter: port arbiter of this server on this GPU.
+        arbiter: port arbiter of this server on this GPU; None if no other server shares it.
         holds_between_layers: whether this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
             parallelism, because its ranks wait for each other there.
         slice_s: as of `SlicePolicy`.
     """
 
-    def __init__(self, arbiter: PortArbiter, holds_between_layers: bool, slice_s: float = float("inf")) -> None:
+    def __init__(
+        self, arbiter: "PortArbiter | None" = None, holds_between_layers: bool = False, slice_s: float = float("inf")
+    ) -> None:
         self.arbiter, self.holds_between_layers, self._slice_s = arbiter, holds_between_layers, slice_s
         self._holds_gpu = False
 
     def hold_gpu(self) -> None:
         """Waits until this server has the GPU, and keeps it until `release_gpu`."""
-        if not self._holds_gpu:
+        if self.arbiter is not None and not self._holds_gpu:
             self.arbiter.start_compute()
             self._holds_gpu = True
 
     def release_gpu(self) -> None:
         """Lets other servers compute. Does nothing if the GPU is not held."""
-        if self._holds_gpu:
+        if self.arbiter is not None and self._holds_gpu:
             self._holds_gpu = False
             self.arbiter.stop_compute()
 
@@ -64,6 +65,9 @@ class TimeSlices:
 
         A server that shares its port with no other does not wait for them.
         """
+        if self.arbiter is None:
+            yield
+            return
         with self.arbiter.exchange():
             yield
             if not self.arbiter.exclusive:
@@ -83,6 +87,10 @@ class TimeSlices:
             bytes_SGG: (S, G, G) bytes from each rank to each other in each exchange; only a single one is cut.
             network: the ports' rates.
         """
+        from aurora.planner.arbitration import slices_of
+        from aurora.runtime.port_arbiter import in_slices
+
+        assert self.arbiter is not None, "servers that share no port cut nothing"
 
         def exchange(sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> None:
             transport.exchange(order, sends, recvs, lambda *_event: None)

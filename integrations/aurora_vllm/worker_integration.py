@@ -17,15 +17,13 @@ import torch
 
 from aurora.io.engine_records import EngineRecord
 from aurora.moe.transport import Transport
-from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.types import Network
 from aurora.types.arrays import IntArray
 from aurora.types.plan import with_servers
-from aurora_vllm.alltoall_ways import MESSAGES, STOCK, EngineAllToAll, Slots, time_ways
+from aurora_vllm.alltoall_ways import MESSAGES, ORDERED, PUSHES, STOCK
 from aurora_vllm.layer_alltoall import DispatchedBatch, LayerAllToAll, order_of_batch
 from aurora_vllm.metrics import Metrics
 from aurora_vllm.plugin_status import PluginStatus
-from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, MakeMemory, PushedLayer, PushedRounds, pushed_layers
 from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
@@ -36,8 +34,10 @@ from aurora_vllm.worker_records import WorkerRecords
 if TYPE_CHECKING:
     from aurora.runtime.order_choice import WatchedExchanges
     from aurora.runtime.transports.push import OrderedPush
+    from aurora_vllm.alltoall_ways import EngineAllToAll, Slots
     from aurora_vllm.eplb_placement import EplbPlacement
     from aurora_vllm.expert_map_placement import ExpertMapPlacement
+    from aurora_vllm.pushed_alltoall import MakeMemory, PushedLayer, PushedRounds
     from aurora_vllm.watchdog import Watchdog
 
 LOG = logging.getLogger("vllm.aurora")
@@ -89,7 +89,7 @@ class WorkerIntegration:
         self.watchdog: Watchdog | None = None
         self.status: PluginStatus | None = None
         self.metrics: Metrics | None = None
-        self.time_slices = TimeSlices(thread_port_arbiters(1)[0], False)
+        self.time_slices = TimeSlices()
         self.live: EplbPlacement | None = None  # of EPLB's physical experts, if they follow the traffic
         self.moving: ExpertMapPlacement | None = None  # of experts that follow the traffic without EPLB
         self._row_share = row_share
@@ -320,7 +320,7 @@ class WorkerIntegration:
                 f"found {len(answers)}"
             )
         in_flight.batch, in_flight.exchanged = None, True
-        if isinstance(batch, PushedRounds):
+        if not isinstance(batch, DispatchedBatch):
             return self._pushed_of_layer[in_flight.layer].combine(in_flight.way, answers, batch)
         self._record_experts(in_flight)
         self.time_slices.release_gpu()
@@ -354,6 +354,8 @@ class WorkerIntegration:
         auto = settings.order == "auto" and served.plan is not None
         ways = [MESSAGES] if auto and (engine is None or not engine.graphs) else []
         if engine is not None and not isinstance(memory, str) and (auto or served.order == "push"):
+            from aurora_vllm.pushed_alltoall import pushed_layers
+
             made = pushed_layers(self.transport(), memory, engine, served.plan)
         if isinstance(made, tuple):
             self._push, self._pushed_of_layer = made
@@ -375,6 +377,7 @@ class WorkerIntegration:
 
     def _keep_fastest(self, engine: EngineAllToAll, ways: Sequence[str]) -> None:
         """Times these ways of all-to-alls and vLLM's own, and keeps those that are the fastest for some number of tokens."""
+        from aurora_vllm.alltoall_ways import time_ways
 
         def exchange(way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> None:
             with self.moe_layer(next(iter(engine.slots_LG)), index, False):

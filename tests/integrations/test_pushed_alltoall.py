@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm import alltoall_ways, pushed_alltoall
-from aurora_vllm.alltoall_ways import EngineAllToAll
-from aurora_vllm.pushed_alltoall import ORDERED, PUSHES, memory_of_peers, pushed_layers
+from aurora_vllm.alltoall_ways import ORDERED, PUSHES, EngineAllToAll
+from aurora_vllm.pushed_alltoall import memory_of_peers, pushed_layers
 from aurora_vllm.settings import Settings
 from aurora_vllm.worker_integration import WorkerIntegration
 
@@ -193,7 +193,7 @@ def test_push_is_vllms_own_where_there_are_no_peers(memory, monkeypatch):
     integration.peers_memory = memory or (lambda _size: None)
     integration.connect(lambda: None)
     monkeypatch.setattr("aurora_vllm.worker_integration.Metrics", lambda *_: None)
-    monkeypatch.setattr("aurora_vllm.worker_integration.pushed_layers", lambda *_: ("push", {0: "pushed"}))
+    monkeypatch.setattr("aurora_vllm.pushed_alltoall.pushed_layers", lambda *_: ("push", {0: "pushed"}))
     row = MessageFormat(WIDTH, TOP_K, torch.float32)
     engine = EngineAllToAll(lambda *_: None, {0: ((0,), (1,))}, row, 8, True, torch.device("cpu"))
     integration.begin_serving(None, "m", {0: 0}, None, engine)
