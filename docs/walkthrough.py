@@ -52,22 +52,23 @@ def page() -> str:
     check_plan(made)
     parts = [
         "# A walk through one plan",
-        "Four GPUs, eight experts, one layer: every array on the way from `tokens_TLSE` to the trace. Each step is one "
-        "function, named with its file; `plan` in `aurora/planner/plan.py` calls them in this sequence. "
-        "`python docs/walkthrough.py` writes this page, and a test compares it with what the code returns.",
+        "Four GPUs, eight experts, one layer: every array on the way from the traffic to the simulated trace. Each step is one "
+        "function, named with its file. `make_plan` in `aurora/planner/plan.py` performs the steps from Options to Check. "
+        "The unit us is a microsecond. `python docs/walkthrough.py` writes this page, and a test compares it with what the "
+        "code returns.",
         "Array names end in their axes: T windows, L layers, S source ranks, E experts, G GPUs, W scenarios; the "
         "[glossary](glossary.md) lists all letters.",
         *step(
             "Traffic",
             type(profile),
-            "(token, expert) pairs by window, layer, source rank and expert. Source rank g sits on GPU g; "
-            "a token chooses two experts.",
+            "counts (token, expert) pairs by window, layer, source rank and expert. Source rank g is on GPU g. "
+            "A window is one forward pass here. A token chooses two experts.",
             **{"tokens_TLSE[:, 0]": profile.tokens_TLSE[:, 0]},
         ),
         *step(
             "Options",
             resolve,
-            'every "auto" becomes the name of a strategy, by the scenario: one model, equal GPUs.',
+            'replaces every "auto" by the name of a strategy, which follows from the scenario: one model on equal GPUs.',
             place=options.place,
             assign=options.assign,
             aim=options.aim,
@@ -76,30 +77,33 @@ def page() -> str:
         *step(
             "Forecast",
             layer_forecast,
-            "two windows are a sample: shares of experts are shrunk as far as chance alone would spread "
-            "them. The placement is made for the forecast, and compared with others on draws from it.",
+            "estimates the traffic of windows to come. Two windows are a small sample, so the experts' shares are shrunk "
+            "towards equal shares, as far as chance alone would spread them. The placement is made for the forecast, and "
+            "compared with others on draws from it.",
             recorded_E=profile.load_LE[0] / profile.windows,
             forecast_E=layer_forecast([profile], 0, False).expected_WSE.sum(axis=(0, 1)) / profile.windows,
         ),
         *step(
             "Costs",
             Exclusive.costs,
-            "what each rank sends to each expert in each scenario that counts, here each window, and what "
-            "an expert's tokens take on a GPU.",
+            "returns the pairs that each rank has for each expert in each scenario, here each window, and the seconds that "
+            "an expert's tokens take on each GPU.",
             own_WGE=costs.own_WGE,
             **{"expert_s_WGE[0, 0] in us": costs.expert_s_WGE[0, 0] * 1e6},
         ),
         *step(
             "Placement",
             Exclusive.place,
-            "balanced groups of two experts, then a search that swaps experts while the slowest GPU of a phase gets faster.",
+            "makes balanced groups of two experts. Then a search swaps and moves experts as long as that shortens the layer. "
+            "`slots_LG[0]` has the experts of each GPU.",
             **{"slots_LG[0]": str(placement.slots_LG[0])},
         ),
         *step(
             "Price",
             Exclusive.price,
-            "Eq. 1 of Aurora: the slowest gate and dispatch, then the slowest experts and combine, then the "
-            "slowest aggregation. The price is the mean over the windows; the phases are of both windows together.",
+            "adds up Eq. 1 of Aurora: max(gate + dispatch) + max(experts + combine) + max(aggregation), each over GPUs. The "
+            "price is the mean over the windows. The phases below are the sums of both windows. The overhead of the expert "
+            "kernel, which no placement changes, counts with the aggregation.",
             **{
                 "gate_G in us": times.gate_G * 1e6,
                 "dispatch_G in us": times.dispatch_G * 1e6,
@@ -112,22 +116,22 @@ def page() -> str:
         *step(
             "Bound",
             Exclusive.bound,
-            "a linear program over all placements, with replicas where slots are left: no placement takes "
+            "solves a linear program over all placements, with replicas where slots are left. No placement takes "
             "less. The gap is price / bound - 1.",
             **{"bound in us": made.bound_s * 1e6, "gap": made.gap},
         ),
         *step(
             "Rows",
             exchange_rows,
-            "rows that each GPU (row) sends to each other (column) in the dispatch, both windows as one; what "
-            "stays on its GPU is not sent.",
+            "counts the rows, one for each (token, expert) pair, that each GPU (down) sends to each other GPU (across) in the "
+            "dispatch, summed over both windows. A token stays where its expert is on its own GPU.",
             **{"rows_SGG[0]": rows_SGG[0]},
         ),
         *step(
             "Order",
             both_ways,
-            "in which sequence pairs of GPUs send, so that ports never idle: sender, receiver. The combine goes "
-            "the reversed way.",
+            "finds the sequence in which pairs (sender, receiver) of GPUs send. Here it reaches the bound. The combine sends "
+            "the reversed pairs in the reversed sequence.",
             **{
                 "pairs_X2": dispatch.pairs_X2,
                 "makespan in us": schedule.makespan_s * 1e6,
@@ -143,7 +147,8 @@ def page() -> str:
         *step(
             "Program",
             compile_plan,
-            "the operations of each rank, in order. An order holds no sizes, so that it serves any batch.",
+            "returns the operations of each rank, in sequence. At `counts`, ranks tell each other how many tokens they are "
+            "about to send. An order holds no sizes, so it serves any batch.",
             operations=[
                 type(op).__name__ + f"({getattr(op, 'phase', None) or op.name!r})" for op in compile_plan(made).ops_ML[0][0]
             ],
@@ -151,7 +156,8 @@ def page() -> str:
         *step(
             "Trace",
             simulate_plan,
-            "the program in the simulator, one window after the other. The first window on GPU 0:",
+            "simulates the program, one window after the other. In a trace the overhead of the expert kernel is part of the "
+            "phase `expert`. The first window on GPU 0:",
             **{"phase, peer, start and end in us": rows_of(trace, 0)},
         ),
     ]

@@ -201,7 +201,7 @@ def compare_over_grid(
     ways: Sequence[str] = WAYS,
     progress: Progress = untold,
 ) -> list[GridCell]:
-    """Simulates each way at each combination of skews, bandwidths and batches, batches fastest.
+    """Simulates each way at each combination of skew, bandwidth and batch; in the result the batch varies fastest.
 
     Args:
         cluster, profiles, steps, seed, ways: as in `compare_ways`.

@@ -46,7 +46,7 @@ LEAST_WEIGHTS = 4  # the smallest weight is at most this
 
 
 def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOptions]:
-    """Returns the options of each candidate plan; but for the objective "simulated" these are the only one.
+    """Returns the options of each candidate plan: the given ones alone, unless their objective is "simulated".
 
     For several models the candidates are every objective with every colocation of COLOCATIONS, for one model every placement of
     EXCLUSIVE_PLACES. A strategy that `options` name is kept.

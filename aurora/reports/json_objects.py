@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 def fields_json(found: Any, names: str) -> Found:
-    """Returns the attributes of `found` that `names`, with spaces between, names."""
+    """Returns the attributes of `found` that `names` lists, separated by spaces."""
     return {name: getattr(found, name) for name in names.split()}
 
 

@@ -210,7 +210,7 @@ class RunResult:
 
     Args:
         answers_M: every request's answer, by model.
-        seconds: serving time of the whole run.
+        seconds: serving time of the whole run, without `start_s`.
         trace: the measured trace.
         transport: name of the transport.
         calibration: which order was the fastest at which size before serving; None unless it was measured.
@@ -219,7 +219,7 @@ class RunResult:
         changes: the changes of membership; empty unless `options.survive`.
         failure: why not all requests are answered; None: all are.
         start_s: seconds before serving: processes start, models are loaded, orders are measured.
-        trace_from_s: since when the trace has events, in its seconds, if it lacks earlier ones; None: it has all.
+        trace_from_s: second of the trace from which on it has all events, if earlier ones are missing; None: none are.
     """
 
     answers_M: tuple[Answers, ...]

@@ -60,7 +60,12 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def options(way: ServingWay, file: Path) -> dict[str, Any]:
-    """Returns the content of the options file that the command names."""
+    """Returns the settings of `options.yaml`, the file that `launch` passes to trtllm-serve.
+
+    Args:
+        way: the way of serving.
+        file: the placement, for ways that place experts by a plan.
+    """
     layout = way.layout
     found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
     if layout.expert > 1:
@@ -79,7 +84,7 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
 
 def files(way: ServingWay, file: Path) -> dict[str, str]:
-    """Returns the options file that the command names."""
+    """Returns the text of `options.yaml` under its name; arguments as in `options`."""
     return {OPTIONS: str(yaml.safe_dump(options(way, file), sort_keys=False))}
 
 

@@ -55,7 +55,7 @@ FAST = {"nnan", "nsz"}  # infinities keep their meaning
 
 
 class DenseSchedule(NamedTuple):
-    """Transfers by start, with one partner at a time."""
+    """A schedule in which each port serves one partner at a time; its rows are sorted by start."""
 
     pairs_X2: IntArray  # (source, destination)
     span_s_X2: FloatArray  # start and end in seconds
@@ -106,7 +106,9 @@ def search(
 
 
 def relieved(seconds_GG: FloatArray, bound_s: float, known: DenseSchedule) -> DenseSchedule:
-    """Returns the shortest of dense schedules of which each puts ports first that ended late in those before it, or `known`.
+    """Returns the shortest dense schedule found by squeaky-wheel optimisation, or `known` if that is not longer.
+
+    Each schedule gives a higher priority to the ports that ended late in the schedules before it.
 
     Args: as in `search`.
 

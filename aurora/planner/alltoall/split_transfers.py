@@ -36,13 +36,19 @@ ENOUGH = 5e-4  # above the bound, as a share of it: nearer is not searched for
 
 
 def matched_rounds(seconds_GG: FloatArray, bound_s: float, rng: np.random.Generator) -> DenseSchedule | None:
-    """Returns the shortest schedule found in which each rank has a partner in each of n - 1 rounds; None if none is tried.
+    """Returns the shortest schedule found that gives each of n ranks a partner in each of n - 1 rounds.
+
+    Returns None below three ranks, or if the longest transfer takes more than MOST_SPREAD times the shortest one.
 
     There are no barriers: a transfer starts when both of its ports have ended the one before. Each round is the perfect
-    matching of least cost of the pairs that are left. A wait costs the square of its share of the port's slack, which is the
-    time that the port can lose without passing the bound; so the ports with the largest load hardly wait. Ends off a pace that
-    all ports share cost too, so that ports stay close together and later rounds find partners that are free at the same time.
-    The costs of all tries but the first have noise.
+    matching of least cost among the pairs that are left. The cost of a pair has two terms:
+
+    - The wait of a port, squared, relative to its slack: the time that the port can lose without passing the bound. So the
+      ports with the largest load hardly wait.
+    - How far the transfer's end is from number of rounds x bound / (n - 1), the pace of all ports. So ports end a round at
+      about the same time, and later rounds find free partners.
+
+    The first try is deterministic; the others add noise to the costs.
 
     Args:
         seconds_GG: (G, G) float64, how long each transfer takes alone.
@@ -206,9 +212,9 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
     If transfers take about as long, rounds of matchings are tried too. It takes tens of milliseconds.
 
     Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
-    is above the bound, up to open_shop.MOST_CUTS pairs go in two parts, as long as each further message saves WORTH of the
-    bound, start-ups counted. The result is never longer than without cuts, and seldom has more than one or two. `openshop`
-    always sends one message a pair, as this does where `CutShop.tight` says so.
+    is above the bound, up to open_shop.MOST_CUTS pairs are cut in two messages, as long as each further message saves WORTH of
+    the bound, start-ups counted. The result is never longer than without cuts, and seldom has more than one or two. Where
+    `CutShop.tight` is true, nothing is cut.
 
     Args: as in `registry.OrderStrategy`.
     """
@@ -307,11 +313,12 @@ def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSche
 
 
 def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """Shortens a schedule by sending up to MOST_CUTS pairs in two parts each; every further message saves WORTH of the bound.
+    """Shortens a schedule by cutting the transfers of up to MOST_CUTS pairs in two messages each.
 
-    For each of many drawn priorities it cuts, one after the other, the transfer whose cut shortens the schedule most: a
-    transfer that keeps a partner from the port that ends last, cut at the instant at which that port begins to wait. Start-ups
-    count for each part. Deterministic for the state of rng.
+    Each further message must save WORTH of the bound. For each of many drawn priorities, cuts are made one after the other,
+    each time the one that shortens the schedule most. A candidate is a transfer that blocks a port which ends last: it occupies
+    a partner for which that port waits, and is cut at the instant at which the wait begins. Each part pays the start-up.
+    Deterministic for the state of rng.
 
     Args:
         shop: the all-to-all.

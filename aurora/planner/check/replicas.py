@@ -75,7 +75,7 @@ def check_resilient(made: ResilientPlacement, failure_domains: FailureDomains, g
     Args:
         made: the placement.
         failure_domains: nodes, their slots and the odds that they fail.
-        guaranteed: check also that every expert is on `min_replicas` nodes and failure domains, or on all.
+        guaranteed: check also that every expert is on `min_replicas` nodes and failure domains, or on all if fewer exist.
 
     Raises:
         BrokenPlan: if any of this fails.

@@ -18,7 +18,7 @@ ROUNDING = 1e-12  # relative error of a sum of floats that cancel
 
 
 def port_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G,) float64, the longer of the seconds in which each GPU sends, and receives, all its bytes."""
+    """Returns (G,) float64 seconds in which each GPU sends or receives all its bytes, whichever takes longer."""
     return _port_seconds(bytes_GG, network.out_Bps_G, network.in_Bps_G)
 
 

@@ -257,14 +257,14 @@ def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders:
     """Returns (R, E) float64: a lower bound on expert e's part of the tokens that GPUs receive, if R GPUs hold it.
 
     A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
-    `_shared_GE`. Neither the tokens that start elsewhere nor what they have in common with other experts on R GPUs depend on
-    which GPUs these are by more than the largest and the smallest counts say.
+    `_shared_GE`. The bound holds for any R GPUs: it assumes that as many of e's tokens start there as on any R GPUs, and as few
+    of those that e has in common with another expert.
 
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
         top_k: experts per token.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        holders: R at most.
+        holders: the largest R.
     """
     own_GE = np.diagonal(counts_SEE, axis1=1, axis2=2)
     total_E, total_EE = own_GE.sum(axis=0), _others(counts_SEE.sum(axis=0))

@@ -125,7 +125,7 @@ class Tables(NamedTuple):
         held_G: (G,) int64, how many experts each GPU holds.
         work_s_G: (G,) seconds of the experts on each GPU.
         total_ES: (E, S) int64, tokens of each expert by source.
-        hits_VG: (V, G) uint8, how many of a distinct token's experts sit on each GPU.
+        hits_VG: (V, G) uint8, how many experts of each distinct token (see `Tokens`) sit on each GPU.
         rows_SG: (S, G) int64, deduplicated tokens from each source to each GPU.
         joint_ESG: (E, S, G) int64, tokens of an expert for which the GPU holds another of the token's experts.
         sole_EES: (E, E, S) int64, tokens that choose both experts and have no other expert on the first one's GPU.

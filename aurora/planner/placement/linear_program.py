@@ -177,11 +177,11 @@ class PhaseProgram(NamedTuple):
 
 
 def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
-    """Returns the linear program of a layer.
+    """Builds the linear program whose optimum is a lower bound on a layer's seconds over all placements.
 
     Args:
         layer: one layer in W scenarios.
-        least_YW: (2, W) seconds that each phase takes at least.
+        least_YW: (2, W) lower bounds in seconds on the two phases: gate with dispatch, and experts with combine.
     """
     gpus, experts, sums, scenarios = layer.part_s_GEXW.shape
     unit_s = float(layer.base_s_GXW.max() + layer.part_s_GEXW.max()) or 1.0

@@ -290,7 +290,7 @@ class SurvivalAim(NamedTuple):
 
 
 class SwapState(NamedTuple):
-    """A placement during the search. The last row of arrays by expert stands for empty slots."""
+    """The placement that `swap_local_search` changes. Row E of arrays with E + 1 rows stands for empty slots."""
 
     expert_X: Any  # (X,) int64, the expert in each slot; the number of experts for an empty slot
     domain_X: Any  # (X,) int64, the domain of each slot

@@ -27,7 +27,7 @@ class PlacedModels:
         assignment_bound_s: lower bound on `objective_s` for all assignments of these groups of experts to GPUs; None where
             experts have replicas, or several scenarios count.
         unseen_s: seconds to be expected on traffic that the profiles hold no record of; None if not estimated.
-        slot_gain: by what share these would fall with one more slot on each GPU; None if memory has none, or not estimated.
+        slot_gain: share of `unseen_s` that one more slot on each GPU would save; None if memory has none, or not estimated.
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
         hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
         notes: remarks for the plan.

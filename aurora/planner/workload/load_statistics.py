@@ -104,7 +104,10 @@ def rounds_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: int) -> FloatArray:
-    """Returns (B, L, E) float64 tokens in B resamples: as many tokens as there are, drawn by each layer's shares."""
+    """Returns (B, L, E) float64 tokens in B resamples: each layer's tokens drawn one by one from its experts' shares.
+
+    Every resample of a layer has as many tokens as the layer. rounds_ULSE is what `rounds_of` returns.
+    """
     load_LE = rounds_ULSE.sum(axis=(0, 2))
     drawn_LBE = [
         rng.multinomial(int(load_E.sum()), share_E, size=replicates)

@@ -62,7 +62,7 @@ def kept_apart(connection: socket.socket) -> bool:
 
 @contextmanager
 def marked_urgent() -> Iterator[None]:
-    """Context manager that marks the packets of all connections made within as URGENT_TOS, but for `watched` ones."""
+    """Context manager that sets the type of service of connections made within to URGENT_TOS, except `watched` ones."""
     before = open_sockets()
     yield
     for connection in connected(number for inode, number in open_sockets().items() if inode not in before):

@@ -345,7 +345,7 @@ class WorkerStartup:
 
 
 def process_number(parallel: Any) -> int:
-    """Returns this worker's number among those of all data-parallel replicas, by vLLM's ParallelConfig."""
+    """Returns this worker's global rank, counted through all data-parallel replicas, from vLLM's ParallelConfig."""
     if parallel.distributed_executor_backend == "external_launcher":  # one engine for each of torchrun's ranks
         return int(parallel.rank)
     return int(parallel.data_parallel_rank * parallel.world_size + parallel.rank)
