@@ -9,7 +9,7 @@
 | an engine's placement; its recorded routing | engine_placements; routing_dumps |
 | records of our vLLM plugin, a file a rank (.npz) | engine_records |
 | tokens of a run while it serves (.jsonl) | journals |
-| traffic matrix of an all-to-all, loads of experts (.csv, .npy) | files |
+| traffic matrix of an all-to-all, tokens of each expert (.csv, .npy) | files |
 | prompts (.txt, .jsonl) | prompts |
 
 `files` has the containers (JSON, TOML, npz), the schemas of all formats, and the atomic write.
@@ -70,15 +70,16 @@ def load(path: str | Path) -> Cluster | Profile | Plan | Trace | ComputeCurves: 
 @overload
 def load(path: str | Path, kind: type[_Kind]) -> _Kind: ...
 def load(path: str | Path, kind: type[Any] | None = None) -> Any:
-    """Reads what `save` or a command wrote, or a cluster that people write.
+    """Reads a file that `save` or an aurora command wrote, or a cluster file that was written by hand.
 
     Args:
         path: a cluster (.toml), a plan (.json), or a profile, a trace or compute curves (.npz). A name without a suffix is one
             of the clusters that come with the package, such as "demo-4" or "paper-mixed-8".
-        kind: the class that the value must have, such as `aurora.Profile`, which type checkers then know; None: any class.
+        kind: the class that the value must have, such as `aurora.Profile`; type checkers take it as the type of the result.
+            None: any class.
 
     Returns:
-        The value, checked; plans are replayed by the checker.
+        The value, validated. A plan is also replayed by `check_plan`.
 
     Raises:
         BadInput: if the file is missing, damaged, or of another kind, format or schema.

@@ -167,7 +167,7 @@ def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
 
     Args:
         fabric: the fabric.
-        gpus: the cluster's GPUs, by rank. Servers that are not their nodes are written GPU by GPU.
+        gpus: the cluster's GPUs, by rank. If the fabric's servers are not the GPUs' nodes, the server of each GPU is written.
     """
     if fabric.nic_Bps is not None:
         nodes = sorted({gpu.node for gpu in gpus})

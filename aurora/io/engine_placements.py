@@ -1,8 +1,8 @@
 """Placements in the formats of serving engines: vLLM, SGLang, EPLB, TensorRT-LLM and vllm-ascend.
 
-All number physical experts: slot p of a layer is on GPU p // (slots per GPU), so all GPUs have equally many slots in all
-layers. A GPU that holds fewer experts is filled with further replicas. Engines divide an expert's tokens evenly over its
-replicas, so an uneven split is lost in an export.
+All of them number the slots of a layer: slot p is on GPU p // (slots per GPU). So every GPU has equally many slots in every
+layer, and an export fills a GPU that holds fewer experts with further replicas. Engines divide an expert's tokens evenly over
+its replicas, so an export loses an uneven split.
 
 Sources, whose readers the tests repeat: SGLang v0.5 `srt/eplb/expert_location.py` (`--init-expert-location`); EPLB `eplb.py`
 (`phy2log`); TensorRT-LLM v1.2 `llmapi/llm_args.py` (`MoeLoadBalancerConfig`) and `fused_moe`; vllm-ascend v0.23
@@ -37,11 +37,14 @@ class PlacementFormat:
     """An engine's file format of placements.
 
     Attributes:
-        read: called with the file; returns the experts in the slots of each layer, of all GPUs or GPU by GPU.
-        write: called with (slots, equally many on every GPU; numbers of the dense layers); returns the file's text.
+        read: called with the file; returns for each layer the experts in its slots: one list for all GPUs, or a list per GPU.
+        write: called with the slots by layer and GPU (equally many on every GPU) and the numbers of the decoder layers without
+            experts; returns the file's text.
         suffix: suffix of the file's name that the engine expects; empty: any.
-        by_decoder: whether layers have the model's numbers, and not their sequence among those with experts.
-        without_mtp: what the engine does without the rows of multi-token prediction.
+        by_decoder: True: layers are numbered as the model's decoder layers, so that the first MoE layer behind one dense layer
+            is 1. False: only layers with experts are counted, from 0.
+        without_mtp: end of a sentence for users: what the engine does because the file has no rows for the layers of
+            multi-token prediction (MTP).
     """
 
     read: Callable[[Path], Rows]
@@ -53,11 +56,11 @@ class PlacementFormat:
 
 @dataclass(frozen=True)
 class Import:
-    """A placement as an engine's file has it.
+    """A placement that was read from an engine's file.
 
     Attributes:
         placement: the placement.
-        remarks: sentences on what the file has and the placement has not.
+        remarks: sentences for users about parts of the file that the placement leaves out.
     """
 
     placement: Placement
@@ -66,14 +69,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Export:
-    """A placement as an engine's file, and what the engine makes of it.
+    """The text of an engine's placement file, and how the engine's placement will differ from the plan's.
 
     Attributes:
         text: the file's content.
-        redundant: physical experts of a layer beyond one for each expert.
-        added_LG: (L, G) int64, physical experts that the plan does not have and the engine's equal slots need.
-        off_by: the largest difference between an expert's share on a GPU in the plan and in the engine, from 0 to 1.
-        left_out: a sentence on what the engine may ask for and the file has not.
+        redundant: slots of a layer minus its experts.
+        added_LG: (L, G) int64, replicas that were added because the engine needs equally many slots on every GPU.
+        off_by: largest difference, from 0 to 1, between the part of an expert's tokens that a GPU serves in the plan and in the
+            engine.
+        left_out: a sentence for users about rows that the engine may expect and the file does not have.
     """
 
     text: str
@@ -96,10 +100,10 @@ def export_placement(
     Args:
         placement: the placement. GPUs with fewer experts than others get further replicas, see `filled`.
         form: one of PLACEMENT_FORMATS.
-        dense_layers: the model's numbers of its decoder layers without experts.
-        load_LE: (L, E), tokens of each expert; None: all alike.
+        dense_layers: numbers of the model's decoder layers without experts, such as (0,).
+        load_LE: (L, E), tokens of each expert, by which `filled` chooses the experts to replicate; None: equal loads.
         equal: whether the GPUs are equally fast.
-        path: the file that the text is for.
+        path: the file that the text is for; its suffix is checked. None: any.
 
     Raises:
         BadInput: if the format is unknown, or the engine would not read a file of that name.
@@ -130,8 +134,8 @@ def import_placement(
     Args:
         path: the file.
         form: one of PLACEMENT_FORMATS.
-        gpus: the number of GPUs, needed if the file does not say it.
-        dense_layers: the model's numbers of its decoder layers without experts.
+        gpus: the number of GPUs, required if the file does not tell it.
+        dense_layers: numbers of the model's decoder layers without experts, such as (0,).
         model: the model's sizes, which the placement must have; None: any.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Records of a serving engine's own traffic: one file per rank; the files of all ranks become a Profile."""
+"""Traffic and timings that the vLLM plugin records, one file per rank; `load_records` merges the files into a Profile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -36,13 +36,14 @@ class EngineRecord:
         other_bytes: bytes of all other weights.
         dense_layers: numbers of the decoder layers without experts.
         width: number of forward passes of a window, a power of two.
-        window_T: (T,) int64, ascending numbers of windows; window n has the `width` forward passes from pass width * n on.
-        tokens_TLE: (T, L, E) int64, (token, expert) pairs that started on this rank.
+        window_T: (T,) int64, ascending numbers of the recorded windows; window n has forward passes width * n up to, but not
+            including, width * (n + 1).
+        tokens_TLE: (T, L, E) int64, (token, expert) pairs of the tokens of this rank's requests.
         seconds_LP: (L, P) float64, seconds of each layer and phase in TIMED, summed over the timed passes.
         passes_L: (L,) int64, how many passes were timed.
-        gram_P33, target_P3: (P, 3, 3) and (P, 3) float64, for each of PHASES the normal equations of seconds = a + b x + c y
-            over timed passes, where x is the number of active experts (1 for other phases) and y the tokens. They can be
-            summed over ranks. In records of earlier versions a is zero.
+        gram_P33, target_P3: (P, 3, 3) and (P, 3) float64, for each of PHASES the normal equations of a least squares fit of
+            seconds = a + b x + c y to the timed passes. x is the number of active experts (1 in other phases), y the tokens.
+            Those of several ranks are added up. In records of earlier versions a is zero.
         most_P: (P,) int64, for each of PHASES the largest number of tokens of one pass.
     """
 
@@ -136,7 +137,8 @@ def load_records(folder: Path) -> Profile:
 def merged(records: Sequence[EngineRecord]) -> Profile:
     """Merge the records of all ranks into one Profile.
 
-    Each rank is a source. Windows are as wide as the widest of the records; empty windows are left out.
+    Each rank is a source rank. The profile's windows have as many forward passes as those of the record with the widest ones;
+    narrower windows are added up. Windows without tokens are left out.
 
     Args:
         records: one per rank, in any sequence.
@@ -208,10 +210,10 @@ def _curves(records: Sequence[EngineRecord]) -> dict[str, Curve]:
 
 
 def not_negative(gram_33: FloatArray, target_3: FloatArray) -> FloatArray:
-    """Returns the coefficients of a least squares problem, none of them negative.
+    """Returns (3,) float64, the coefficients of a least squares fit, constrained to be zero or more.
 
     Args:
-        gram_33: (3, 3) float64, the matrix of its normal equations.
+        gram_33: (3, 3) float64, the matrix of the normal equations.
         target_3: (3,) float64, their right-hand side.
     """
     if not gram_33.any():

@@ -1,6 +1,7 @@
-"""Every format's container: text, JSON, TOML, .npy and npz files, read without trust, written whole or not at all; locks.
+"""Containers of all file formats: text, JSON, TOML, .npy and npz. Readers trust no file; writers replace a file atomically.
 
-Users' own arrays are read here too: the traffic matrix of an all-to-all, and loads of experts (.csv without a header, or .npy).
+Users' own arrays are read here too: the traffic matrix of an all-to-all, and the tokens of each expert (.csv without a header,
+or .npy). `open_locked` keeps two processes from writing one file.
 """
 
 import fcntl
@@ -79,16 +80,16 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # of a model in the Hugging Face
 
 @contextmanager
 def naming(path: Path | str, form: str = "") -> Iterator[None]:
-    """Names a file in the errors of what reads it.
+    """Context manager for code that reads a file: puts the file's name into the errors that the code raises.
 
     Args:
         path: the file.
-        form: its form in words, such as "a placement", for contents whose keys, types or values are not of that form; empty:
-            such errors are bugs and pass.
+        form: the expected contents in words, such as "a placement". A KeyError, TypeError, ValueError or the like then means
+            malformed contents, and becomes a BadInput. Empty: such an error is a bug and passes unchanged.
 
     Raises:
-        AuroraError: raised inside, with the path before its message.
-        BadInput: if the file cannot be read, or its contents are not of that form.
+        AuroraError: as raised inside, with the path put before its message.
+        BadInput: if the file cannot be read, or its contents are malformed.
     """
     try:
         check_ends(path)
@@ -108,7 +109,7 @@ def naming(path: Path | str, form: str = "") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Returns on one line why contents are not of a form, by the error that they led to."""
+    """Returns in one line why a file's contents are malformed, from the exception that reading them raised."""
     said = " ".join(str(error).split())[:200]
     if isinstance(error, KeyError) and isinstance(error.args[0], str):
         return f"{said} is missing"
@@ -116,7 +117,10 @@ def reason(error: Exception) -> str:
 
 
 def check_ends(*paths: Path | str) -> None:
-    """Raises BadInput if to read a path may take for ever: a named pipe, a device, a socket. Pipes of the shell's pass."""
+    """Raises BadInput for a path whose reading may never end: a named pipe, a device or a socket.
+
+    Unnamed pipes that the shell passes, such as <(...), are allowed.
+    """
     with suppress(OSError, ValueError):  # reading says what is wrong
         for path in map(Path, paths):
             if path.exists() and not path.is_file() and not path.is_dir() and path.resolve().exists():
@@ -124,11 +128,14 @@ def check_ends(*paths: Path | str) -> None:
 
 
 def kind_of(path: Path, own: str = "") -> str:
-    """Returns in words what kind of file lies at a path, by its first bytes; of one of ours, by the format that it states.
+    """Returns in words the kind of a file, such as "a pickle" or "an aurora plan (JSON)", for error messages.
+
+    The kind follows from the first bytes, or from the format that a file of aurora states.
 
     Args:
         path: the file.
-        own: how the words of the kind that was expected, and is not as expected inside, begin.
+        own: the first words of the expected kind, such as "an .npy". If the file begins like one, it is damaged inside, and the
+            result says so. Empty: nothing is expected.
     """
     start = b""
     with suppress(Exception):  # zip, zlib, json and numpy raise many kinds for a file that is not theirs
@@ -155,7 +162,7 @@ def path_exists(path: Path) -> bool:
 
 
 def open_text(path: Path, newline: str | None = None) -> IO[str]:
-    """Opens a UTF-8 text file, with or without a byte order mark; call it in `naming`."""
+    """Opens a UTF-8 text file, with or without a byte order mark. Call it inside `naming`, which names the file in errors."""
     return path.open(encoding="utf-8-sig", newline=newline)
 
 
@@ -346,13 +353,13 @@ def check_keys(path: Path | str, where: str, found: Mapping[str, Any], known: se
 
 
 def typed(path: Path | str, where: str, found: Mapping[str, Any], key: str, kind: type[_Kind], default: Any = None) -> _Kind:
-    """Returns the value of a key in a table, or BadInput if it has another type. A whole number is also a number.
+    """Returns the value of a key in a table. Raises BadInput if it has another type; an int is accepted as a float.
 
     Args:
         path, where, found: as in `check_keys`.
         key: the key.
-        kind: one of SPOKEN.
-        default: the value of a table without the key.
+        kind: the type, one of the keys of SPOKEN.
+        default: the value if the table does not have the key; None: the key is required.
     """
     value = found.get(key, default)
     if type(value) is not kind and not (kind is float and type(value) is int):
@@ -380,9 +387,9 @@ def save_npz(path: Path, form: str, about: Mapping[str, Any], arrays: Mapping[st
 
 
 class NpzArrays(Mapping[str, NDArray[Any]]):
-    """The arrays of an open npz archive, each read when it is asked for; nothing is unpickled.
+    """The arrays of an open npz archive by name, each read when it is looked up. Pickled objects are refused.
 
-    Sizes are checked before anything of that size is read: an array unpacks to exactly what its shape says.
+    Before an array is read, its size in the archive must be what its shape and type say, and below MOST_BYTES.
 
     Args:
         archive: the open archive.
@@ -428,7 +435,10 @@ class NpzArrays(Mapping[str, NDArray[Any]]):
 
 
 def check_archive(archive: zipfile.ZipFile) -> None:
-    """Raises BadInput, before anything is unpacked, if members of an archive have one name, or unpack to far more than it."""
+    """Raises BadInput if two members of an archive share a name, or if unpacking would take too many bytes.
+
+    That is more than MOST_UNPACKED times the packed size, and more than LEAST_BOMB bytes. Nothing is unpacked for the check.
+    """
     infos = archive.infolist()
     names = [info.filename.removesuffix(".npy") for info in infos]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -439,7 +449,7 @@ def check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def check_size(what: str, declared: int, most: int | None = None) -> None:
-    """Raise BadInput if a declared size is above `most`; None: MOST_BYTES."""
+    """Raise BadInput if `declared` bytes are more than `most` (None: MOST_BYTES); `what` names the array in the message."""
     if declared > (most := MOST_BYTES if most is None else most):
         raise BadInput(f"{what}: declares {declared} bytes, expected at most {most}")
 
@@ -462,13 +472,14 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
 
     Args:
         path: the file.
-        readers: by name of each accepted format, a function called with (the header's scalars, arrays) that returns the value.
+        readers: for the name of each accepted format, a function that is called with the header's scalars and the arrays, and
+            returns the value.
 
     Returns:
         The value.
 
     Raises:
-        BadInput: if the file is missing, damaged, of another format or schema, or holds arrays that its format has not.
+        BadInput: if the file is missing, damaged, of another format or schema, or holds an array that the reader did not read.
     """
     what = " or ".join(readers)
     with naming(path), ExitStack() as stack:
@@ -495,10 +506,10 @@ def load_npz(path: Path, readers: Mapping[str, Callable[[dict[str, Any], Arrays]
 
 
 def open_locked(path: Path) -> io.FileIO:
-    """Opens a file to append to, which is made if it is not there. No other process can do so until it is closed.
+    """Opens a file for appending under an exclusive lock, and creates it if it is missing.
 
     Raises:
-        BadInput: if another process has it open so, or it cannot be written.
+        BadInput: if another process holds the lock, or the file cannot be written.
     """
     try:
         while True:

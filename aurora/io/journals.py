@@ -1,9 +1,10 @@
-"""Journals of answers (JSON lines, schema 2): tokens that a run has produced, on disk while it serves.
+"""Journals of answers (JSON lines, schema 2): the tokens that a run has produced so far, on disk, so that it can be resumed.
 
-The first line has `format`, `schema`, and what the run is of. Each other line has new tokens of one answer: numbers of `model`
-and `prompt`, `at` (the number of tokens before them), `tokens`, and whether the answer is `finished` by them. Every line ends
-with its `checksum`, a CRC-32 of it and of all lines before. Lines are only appended; the first one that is damaged or cut off,
-as by a full disk or a power cut, and those after it are left out. Schema 1 has no checksums.
+The first line has `format`, `schema`, and values that identify the run (`about` of JournalFile). Each other line has new tokens
+of one answer: the numbers of its `model` and `prompt`, `at` (how many tokens of the answer come before these), `tokens`, and
+`finished`, which is true if these are its last. Every line ends with its `checksum`, a CRC-32 of it and of all lines before.
+Lines are only appended. A reader stops at the first line that is damaged or cut off, as by a full disk or a power cut. Schema 1
+has no checksums.
 """
 
 import errno
@@ -29,7 +30,7 @@ LOG = logging.getLogger("aurora.run")
 
 @dataclass
 class JournalledAnswer:
-    """An answer in a journal.
+    """A model's answer to one prompt, as far as a journal has it.
 
     Args:
         tokens: its token ids so far.
@@ -51,21 +52,22 @@ def load_journal(path: Path) -> JournalledAnswers:
 class JournalFile:
     """Appends answers to a journal, and reads those of an earlier run that was interrupted.
 
-    A thread writes every SYNC_S seconds what is new, so that nobody waits for the disk. If the file cannot be written, the run
-    goes on: a warning says so once, and what is not written is written when it can be.
+    A thread of its own writes new tokens every SYNC_S seconds, so serving never waits for the disk. If writing fails, the run
+    goes on: it warns once, keeps the tokens in memory, and tries again.
 
     Args:
         path: the file.
-        about: what tells the run from others, as JSON values by name. With `answers`, a list by model of [number of prompts,
-            number of token ids, id that ends an answer or None], and `max_new_tokens`, what the file has must be answers of it.
-        resume: go on from the file if it is there; otherwise it must not be.
+        about: JSON values by name that identify the run; a file that is resumed must have the same. Two names also bound the
+            answers that the file may have: `answers`, for each model [number of prompts, number of token ids, id that ends an
+            answer or None], and `max_new_tokens`, the most tokens of an answer.
+        resume: True: go on from the file if it exists. False: the file must not exist.
 
     Attributes:
-        resumed: the answers that the file had.
+        resumed: the answers that the file had when it was opened.
 
     Raises:
-        BadInput: if the file cannot be used, is in use, is there without `resume`, is of a run with another `about`, or has
-            answers that this run cannot have given.
+        BadInput: if the file cannot be read or written, another process has it open, it exists without `resume`, its `about`
+            differs, or it has answers that this run cannot have given.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], resume: bool) -> None:
@@ -96,14 +98,14 @@ class JournalFile:
         self._thread.start()
 
     def add(self, model: int, prompt: int, at: int, tokens: Sequence[int], finished: bool) -> None:
-        """Adds new tokens of an answer, which come after its first `at`; finished: the answer is complete with them."""
+        """Adds new tokens to an answer that had `at` tokens before; `finished`: they are its last."""
         with self._lock:
             _, answer = self._new.setdefault((model, prompt), (at, JournalledAnswer()))
             answer.tokens += tokens
             answer.finished |= finished
 
     def close(self) -> None:
-        """Writes what is new and closes the file; one without answers is removed."""
+        """Writes the tokens that are not yet on disk and closes the file; removes a file without answers."""
         self._closed.set()
         self._thread.join()
         self._write()

@@ -96,7 +96,7 @@ def load_plan(path: str | Path, checked: bool = True) -> Plan:
 
     Args:
         path: the JSON file. Plans of older schemas are refused; they must be made again from their profiles.
-        checked: False leaves out the check, which runs compiled code, where it is made later.
+        checked: False skips `check_plan`, whose compiled code takes time to load; for callers that check the plan later.
 
     Raises:
         BadInput: if the file is missing, damaged, or of another format or schema.
@@ -132,7 +132,7 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Returns the sha256 of what a plan's file says, as hexadecimal digits."""
+    """Returns the SHA-256 of the contents of a plan's file, as hexadecimal digits; it tells one plan from another."""
     return _digest(_plan_to_json(plan))
 
 
@@ -294,7 +294,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {  # types of JSON values by the declared 
 
 
 def by_failures(p_K: FloatArray) -> dict[str, float]:
-    """Returns probabilities p_K (K,) as a dict; the keys "1", "2", ... are numbers of failures."""
+    """Returns the survival probabilities after 1, 2, ... failures, p_K (K,), as a dict with keys "1", "2", ..."""
     return {str(failures): p for failures, p in enumerate(p_K.tolist(), 1)}
 
 

@@ -82,7 +82,7 @@ def curves_from_arrays(about: dict[str, Any], arrays: Arrays) -> ComputeCurves:
 
 
 def kinds_to_arrays(kinds: CurvesByKind) -> dict[str, Any]:
-    """Returns one array (2, X) per curve, token counts above seconds, by the name "curve_<index of the kind>_<phase>".
+    """Returns for each curve an array (2, X) named "curve_<index of the GPU kind>_<phase>": a row of tokens, a row of seconds.
 
     Args:
         kinds: curves by kind of GPU and phase.

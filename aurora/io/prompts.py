@@ -1,4 +1,4 @@
-"""Prompts and corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
+"""Readers of prompts and of corpora: text, JSON lines of prompts, chats or token ids (.jsonl), arrays of token ids (.npy)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,8 @@ def load_prompts(path: str | Path) -> list[str]:
     """Read prompts, one per line; blank lines are skipped.
 
     Args:
-        path: a text file, or a .jsonl file whose lines are objects with a `prompt` field, and `at_s` if it arrives later.
+        path: a text file, or a .jsonl file whose lines are objects with a `prompt` field. A field `at_s`, the seconds at which
+            the prompt arrives, is read by `load_arriving` only.
 
     Raises:
         BadInput: if there is no prompt, or a line is not such an object.
@@ -31,7 +32,10 @@ def load_prompts(path: str | Path) -> list[str]:
 
 
 def load_arriving(path: str | Path) -> list[tuple[str, float]]:
-    """Read prompts as `load_prompts`, each with when it arrives: seconds from the beginning of serving, 0 without `at_s`."""
+    """Read (prompt, arrival) pairs from a file of `load_prompts`.
+
+    The arrival is the prompt's `at_s`, in seconds after serving begins; 0 if it has none.
+    """
     path = Path(path)
     numbered = [(number, line) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if not numbered:
@@ -76,7 +80,7 @@ def _is_message(found: Any) -> bool:
 
 
 def check_corpus(paths: Sequence[str | Path]) -> None:
-    """Check that files can be a corpus, by their beginning.
+    """Check, from the first bytes of each file, that files can be a corpus.
 
     Args:
         paths: the files.

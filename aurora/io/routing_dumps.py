@@ -47,16 +47,21 @@ Where = Mapping[str, str]  # selects rows of a CSV: the value that each column m
 
 @dataclass(frozen=True)
 class RecordedRouting:
-    """Routing as recorded.
+    """Routing that an engine recorded in one file.
+
+    A token-level file says which experts each token chose; other files only count tokens.
 
     Attributes:
-        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step; token-level files without steps are one.
-        experts_ULK: (U, L, K) integers, the experts that each token chose; None unless the file is token-level.
-        lengths_Q: (Q,) int64, the tokens of each sequence, or of each step of pass_T; None unless the file is token-level.
-        layers: the model's numbers of the layers; None if they are all that have experts.
-        rank: the source rank whose tokens the file has; None if it has those of all.
-        pass_T: (T,) int64, the number of the forward pass of each step, ascending and alike on all ranks; None if unknown.
-        left_out: what the file has and is left out, in words; empty: nothing.
+        counts_TLE: (T, L, E) int64, the tokens of every expert in each recorded step. A token-level file without steps counts
+            as one step.
+        experts_ULK: (U, L, K) integers, the experts that each token chose; None if the file is not token-level.
+        lengths_Q: (Q,) int64, number of tokens of each sequence; if `pass_T` is given, of each step. None if the file is not
+            token-level.
+        layers: decoder numbers of the recorded layers; None: every layer with experts was recorded.
+        rank: the source rank whose tokens the file has; None: the file has the tokens of all ranks.
+        pass_T: (T,) int64, ascending, the number of each step's forward pass. All ranks number a pass alike, so their files can
+            be joined. None if unknown.
+        left_out: parts of the file that were left out, in words for users; empty: nothing.
     """
 
     counts_TLE: IntArray
@@ -69,7 +74,7 @@ class RecordedRouting:
 
     @property
     def which(self) -> str:
-        """The numbers of the layers, or how many there are, in words."""
+        """The recorded layers in words: "layer 3, 7", or "26 layers" if all were recorded."""
         return f"{self.counts_TLE.shape[1]} layers" if self.layers is None else f"layer {', '.join(map(str, self.layers))}"
 
 
@@ -93,7 +98,7 @@ def read_dump(path: Path, form: str, shape: Shape, where: Where) -> RecordedRout
         path: the file.
         form: its format, one of ROUTING_FORMATS.
         shape: the model's shape, which the file must have.
-        where: the value that each column of a CSV must have for a row to count; empty: all rows.
+        where: selects rows of a CSV: by column name, the value that a row must have to be read. Empty: all rows.
 
     Raises:
         BadInput: if the file has another format, is from a model of another shape, or holds no token.
@@ -227,7 +232,7 @@ def _rank(path: Path, pattern: str) -> int:
 
 
 def spoken_layers(layers: Sequence[int]) -> str:
-    """Returns ascending layer numbers in words."""
+    """Returns ascending layer numbers in words, for messages."""
     if len(layers) < 2:
         return str(layers[0]) if layers else "none"
     return f"{layers[0]} to {layers[-1]} ({len(layers)})"
@@ -472,7 +477,7 @@ def _load_pt(path: Path) -> Any:
 
 
 def load_sglang(path: Path) -> Any:
-    """Returns the contents of a file of SGLang's, which is JSON or of torch.save."""
+    """Returns the contents of a recording of SGLang: a JSON file, or one that torch.save wrote."""
     with path.open("rb") as file:
         return load_json(path) if file.read(16).lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"[")) else _load_pt(path)
 

@@ -1,7 +1,7 @@
-"""Traces of runs and simulations of requests (npz, schema 1); traces of requests (.csv, JSON lines): arrivals, and tokens.
+"""Traces of runs and simulations of requests (npz, schema 1), and request traces (.csv, JSON lines).
 
-Columns of requests: ours, those of the Azure LLM inference traces (Splitwise, arXiv:2311.18677) and of Mooncake's
-(arXiv:2407.00079).
+A request trace has the arrival and the numbers of input and output tokens of each request. Its columns are named as aurora
+names them, or as the Azure LLM inference traces (Splitwise, arXiv:2311.18677) or Mooncake (arXiv:2407.00079) do.
 """
 
 import csv
@@ -52,7 +52,7 @@ def save_request_simulations(found: Mapping[str, RequestSimulation], path: Path)
     """Write simulations of the same requests to exactly `path`.
 
     Args:
-        found: by the name of what they were served by, at least one.
+        found: at least one simulation, by the name of the plan or way that served the requests.
         path: the file.
     """
     about, arrays = [], _columns(next(iter(found.values())).served.requests, REQUESTS)
@@ -113,10 +113,11 @@ REQUEST_COLUMNS: dict[tuple[str, str, str], Callable[[Any], float]] = {  # time,
 
 
 def load_requests(path: str | Path) -> Requests:
-    """Read a request trace, in which the first request arrives after zero seconds. Rows may come in any sequence.
+    """Read a request trace. Requests are sorted by arrival, and times are shifted so that the first one arrives at 0 s.
 
     Args:
-        path: the file; its columns, or the keys of each line, are those of REQUEST_COLUMNS, and others are ignored.
+        path: the file. Its columns, or the keys of each line, are named as one of the triples of REQUEST_COLUMNS; other columns
+            are ignored.
 
     Raises:
         BadInput: if the file cannot be read, has other columns or no rows, or a row is not a time and two numbers of tokens.
