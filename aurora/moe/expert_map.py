@@ -1,15 +1,16 @@
 """Expert map of a MoE layer: which rank and slot serves each choice of a token, replicas included.
 
-Replicas share an expert's tokens by one of two rules. *Proportional*: each rank splits its own tokens over an expert's replicas
-by their shares. *Local first*: replicas take their shares of all ranks' tokens, and a rank's own replicas take its tokens
-first, which needs all ranks' counts.
-Both give `until_EM`: how many of this rank's tokens of an expert go to its first 1, 2, ... replicas.
+A choice is one of the K experts that the router picked for a token. Two rules divide an expert's tokens over its replicas.
+*Proportional*: each rank divides its own tokens by the replicas' shares. *Local first*: the tokens of all ranks together are
+divided by the shares, and a rank's own replicas take its own tokens first; this needs all ranks' counts. Both rules return
+`until_EM`, running sums: of this rank's tokens for an expert, how many go to its first replica, to its first two, and so on.
+With 10 tokens and three replicas, [4, 7, 10] sends 4, 3 and 3 of them.
 
 Axes: N tokens, K choices of a token, X all choices, E experts, M replicas of an expert, P physical experts (every replica is
-one), R and G ranks, S ranks that hold tokens. On a CUDA device with Triton a kernel does the local-first rule, elsewhere torch;
-both give what the intervals of `token_split` say: a layer's tokens are divided over the replicas of their experts in whole
-tokens, and alike on every rank. Source: Lazarus (arXiv:2407.04656) Alg. 1; remaining tokens are divided by the sum of all
-residual shares, of which the printed sum leaves one out.
+one), R and G ranks, S ranks that hold tokens. The local-first rule runs as a kernel on a CUDA device with Triton, elsewhere in
+torch. Both cut an expert's tokens at the intervals of `token_split`, so that every rank finds the same division. Source:
+Lazarus (arXiv:2407.04656) Alg. 1; here the tokens that remain are divided by the sum of all residual shares, where the paper's
+printed sum leaves one out.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,12 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: torch.Tensor) -> torch.Tensor:
-    """Returns (X,) the replica of every choice: an expert's first choices go to its first replica, and so on.
+    """Returns (X,) the index of the replica that serves each choice: an expert's first choices go to its replica 0, and so on.
 
     Args:
         expert_X: (X,) int64, the expert of every choice.
         counts_E: (E,) int64, how often each expert is chosen.
-        until_EM: (E, M), how many choices of each expert go to its first 1, 2, ... replicas.
+        until_EM: (E, M), running sums over an expert's replicas of the choices that each serves.
     """
     by_expert = torch.argsort(expert_X, stable=True)
     sorted_X = expert_X[by_expert]
@@ -39,10 +40,15 @@ def select_replicas(expert_X: torch.Tensor, counts_E: torch.Tensor, until_EM: to
 
 
 def proportional(counts_E: torch.Tensor, share_until_EM: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule; rounding depends on the rank.
+    """Returns (E, M) `until_EM` of one rank's own tokens, by the proportional rule.
 
-    The sums over all ranks are as `aurora.planner.placement.cost_model` counts them. `share_until_EM` are running sums of the
-    shares of an expert's replicas.
+    Each rank rounds at another offset, so that rounding does not favour a replica. Summed over all ranks, a replica gets the
+    tokens that `aurora.planner.placement.cost_model` counts for it.
+
+    Args:
+        counts_E: (E,) int64, how many of this rank's tokens chose each expert.
+        share_until_EM: (E, M), running sums of the shares of an expert's replicas; the last is 1.
+        rank, ranks: this rank, and how many there are.
     """
     return torch.floor(share_until_EM * counts_E[:, None] + (rank + 0.5) / ranks)
 
@@ -105,7 +111,12 @@ def _parts(
 
 
 class LocalFirst(nn.Module):
-    """The local-first rule of one layer for one rank's tokens; slots take `share_G` of an expert's load, None: equal parts.
+    """Applies the local-first rule of one layer to one rank's tokens.
+
+    Args:
+        slots_G: the experts in each rank's slots.
+        rank: the rank.
+        share_G: in the shape of `slots_G`, the part of its expert's load that each slot takes; None: equal parts.
 
     Attributes:
         rank_EM: (E, M) the rank that holds each replica of an expert, ascending.
@@ -142,9 +153,12 @@ class LocalFirst(nn.Module):
     phase_E: torch.Tensor
 
     def forward(self, tokens_SE: torch.Tensor) -> torch.Tensor:
-        """Returns (E, M) int64 `until_EM` of this rank's tokens, from every rank's tokens of every expert (S, E).
+        """Returns (E, M) int64 `until_EM` of this rank's tokens.
 
-        Experts with fewer than M replicas have replicas without tokens at the end of their row.
+        M is the largest number of replicas; an expert with fewer has, at the end of its row, replicas that get no tokens.
+
+        Args:
+            tokens_SE: (S, E) how many tokens of each rank chose each expert.
         """
         if uses_triton(tokens_SE):
             from aurora.moe import permutation_triton
@@ -171,22 +185,22 @@ class ExpertMap(nn.Module):
         slots_G: for every rank, the experts in its slots.
         rank: this rank.
         split_EG: (E, G) which part of an expert's tokens each rank takes; None: each expert has one replica.
-        local_first: True: the tokens of all ranks are split together, and a rank's own replicas take its tokens first. False:
-            each rank splits its own tokens.
-        hierarchy: the servers of the ranks, if exchanges may be hierarchical. Unless `local_first`, one server then serves a
-            rank's tokens of an expert, as `server_split` says.
+        local_first: True: the local-first rule. False: the proportional rule, in which each rank splits its own tokens.
+        hierarchy: the servers of the ranks, if exchanges may be hierarchical; None: all exchanges are flat. With the
+            proportional rule `server_split` then makes one server serve all of a rank's tokens of an expert.
 
     Attributes:
         num_physical: number of physical experts.
         first_R: (R + 1,) rank g has the physical experts first_R[g] to first_R[g + 1] - 1.
         local: slice of this rank's physical experts.
-        arrival_slots: the local slot of every (sender, local physical expert), by sender.
+        arrival_slots: this rank's slots 0, 1, ..., repeated for each sender: the sequence in which row groups arrive.
         max_replicas: largest number of replicas of any expert.
-        rank_P: (P + 1,) int64, rank of every physical expert; R for `num_physical`.
-        slot_P: (P,) int64, local slot of every physical expert.
-        server_R: (R + 1,) int64, server of every rank; with N servers, N for R. Without a hierarchy all ranks are on one.
+        rank_P: (P + 1,) int64, rank of every physical expert. The last entry, R, belongs to `num_physical`, which means none.
+        slot_P: (P,) int64, slot of every physical expert on its rank.
+        server_R: (R + 1,) int64, server of every rank; the last entry is the number of servers, for rank R, which means none.
+            Without a hierarchy all ranks are on server 0.
         members: the ranks of this rank's server.
-        member_R: (R + 1,) int64, index of every rank in `members`; their number for all others.
+        member_R: (R + 1,) int64, index of every rank in `members`; len(members) for ranks of other servers and for none.
     """
 
     def __init__(
@@ -247,7 +261,10 @@ class ExpertMap(nn.Module):
         return self.local_first is not None
 
     def count(self, index: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns (E,) int64: how often every expert is chosen by the tokens (N, K) in `mask`; None: all tokens."""
+        """Returns (E,) int64: how often each expert is chosen in `index` (N, K), by the tokens that `mask` (N,) selects.
+
+        None as `mask` selects all tokens.
+        """
         return torch.bincount((index if mask is None else index[mask]).flatten(), minlength=len(self.physical_EM))
 
     def physical_experts(
@@ -277,6 +294,6 @@ class ExpertMap(nn.Module):
         return physical_NK if mask is None else torch.where(mask[:, None], physical_NK, self.num_physical)
 
     def local_slots(self, physical: torch.Tensor) -> torch.Tensor:
-        """Returns int64 tensor of the same shape: the slots of physical experts on this rank; -1 for those of other ranks."""
+        """Returns, as int64 in the shape of `physical`, the slot of each physical expert; -1 if another rank holds it."""
         slots = physical.long() - int(self.local.start)
         return slots.masked_fill_((slots < 0) | (physical >= int(self.local.stop)), -1)

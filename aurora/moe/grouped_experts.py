@@ -1,4 +1,7 @@
-"""Experts of a rank as one grouped matrix product for each projection, over rows sorted by expert; the host knows no counts."""
+"""Computes all experts of a rank with one grouped matrix product per projection, over rows that are sorted by expert.
+
+The numbers of rows per expert stay on the GPU, so the host need not wait for them.
+"""
 
 from typing import Any
 
@@ -8,16 +11,16 @@ from aurora.moe.layouts import apply_experts
 
 
 def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Returns the answers (X, H) of an experts module to rows (X, H) sorted by expert, unweighted.
+    """Returns the experts' unweighted outputs (X, H) for rows (X, H) that are sorted by expert.
 
-    On a CUDA device gated experts without biases take one `torch._grouped_mm` for each projection and, with SiLU, one launch
-    between them. The host waits for nothing if they are bfloat16; of other dtypes torch reads the ends on the host. Elsewhere,
-    and for other experts, the module itself answers, and the host waits for the ends.
+    On a CUDA device, gated experts without biases take one `torch._grouped_mm` per projection and, for SiLU, one kernel between
+    them. In bfloat16 the host waits for nothing; with other dtypes torch copies `ends_E` to the host. On other devices, and for
+    other experts, the module itself computes, and the host waits for `ends_E`.
 
     Args:
-        experts: the module, as transformers' are.
-        rows: (X, H); those behind the last expert's are not read, and their answers may be anything, or missing.
-        ends_E: (E,) int32, where the rows of each expert end.
+        experts: an experts module of transformers.
+        rows: (X, H). Rows behind the last expert's are ignored, and their outputs are undefined or missing.
+        ends_E: (E,) int32, the row behind the last one of each expert; expert e has rows ends_E[e - 1] to ends_E[e] - 1.
     """
     if rows.is_cuda and len(ends_E) and is_grouped(experts):
         return grouped_products(experts, rows, ends_E)
@@ -27,7 +30,10 @@ def compute_experts(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> t
 
 
 def is_grouped(experts: Any) -> bool:
-    """Returns whether `grouped_products` knows an experts module: gated, without biases and norms, of whole 16 bytes a row."""
+    """Returns whether `grouped_products` can compute an experts module.
+
+    Its experts must be gated, have neither biases nor norms, and weights whose dimensions are multiples of 16 bytes.
+    """
     if not getattr(experts, "has_gate", False) or experts.has_bias or experts.has_post_expert_norm:
         return False
     sizes = (*experts.gate_up_proj.shape[1:], *experts.down_proj.shape[1:])
@@ -35,7 +41,7 @@ def is_grouped(experts: Any) -> bool:
 
 
 def grouped_products(experts: Any, rows: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Returns the answers (X, H) by grouped matrix products; see `compute_experts`."""
+    """Returns the experts' outputs (X, H) by grouped matrix products; arguments as in `compute_experts`."""
     transposed = experts.is_transposed
     up, down = (each if transposed else each.transpose(1, 2) for each in (experts.gate_up_proj, experts.down_proj))
     gate_up = torch._grouped_mm(rows, up, offs=ends_E)

@@ -1,8 +1,8 @@
 """The expert-parallel MoE layer of one rank: count, lay out, gather, exchange, compute, exchange, sum.
 
-There is one layer, over a transport, or over what sends a batch without the host (`PushedRows`). Those that run it differ in
-what they override: the runtime's `DistributedExperts` shares GPU and port with other models, training's `ExpertParallel` is
-differentiable, and an engine computes the experts itself, between `dispatch` and `combine`.
+A batch travels over a transport, or is pushed by kernels without the host (`PushedRows`). Subclasses override parts of the
+layer: the runtime's `DistributedExperts` shares GPU and port with other models, and training's `ExpertParallel` is
+differentiable. An engine calls `dispatch` and `combine`, and computes the experts itself in between.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,22 +18,24 @@ from aurora.types.arrays import IntArray
 
 
 class PushedRows(Protocol):
-    """One batch on its way, of which the host knows no sizes; see `aurora.runtime.pushed_batch`."""
+    """A batch that kernels push to its experts' ranks; the host never learns its sizes. See `aurora.runtime.pushed_batch`."""
 
     def compute(self, experts: Any) -> None:
-        """Queues this rank's experts on what arrives, and the way back."""
+        """Queues, on the GPU, this rank's experts on the rows that arrive, and then the combine."""
 
     def combined(self) -> torch.Tensor:
         """Returns (N, H), the layer's outputs for this rank's tokens."""
 
 
 class ExpertParallelLayer:
-    """One expert-parallel layer on one rank. All methods but `over_servers` and `computing` are collective calls.
+    """One expert-parallel layer on one rank.
+
+    All ranks must make the same calls in the same sequence, except those of `over_servers` and `computing`.
 
     Attributes:
-        expert_map: which rank and slot serves each choice; another one may take its place between two batches.
+        expert_map: which rank and slot serves each choice of a token; may be replaced between two batches.
         transport: carries tensors between the ranks.
-        hierarchical: whether all-to-alls go over the map's servers, if `over_servers` says so.
+        hierarchical: whether all-to-alls may go over the map's servers; `over_servers` decides for each batch.
         deduplicate: whether a flat all-to-all sends a token once to a rank that holds several of its experts.
     """
 
@@ -47,24 +49,24 @@ class ExpertParallelLayer:
         raise NotImplementedError
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the dispatch layout of tokens that choose top_k experts each."""
+        """Returns the class of dispatch layouts for tokens that choose `top_k` experts each."""
         if self.hierarchical:
             return RowPerServer
         return RowPerRank if self.deduplicate and top_k > 1 else RowPerExpert
 
     def gather_loads(self, tokens_E: torch.Tensor) -> torch.Tensor:
-        """Returns (R, E) int64 on the CPU: how often the tokens of each rank chose each expert, of this rank tokens_E (E,)."""
+        """Gathers how often each rank's tokens chose each expert: (R, E) int64 on the CPU; this rank gives its row tokens_E."""
         return self.transport.gather(tokens_E)
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Returns the `counts` of all ranks' layouts, (R, *counts.shape) int64 on the CPU."""
+        """Gathers the `counts` of all ranks' layouts, of this rank `layout`: (R, *counts.shape) int64 on the CPU."""
         return self.transport.gather(layout.counts)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether a batch of a hierarchical layer goes over servers, or is flat.
+        """Returns whether a hierarchical layer sends this batch over servers (True) or by a flat all-to-all (False).
 
         Args:
-            flat_RR: (R, R) rows from each rank (row) to each rank (column) if it is flat.
+            flat_RR: (R, R) rows that a flat all-to-all would send from each rank (row) to each rank (column).
             row_bytes: size of a row in bytes.
         """
         return True
@@ -72,22 +74,25 @@ class ExpertParallelLayer:
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Sends a batch without the host; None: it goes over the transport. Arguments are those of `dispatch`."""
+        """Starts to push a batch by kernels, without the host; arguments as in `dispatch`.
+
+        Returns None, and sends nothing, if the batch must go over the transport, as here; subclasses may push.
+        """
         return None
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:
-        """Context manager of one all-to-all; it gives what performs each of its exchanges.
+        """Context manager of one all-to-all; its value is the function to call for each exchange, with (sends, recvs).
 
         Args:
             phase: "dispatch" or "combine".
-            rows_SRR: (S, R, R) rows from each rank (row) to each rank (column) in each exchange.
+            rows_SRR: (S, R, R) rows from each rank (row) to each rank (column) in each of the S exchanges.
             row_bytes: size of a row in bytes.
         """
         order = self.order(phase)
         return nullcontext(lambda sends, recvs: self.transport.exchange(order, sends, recvs, lambda *_: None))
 
     def computing(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager of the phase "expert" or "aggregate", in which this rank computes."""
+        """Context manager around this rank's computation of the phase "expert" or "aggregate"."""
         return nullcontext()
 
     def dispatch(
@@ -118,7 +123,15 @@ class ExpertParallelLayer:
             return layout, layout.dispatch(exchange)
 
     def combine(self, layout: DispatchLayout, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the answers (X, H) to the rows of `dispatch` back. Returns (N, H), their sums by this rank's tokens."""
+        """Sends the experts' answers back to the ranks of their tokens, and sums those that come back to this rank.
+
+        Args:
+            layout: the batch's layout, from `dispatch`.
+            answers: (X, H), one for each row that `dispatch` returned, in its sequence.
+
+        Returns:
+            (N, H), the layer's outputs for this rank's tokens.
+        """
         with self.exchanging("combine", layout.sizes_SRR.swapaxes(1, 2), _row_bytes(answers)) as exchange:
             returned = layout.combine(answers, exchange)
         with self.computing("aggregate"):
@@ -135,8 +148,8 @@ class ExpertParallelLayer:
         """Returns (N, H), the layer's outputs for this rank's tokens, summed over their experts.
 
         Args:
-            hidden, index, weights, mask: as of `dispatch`.
-            experts: computes the experts in this rank's slots, as transformers' experts modules do.
+            hidden, index, weights, mask: as in `dispatch`.
+            experts: module with the experts in this rank's slots, called as transformers' experts modules are.
         """
         if (batch := self.pushed(hidden, index, weights, mask)) is not None:
             with self.computing("expert"):

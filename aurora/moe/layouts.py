@@ -1,8 +1,8 @@
 """Dispatch layouts of a MoE layer: one row per (token, expert) pair, per (token, rank), or per (token, server).
 
-A layout holds one batch of a layer. Its methods are the layer's operations, each called once and in this sequence: `counts` are
-gathered from all ranks and told by `gathered`, then `dispatch`, `compute`, `combine` and `aggregate`. The caller performs the
-exchanges (`ExchangeStep`): one of a flat layout, several of a `RowPerServer`.
+A layout holds one batch of a layer. The caller gathers the `counts` of all ranks and passes them to `gathered`. Then it calls
+`dispatch`, `compute`, `combine` and `aggregate`, once each. To `dispatch` and `combine` it passes a function that performs an
+exchange between all ranks (`ExchangeStep`); a flat layout calls it once, `RowPerServer` several times.
 
 Axes: N tokens, K choices of a token, E experts, P physical experts (every replica is one), R and G ranks, S ranks that hold
 tokens or, of sizes, steps (exchanges of one all-to-all), X rows, Q (row, expert) pairs of arrived rows, H hidden width. Of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DispatchLayout(ABC):
-    """One batch of a layer, and the rows in which its tokens travel.
+    """One batch of a layer, laid out as the rows in which its tokens travel.
 
     Args:
         expert_map: the layer's map.
@@ -44,9 +44,9 @@ class DispatchLayout(ABC):
 
     Attributes:
         rows: (X, row elements) the rows to send.
-        counts: int64, number of rows for every destination. Ranks gather it before they send.
-        sizes_SRR: (S, R, R) int64, the rows from each rank (row) to each rank (column) in each exchange of a dispatch; set by
-            `gathered`. A combine has them transposed, and backwards if there are several.
+        counts: int64, number of this rank's rows for each destination, which subclasses define.
+        sizes_SRR: (S, R, R) int64, number of rows from each rank (row) to each rank (column) in each exchange of the dispatch;
+            set by `gathered`. The combine has the exchanges in reverse, each with the transposed sizes.
     """
 
     rows: torch.Tensor
@@ -72,29 +72,30 @@ class DispatchLayout(ABC):
 
     @abstractmethod
     def gathered(self, counts: torch.Tensor) -> None:
-        """Takes the `counts` of every rank, (R, *counts.shape)."""
+        """Sets `sizes_SRR` from the `counts` of every rank, (R, *counts.shape)."""
 
     @abstractmethod
     def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), the local experts' answers to the rows that arrived."""
+        """Returns the answers (X, H) of this rank's `experts` to the `rows` that arrived."""
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the rows (X, row elements) that arrive for this rank's experts, by sender."""
+        """Sends `rows`. Returns the rows (X, row elements) that arrive for this rank's experts, sorted by sender."""
         return exchange_rows(exchange, self.rows, self.sizes_SRR[0], self._map.rank)
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the answers (X, H) to this rank's rows, from each rank's answers to the rows that arrived there."""
+        """Sends `answers` (X, H), one for each row that arrived here. Returns (X, H), the answers to this rank's own `rows`."""
         return exchange_rows(exchange, answers, self.sizes_SRR[0].T, self._map.rank)
 
     def aggregate(self, answers: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): what `combine` returned, summed by token."""
+        """Returns (N, H): for each token the sum of its rows in `answers`, which `combine` returned."""
         return weighted_sum(answers, self._row_NK)
 
 
 class RowPerExpert(DispatchLayout):
     """Layout of one row per (token, expert) pair: the token's hidden state. Rows are sorted by physical expert.
 
-    The sender applies the weights. `counts` is (P,), by physical expert; rows arrive by sender and then by slot.
+    The token's own rank applies the weights, to the answers that come back. `counts` is (P,), the rows for each physical
+    expert; rows arrive sorted by sender and then by slot.
     """
 
     def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
@@ -118,8 +119,9 @@ class RowPerExpert(DispatchLayout):
 class RowPerRank(DispatchLayout):
     """Layout of one row per (token, rank), however many of the token's experts the rank holds. Rows are sorted by rank.
 
-    The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, and takes
-    sums in another sequence. A row also carries the token's weights and physical experts (`MessageFormat`); `counts` is (R,).
+    The receiving rank answers with the weighted sum over these experts. This sends fewer bytes than `RowPerExpert`, but adds up
+    in another sequence, so the results may differ in the last bits. A row also carries the token's weights and physical experts
+    (`MessageFormat`). `counts` is (R,), the rows for each rank.
 
     Attributes:
         rank_NK: (N, K) int64, the rank that computes every choice; R where the token needs no experts.
@@ -140,12 +142,12 @@ class RowPerRank(DispatchLayout):
         self.sizes_SRR = counts.numpy()[None]
 
     def received(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns hidden states (X, H), weights (X, K) and slots (X, K), -1 for other ranks', of the rows that arrived."""
+        """Unpacks rows that arrived: hidden states (X, H), weights (X, K) and slots (X, K), -1 for another rank's expert."""
         hidden_X, weights_XK, physical_XK = self.format.parts(rows)
         return hidden_X, weights_XK, self._map.local_slots(physical_XK)
 
     def compute(self, rows: torch.Tensor, experts: Any) -> torch.Tensor:
-        """Returns (X, H), for every row that arrived the weighted sum of the outputs of its local experts."""
+        """Returns (X, H): for each row that arrived, the weighted sum of the outputs of its experts on this rank."""
         hidden_X, weights_XK, slots_XK = self.received(rows)
         here_XK = slots_XK >= 0
         slots_Q = slots_XK[here_XK]
@@ -157,7 +159,14 @@ class RowPerRank(DispatchLayout):
 
 
 def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray, rank: int) -> torch.Tensor:
-    """Returns what arrives, by rank, if each rank sends each other as many of its rows as sizes_RR (R, R) says, by rank."""
+    """Performs one exchange of rows. Returns the rows that arrive, sorted by sender.
+
+    Args:
+        exchange: performs it between all ranks.
+        rows: this rank's rows, sorted by receiver.
+        sizes_RR: (R, R) number of rows from each rank (row) to each rank (column).
+        rank: this rank.
+    """
     out_sizes, in_sizes = sizes_RR[rank].tolist(), sizes_RR[:, rank].tolist()
     arrived = rows.new_empty(sum(in_sizes), rows.shape[1])
     sends, recvs = (
@@ -169,7 +178,10 @@ def exchange_rows(exchange: ExchangeStep, rows: torch.Tensor, sizes_RR: IntArray
 
 
 def apply_experts(experts: Any, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Returns an experts module's answer to each row (X, H) by the expert in its slot (X,), unweighted, in the rows' dtype."""
+    """Returns (X, H), in the dtype of `rows`: for row x of `rows` (X, H) the unweighted output of the expert in slot slots[x].
+
+    `experts` is called as transformers' experts modules are.
+    """
     if len(rows) == 0:
         return rows
     answers: torch.Tensor = experts(rows, slots[:, None], rows.new_ones(len(rows), 1))
@@ -202,12 +214,14 @@ class _StepSizes(NamedTuple):
 class RowPerServer(RowPerRank):
     """Layout of one row per (token, server), however many of the token's experts the server holds. Rows are sorted by server.
 
-    A rank sends its rows for another server to its gateway there, or hands them to a peer, who sends them to its own gateway.
-    That forwards each to the ranks that hold experts of it, and adds up what they answer. For its own server a rank is its own
-    gateway. Exchanges are those of `Hierarchy`. Sums are taken in at least float32 and rounded where they are added up, in the
-    sequence of ranks, so that they depend neither on time nor on who carries a row.
+    A rank sends its rows for another server to its gateway there, a rank of that server. If all-to-alls are levelled, it may
+    hand rows to a peer on its own server instead, which sends them to the peer's gateway. A gateway forwards each row to the
+    ranks of its server that hold the token's experts, and adds up their answers. For rows to its own server a rank is its own
+    gateway. `Hierarchy` defines the exchanges. Sums are taken in at least float32, in the sequence of ranks, and rounded at the
+    gateway; so they depend neither on timing nor on the rank that carries a row.
 
-    The map has a hierarchy. `counts` is (N + C * R,), this rank's part of HierarchicalRows: sent_GN and needed_GCG.
+    The expert map must have a hierarchy. `counts` is (N + C * R,): this rank's rows for each server, then the rows that each
+    rank needs of each piece (`sent_GN` and `needed_GCG` of HierarchicalRows).
     """
 
     def _sort(self) -> torch.Tensor:
@@ -229,7 +243,7 @@ class RowPerServer(RowPerRank):
         self._arrived_S = [sum(step.inside_in) for step in self._steps]
 
     def flat_counts(self, counts_RX: torch.Tensor) -> torch.Tensor:
-        """Returns (R, R) int64: from the `counts` of every rank, those of `RowPerRank` for the same tokens."""
+        """Converts the `counts` of every rank to those that `RowPerRank` would have for the same tokens: (R, R) int64."""
         ranks, servers = len(counts_RX), self._hierarchy.servers
         return counts_RX[:, servers:].reshape(ranks, -1, ranks).sum(dim=1)
 
@@ -286,7 +300,7 @@ class RowPerServer(RowPerRank):
         return relays
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the rows (X, row_bytes) that arrive for this rank's experts, by step and then by sender."""
+        """Sends `rows`. Returns the rows (X, row_bytes) that arrive for this rank's experts, sorted by step, then by sender."""
         expert_map, rows = self._map, self.rows
         arrived = rows.new_empty(sum(self._arrived_S), rows.shape[1])
         forwarded, relays, relayed = rows[:0], list[_Relay](), list[torch.Tensor]()
@@ -305,7 +319,7 @@ class RowPerServer(RowPerRank):
         return arrived
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the sums (X, H) for this rank's rows, from each rank's answers to the rows that arrived there."""
+        """Sends `answers` (X, H), one for each row that arrived. Returns (X, H), the summed answers to this rank's `rows`."""
         width, before_S = answers.shape[1], [list[_Relay](), *(step.relays for step in self._steps[:-1])]
         sums = answers.new_empty(len(self.rows), width)
         partial, relayed = answers[:0], list[torch.Tensor]()  # for the rows that were forwarded, and those that were relayed

@@ -1,6 +1,7 @@
 """Token kernels: permute tokens into rows, pack rows into messages, and sum the rows that come back.
 
-On a CUDA device with Triton its kernels do the work (`aurora.moe.permutation_triton`), elsewhere torch; both give the same.
+On a CUDA device with Triton, kernels of `aurora.moe.permutation_triton` do the work, elsewhere torch and compiled CPU code; the
+results are the same.
 """
 
 import importlib.util
@@ -41,16 +42,16 @@ def permutation_by_expert(physical_NK: torch.Tensor, num_physical: int) -> tuple
 def permutation_by_rank(
     rank_NK: torch.Tensor, ranks: int, pairs: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sorts the pairs of a token and a rank that it goes to by rank, and then by token.
+    """Sorts distinct (token, rank) pairs, in which a rank serves at least one choice of the token, by rank and then by token.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; `ranks` for none.
         ranks: number of ranks R.
-        pairs: number of pairs X if it is known: a GPU is not waited for then.
+        pairs: number of pairs X, if the caller knows it; then the host need not wait for a GPU to count them. None: unknown.
 
     Returns:
         counts_R, (R,) how many tokens go to each rank; rank_X and token_X, (X,) the rank and the token of each sorted pair;
-        row_NK, (N, min(R, K)) the positions of each token's pairs among the X sorted ones, the last one first, then -1.
+        row_NK, (N, min(R, K)) the positions of each token's pairs among the X sorted ones, in descending order, then -1.
     """
     if rank_NK.is_cuda:
         return _permutation_by_rank(rank_NK, ranks, pairs)
@@ -78,14 +79,16 @@ def _permutation_by_rank(
 def needed_by_piece(
     rank_NK: torch.Tensor, server_R: torch.Tensor, sent_N: torch.Tensor, token_X: torch.Tensor, pieces: int
 ) -> torch.Tensor:
-    """Counts the rows that each rank needs in each piece of a hierarchical dispatch (`Hierarchy`), of one rank's rows.
+    """Counts, for each piece of one rank's rows in a hierarchical dispatch (`Hierarchy`), the rows that each rank needs.
+
+    Row x stands for token token_X[x] on its way to a server; every rank of the server that serves one of its choices needs it.
 
     Args:
         rank_NK: (N, K) int64, the rank of every choice; R for none.
         server_R: (R,) int64, the server of each rank.
         sent_N: (N,) int64, number of rows for each server.
         token_X: (X,) int64, the token of each row; rows lie by server.
-        pieces: number of pieces C (`Hierarchy`) that the rows for a server are cut into.
+        pieces: number of pieces C into which the rows for a server are cut.
 
     Returns:
         (C, R) int64.
@@ -124,7 +127,9 @@ def gather_rows(rows: torch.Tensor, index_X: torch.Tensor, out: torch.Tensor) ->
 
 
 def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns (N, H): each token's rows, at row_NK and -1 for none, weighted and summed.
+    """Returns (N, H): for token n the sum over k of rows[row_NK[n, k]] * weights_NK[n, k].
+
+    Entries of -1 in row_NK are skipped. None as weights_NK means weights of 1.
 
     Products and sums are taken in at least float32 and in the order of k, then rounded once to the rows' dtype.
     """
@@ -150,7 +155,9 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 
 
 def warm_up(hidden: torch.Tensor, top_k: int) -> None:
-    """Compiles and loads, on a CUDA device, the kernels for hidden states like these (N, H), each with top_k experts."""
+    """Compiles and loads the Triton kernels for hidden states (N, H) of this dtype and width, with top_k experts a token.
+
+    Without Triton or off a CUDA device there is nothing to do."""
     if uses_triton(hidden):
         token_X = torch.arange(len(hidden), device=hidden.device)
         place_NK = token_X[:, None].repeat(1, top_k)
@@ -162,7 +169,7 @@ def warm_up(hidden: torch.Tensor, top_k: int) -> None:
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype, float32 or wider, in which rows of `dtype` are weighted and summed."""
+    """Returns the dtype in which rows of `dtype` are weighted and summed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32  # torch promotes no float8
 
 
@@ -172,16 +179,21 @@ def _has_triton() -> bool:
 
 
 def uses_triton(rows: torch.Tensor) -> bool:
-    """Returns whether Triton's kernels work on this tensor: they compute in float32, and older devices have no float8."""
+    """Returns whether the Triton kernels take this tensor: on a CUDA device with Triton, neither float64 nor float8."""
     return rows.is_cuda and _has_triton() and rows.dtype not in (torch.float64, *FLOAT8)
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """Byte layout of a message row: one token's hidden state of `width` elements, and its `top_k` weights and physical experts.
+    """Byte layout of a row that carries one token: its hidden state, scales, weights and physical experts, in this sequence.
 
-    In between come `scales` float32 by which parts of a float8 hidden state are to be multiplied. Physical experts are int32;
-    weights have the dtype of `exact_dtype`; every part and the whole row are aligned.
+    Every part, and so the whole row, begins at a multiple of ALIGNED_BYTES.
+
+    Attributes:
+        width: elements of the hidden state.
+        top_k: number of weights (in `exact_dtype(dtype)`), and of physical experts (int32).
+        dtype: of the hidden state.
+        scales: number of float32 scales by which parts of a float8 hidden state are multiplied; 0 for other dtypes.
     """
 
     width: int
@@ -191,7 +203,7 @@ class MessageFormat:
 
     @property
     def scales_at(self) -> int:
-        """Byte of a row at which the scales begin, if there are some."""
+        """Byte of a row at which the scales begin, and the weights if there are no scales."""
         return _aligned(self.width * self.dtype.itemsize)
 
     @property
@@ -216,7 +228,10 @@ class MessageFormat:
     def pack(
         self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor, token_X: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the message (X, row_bytes) of the tokens token_X, from what all N tokens have."""
+        """Returns (X, row_bytes) uint8: a row for each of the tokens token_X (X,).
+
+        The hidden states (N, H), weights (N, K) and physical experts (N, K) are those of all N tokens of the batch.
+        """
         message = self.new(len(token_X), hidden.device)
         hidden_X, weights_XK, physical_XK = self.parts(message)
         gather_rows(hidden, token_X, hidden_X)
@@ -225,7 +240,7 @@ class MessageFormat:
         return message
 
     def tail(self, weights: torch.Tensor, physical_NK: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns (N, bytes) uint8, what rows carry behind hidden states, and behind their scales if these are not given."""
+        """Returns (N, bytes) uint8, the end of each row: scales if given, weights, physical experts."""
         begin = self.weights_at if scales is None else self.scales_at
         message = torch.zeros(len(weights), self.row_bytes, dtype=torch.uint8, device=weights.device)
         _, weights_NK, into_NK = self.parts(message)
@@ -236,11 +251,11 @@ class MessageFormat:
         return message[:, begin:]
 
     def scales_of(self, message: torch.Tensor) -> torch.Tensor:
-        """Returns a view of a message: the scales (rows, scales) float32."""
+        """Returns the scales (rows, scales) float32 in a message, as a view."""
         return message[:, self.scales_at : self.scales_at + self.scales * 4].view(torch.float32)
 
     def parts(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns views of a message: hidden states (rows, width), weights (rows, top_k), physical experts (rows, top_k)."""
+        """Returns hidden states (rows, width), weights and physical experts (rows, top_k) of a message, as views."""
         exact = exact_dtype(self.dtype)
         return (
             message[:, : self.width * self.dtype.itemsize].view(self.dtype),

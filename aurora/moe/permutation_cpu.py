@@ -1,6 +1,6 @@
-"""Token permutation on the CPU, compiled with numba: numpy or torch take ten calls for a few tokens, a tenth of a layer's time.
+"""Token permutation on the CPU, compiled with numba. Ten calls of numpy or torch would take a tenth of a small layer's time.
 
-Signatures are given so that functions are compiled, or read from numba's cache, on import and not in the first layer.
+Functions state their signatures, so numba compiles them, or reads them from its cache, on import and not in the first layer.
 """
 
 import numpy as np
@@ -77,10 +77,14 @@ def needed_by_piece(rank_NK, server_R, sent_N, token_X, pieces):
 
 @njit("Tuple((i8[::1], i8[::1], i8[::1]))(i8[:, :])", cache=True)
 def embedding_bags(row_NK):
-    """Returns arguments of torch.embedding_bag that sum each token's rows.
+    """Returns arguments with which torch.embedding_bag sums each token's rows.
 
-    row_Q, (Q,) the rows of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel(); first_N,
-    (N,) the index in row_Q at which each token's rows begin.
+    Args:
+        row_NK: (N, K) int64, the rows of each token; -1 for none.
+
+    Returns:
+        row_Q, (Q,) the entries of row_NK other than -1, token by token; choice_Q, (Q,) the index of each in row_NK.ravel();
+        first_N, (N,) the index in row_Q at which each token's rows begin.
     """
     tokens, top_k = row_NK.shape
     row_Q, choice_Q = np.empty(tokens * top_k, np.int64), np.empty(tokens * top_k, np.int64)
@@ -98,7 +102,12 @@ def embedding_bags(row_NK):
 
 @njit("i8[:, ::1](i8[:, :], i8[:])", cache=True)
 def sum_by_rank(counts_RP, first_R):
-    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column)."""
+    """Returns (R, R) int64: how many rows each rank (row) sends to each rank (column).
+
+    Args:
+        counts_RP: (R, P) int64, rows of each rank for each physical expert.
+        first_R: (R + 1,) int64, the first physical expert of each rank, and P.
+    """
     sizes_RR = np.zeros((len(counts_RP), len(first_R) - 1), np.int64)
     for source in range(len(counts_RP)):
         for rank in range(len(first_R) - 1):

@@ -77,7 +77,7 @@ def _local_first(
 
 
 def local_first(tokens_SE: torch.Tensor, rule: LocalFirst) -> torch.Tensor:
-    """Deals one rank's tokens by the local-first rule; see `LocalFirst.forward`."""
+    """Divides one rank's tokens over replicas by the local-first rule, on a CUDA device; see `LocalFirst.forward`."""
     sources, experts = tokens_SE.shape
     most = rule.rank_EM.shape[1]
     out_EM = torch.empty_like(rule.rank_EM)
@@ -112,7 +112,10 @@ def weighted_sum(rows: torch.Tensor, row_NK: torch.Tensor, weights_NK: torch.Ten
 
 
 def silu_gate(gate_up: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Returns silu(gate) * up (X, F) of rows (X, 2 F) that hold both, up to where the last expert's rows end."""
+    """Returns silu(gate) * up (X, F); each row of gate_up (X, 2 F) holds gate, then up.
+
+    Rows from ends_E[-1] on, behind the last expert's, are left uninitialised.
+    """
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(len(gate_up), width)
     grid = (len(out), triton.cdiv(width, BLOCK))

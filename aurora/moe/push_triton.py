@@ -1,21 +1,22 @@
-"""Triton kernels of ordered push: rows go into peers' memory, peer after peer as a table says, and flags announce them.
+"""Triton kernels of ordered push: a rank writes rows into its peers' memory, in the order of a table, and then sets flags.
 
-They run on CUDA devices, and with TRITON_INTERPRET=1 on CPUs, where ranks are processes that share memory. Imported only where
-Triton is.
+They run on CUDA devices, and with TRITON_INTERPRET=1 on CPUs, where ranks are processes that share memory. Imported only if
+Triton is installed.
 
-Each rank has one buffer that all ranks write (`aurora.runtime.transports.symmetric_memory`). It begins with words, int64:
+Each rank has one buffer into which all ranks write (`aurora.runtime.transports.symmetric_memory`). It begins with int64 words,
+which the peers set:
 
-- arrived (R, LANES): up to which stamp each lane of each peer has written its rows here; the peer sets it.
-- permits (R, LANES): up to which stamp each lane of this rank may write to each peer; the peer sets it.
-- counts (2, R, told): how many rows each peer has written into each half, and then how often it has chosen each of this rank's
-  experts; the peer sets it.
+- arrived (R, LANES): the stamp up to which each lane of each peer has written its rows here.
+- permits (R, LANES): the stamp up to which each lane of this rank may write to each peer.
+- counts (2, R, told): for each half, how many rows each peer has written into it, and then how often the peer's tokens have
+  chosen each of this rank's experts; `told` numbers in all.
 
-Then come two halves of slots, (R, slots, row_bytes) each. An exchange is an epoch. Stage s of epoch e has the stamp
-e * stages + s + 1, and a lane whose last row for a peer is written has the stamp (e + 1) * stages. Stamps only grow, so that no
-word is ever cleared, and a word of an old epoch is never taken for one of a new epoch.
+Then come two halves of slots, (R, slots, row_bytes) each; a slot takes one row. One exchange is an epoch, and consists of
+stages. Stage s of epoch e has the stamp e * stages + s + 1; a lane that has written its last row for a peer sets the stamp
+(e + 1) * stages. Stamps only grow, so no word is ever cleared, and words of old epochs are never mistaken for new ones.
 
-A lane is one program. It carries each LANES-th row of every peer, and waits for the peers' lanes of its own number alone: lanes
-may run side by side or one after the other. The last lane that ends begins the next epoch.
+A lane is one program (thread block). It carries every LANES-th row for each peer, and waits only for the peers' lanes of the
+same number, so lanes may run side by side or one after the other. The lane that ends last begins the next epoch.
 
 Memory model: all threads of a lane write rows, a barrier of the lane follows, and one thread then sets the word with release
 semantics at system scope. Whoever reads the word with acquire semantics at system scope sees the rows.
@@ -259,16 +260,16 @@ def _arrange(
 
 
 class PushedChoices(NamedTuple):
-    """Part of a row for the experts of the rank that it goes to; see `lay_out`.
+    """Weights and physical experts that rows carry behind the hidden states, so that the receiver can sort them by expert.
 
     Attributes:
-        rank_P: (P + 1,) int64, the rank of every physical expert, R for P.
+        rank_P: (P + 1,) int64, the rank of every physical expert; the last entry, R, stands for none.
         slot_P: (P,) int64, the slot of every physical expert on its rank.
-        weights: (N, K) floating point.
-        told: how many counts are told each rank.
-        tail: (N, T) int32 to be filled: K weights, float32; and from word `codes_at` on K codes, n * P + p for this rank's n-th
-            choice of the physical expert p, and -1 for none.
-        codes_at: word of a tail.
+        weights: (N, K) floating point, the weights of the choices.
+        told: how many numbers a rank tells each peer: rows, and choices of each of the peer's experts.
+        tail: (N, T) int32, filled by `lay_out`: K weights as float32, and from word `codes_at` on K codes. The code of a choice
+            is n * P + p if it is this rank's n-th choice of physical expert p, and -1 if the token needs none.
+        codes_at: index of the first code in a row of `tail`.
     """
 
     rank_P: torch.Tensor
@@ -282,20 +283,20 @@ class PushedChoices(NamedTuple):
 def lay_out(
     chosen_NK: torch.Tensor, ranks: int, slots: int, deduplicated: bool, choices: PushedChoices | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Sorts the choices of tokens by rank, and then by token. The host waits for nothing.
+    """Sorts the choices of tokens by rank, and then by token, in kernels for which the host does not wait.
 
     Args:
-        chosen_NK: (N, K) int, the rank of every choice, below 0 or from `ranks` on: none; with `choices` the physical expert
-            of every choice, P for none.
+        chosen_NK: (N, K) int, the rank of every choice; a number below 0 or from `ranks` on means none. With `choices` it is
+            the physical expert of every choice; P means none.
         ranks: number of ranks R.
-        slots: most rows for a rank, N or N * K at least.
-        deduplicated: whether a token's choices of one rank share a row: the first has it, the others have none.
-        choices: is filled with what rows carry for experts; None: nothing.
+        slots: capacity in rows for each rank: at least N if `deduplicated`, else N * K.
+        deduplicated: whether a token's choices on one rank share a row. The row then belongs to the first of them.
+        choices: its `tail` is filled; None: rows carry no weights and physical experts.
 
     Returns:
-        row_of_RX, (R, slots) int32, the choice n * K + k of each row; count_RT, (R, told) int32, rows of each rank and, with
-        `choices`, how often each of its experts is chosen, by slot; place_NK, (N, K) int64, rank * slots + row of each choice,
-        -1 for none.
+        row_of_RX, (R, slots) int32, the choice n * K + k of token n that each row stands for; count_RT, (R, told) int32, the
+        number of rows for each rank and, with `choices`, how often the expert in each of its slots is chosen; place_NK, (N, K)
+        int64, rank * slots + row for each choice, -1 if it has no row.
     """
     tokens, top_k = chosen_NK.shape
     row_of_RX = torch.empty(ranks, slots, dtype=torch.int32, device=chosen_NK.device)
@@ -311,18 +312,18 @@ def lay_out(
 
 
 class Peers(NamedTuple):
-    """Buffers of the ranks of a group, and how they are divided: the arguments that all launches share.
+    """Arguments that all launches of a group of ranks share: their buffers, and how these are divided.
 
     Attributes:
-        address_R: (R,) int64 on the device, where each rank's buffer is in this rank's address space.
-        state_3: (3,) int64 on the device: the epoch; one more than the first peer that was lost, 0 for none; and how many lanes
-            have ended.
+        address_R: (R,) int64 on the device, the address of each rank's buffer in this rank's address space.
+        state_3: (3,) int64 on the device: the epoch; 1 + the first peer that was found lost, or 0; the number of lanes that
+            have ended in this epoch.
         rank, ranks: this rank, and how many there are.
-        slots: rows of a peer that a half holds.
-        stages: rows of a table for each lane.
+        slots: rows that a half has room for from each peer.
+        stages: stages of an exchange, which are rows of each lane's table.
         lanes: programs of a launch.
-        polls: looks at a word after which its peer is lost.
-        told: counts that a rank tells each peer: of rows, and of choices of each of the peer's experts.
+        polls: how often a lane reads a word that does not change before it takes the word's peer for lost.
+        told: how many numbers a rank tells each peer: rows, and choices of each of the peer's experts.
     """
 
     address_R: torch.Tensor
@@ -337,18 +338,20 @@ class Peers(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows to push, and where their parts go in a slot.
+    """Rows to push, and the bytes of a slot at which their parts are written.
+
+    A row of a slot belongs to the entry c of `row_of_RX` (see `push`), which selects its parts.
 
     Attributes:
-        source: (X, H) what the rows begin with.
-        choices: `row_of_RX // choices` is the row of `source`.
-        tail: (Y, T) uint8, what each row goes on with at byte tail_at; None: nothing.
-        tail_choices: `row_of_RX // tail_choices` is the row of `tail`.
+        source: (X, H), of which row c // choices is written at the beginning of the slot.
+        choices: see `source`; K if `source` has a row per token, 1 if it has one per choice.
+        tail: (Y, T) uint8, of which row c // tail_choices is written at byte `tail_at`; None: nothing.
+        tail_choices: see `tail`.
         tail_at: byte of a slot.
         row_bytes: size of a slot.
-        scales_at: byte of a slot from which a row's scales go if `source` is to become e4m3; None: it stays as it is.
-        places, weights: (Z, K) int32 and float32; `row_of_RX` is then a row of them, and what is written is the weighted sum of
-            the rows of `source` at its places, -1 for none; None: rows are written as they are.
+        scales_at: byte of a slot for the scales, if `source` is to be quantised to e4m3; None: it is written in its own dtype.
+        places, weights: (Z, K) int32 and float32. If given, the slot gets the weighted sum of the rows places[c] of `source`,
+            in which -1 is skipped. None: rows of `source` are written as they are.
     """
 
     source: torch.Tensor
@@ -373,14 +376,15 @@ def push(
     sends: bool = True,
     waits: bool = True,
 ) -> None:
-    """Queues one exchange: writes each peer's rows into its slots, in the order of this rank's table, and waits for theirs.
+    """Queues one exchange: writes rows into the slots of each peer, in the order of a table, and waits for the peers' rows.
 
     Args:
-        peers, rows: buffers and rows.
-        table: (lanes, stages, COLUMNS) int32, this rank's (`stage_table`).
-        row_of_RX, count_RT: as `lay_out` returns them; (R, 1) where only rows are counted.
-        half, half_at: which half of the buffers is written, and the byte at which it begins.
-        sends, waits: one of both parts alone, where ranks share a stream; the wait ends the epoch.
+        peers, rows: the buffers, and the rows to write.
+        table: (lanes, stages, COLUMNS) int32, this rank's table, from `stage_table`.
+        row_of_RX, count_RT: as `lay_out` returns them; count_RT is (R, 1) if only rows are counted.
+        half, half_at: the half of the buffers that is written (0 or 1), and the byte at which it begins.
+        sends, waits: whether to write, and whether to wait. Ranks that share a stream all send first and then all wait. The
+            wait ends the epoch.
     """
     source, tail = rows.source, rows.source.new_empty(0, 0, dtype=torch.int32) if rows.tail is None else rows.tail
     if rows.scales_at is None and rows.places is None:
@@ -402,16 +406,19 @@ def push(
 def arrange(
     arrived: torch.Tensor, count_RT: torch.Tensor, packing: MessageFormat, expert_map: ExpertMap
 ) -> tuple[torch.Tensor, ...]:
-    """Sorts the rows of a dispatch by this rank's experts, once for each of their choices: one launch, and no wait of the host.
+    """Copies the hidden states that arrived in a dispatch into rows sorted by this rank's experts, in one launch.
+
+    A token that chose several experts of this rank gets a row for each. The host waits for nothing.
 
     Args:
-        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `PushedChoices`, at least one a peer.
-        count_RT: (R, told) int64, what peers have told.
+        arrived: (R * slots, row_bytes) uint8, the slots of a dispatch whose rows carry `PushedChoices`; at least one per peer.
+        count_RT: (R, told) int64, the counts that each peer has written.
         packing, expert_map: layout of the rows, and the layer's map.
 
     Returns:
-        rows, (X, H), of which the last ones are not filled; ends_E, (E,) int32, where the rows of each expert end; place_XK,
-        (R * slots, K) int32, the row of each choice of a filled slot, -1 for other ranks' experts; and their weights, float32.
+        rows, (X, H), the last of which are not filled; ends_E, (E,) int32, the row behind the last one of each expert;
+        place_XK, (R * slots, K) int32, the row of each choice of a filled slot, -1 for other ranks' experts; weight_XK, of the
+        same shape, float32, the choices' weights.
     """
     ranks, local, top_k = len(count_RT), expert_map.local, packing.top_k
     held = int(local.stop - local.start)
@@ -429,9 +436,10 @@ def arrange(
 
 
 def words(rows: torch.Tensor) -> torch.Tensor:
-    """Returns rows (X, H), contiguous in H, as (X, words) of the widest integers that fit their width, stride and beginning.
+    """Returns a view of rows (X, H), contiguous in H, as (X, words) of integers, so that a copy moves fewer elements.
 
-    The memory itself begins at a multiple of eight, as torch's does.
+    The integers are the widest that divide the rows' width, stride and offset. The storage must begin at a multiple of eight
+    bytes, as torch's does.
     """
     whole = [part * rows.element_size() for part in (rows.shape[1], rows.stride(0), rows.storage_offset())]
     sizes = (torch.int64, torch.int32, torch.int16, torch.uint8)

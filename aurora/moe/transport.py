@@ -1,4 +1,4 @@
-"""Transport: the interface that carries tensors between ranks in a planned order, and what its back ends share."""
+"""Transport: the interface of back ends that carry tensors between ranks in a planned order, and helpers that they share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,12 +18,14 @@ Observe = Callable[[int, bool, int, float, float], None]  # peer, whether sent, 
 
 
 def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending: bool) -> list[tuple[int, int, torch.Tensor]]:
-    """Returns (row, peer, slice of the peer's tensor) of each row of an order that `rank` sends or receives, in sequence.
+    """Returns the transfers of an order that `rank` sends, or those that it receives, in the sequence of the order.
+
+    Each is (row of the order, peer, slice of the peer's tensor along its first axis).
 
     Args:
         order: each of its rows is a pair of ranks, and the share of the pair's tensor that travels.
         rank: the rank.
-        tensors: for each peer, the tensor that is sent to it or received from it; rows are slices along its first axis.
+        tensors: for each peer, the tensor that is sent to it or received from it.
         sending: True for the rows that `rank` sends, False for the rows that it receives.
 
     Raises:
@@ -52,7 +54,7 @@ def row_slices(order: Order, rank: int, tensors: Sequence[torch.Tensor], sending
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns contiguous tensors as one of bytes: a view if they lie one after the other, as splits do, or a copy."""
+    """Returns the bytes of contiguous tensors as one tensor: a view if they are adjacent in memory, else a copy."""
     flats = [tensor.view(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
     if not flats:
         return torch.empty(0, dtype=torch.uint8)
@@ -64,7 +66,7 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class ThreadWork:
-    """Handle of work that runs in another thread, like torch's Work."""
+    """Handle of work that runs in another thread; has the methods of torch's Work."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -83,7 +85,7 @@ class StreamWork:
     """Handle of work that is queued on a CUDA stream, like the Work of torch's NCCL collectives.
 
     Args:
-        event: recorded behind the work.
+        event: CUDA event that is recorded behind the work.
         tensors: what the work reads and writes, kept until the handle has waited.
     """
 
@@ -91,7 +93,7 @@ class StreamWork:
         self._event, self._tensors = event, tensors
 
     def wait(self) -> bool:
-        """Makes the current stream wait for the work, not this thread, and returns True."""
+        """Makes the current CUDA stream, not this thread, wait for the work, and returns True."""
         self._event.wait()
         self._tensors = ()
         return True
@@ -123,16 +125,16 @@ class Transport(Protocol):
 
         Returns when this rank's transfers are done; on a GPU when they are queued on the current stream, see `wait`.
 
-        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel. A
-        rank's tensors to and from itself are not touched, but by the back end's own all-to-all, which copies them.
+        Both ends of a pair must give tensors of the same size, and all ranks the same order. Empty tensors do not travel. The
+        back end's own all-to-all also copies a rank's tensor to itself; with an order, that copy is left to the caller.
 
         Args:
             order: which pairs travel when; a transport keeps to it as well as its network allows. None: the back end's own
                 all-to-all, only where `has_collective`.
             sends: for each rank, the contiguous tensor to send to it.
             recvs: for each rank, the contiguous tensor to fill with what it sends.
-            observe: called for each transfer of this rank, in any thread, at the latest in `wait` or the next `gather`; a
-                transfer starts when this end is ready for it.
+            observe: called for each transfer of this rank, see `Observe`. The calls may come from any thread, and come at the
+                latest in `wait` or the next `gather`. A transfer counts as started when this end is ready for it.
 
         Raises:
             RankFailed: if a peer is lost.
@@ -145,7 +147,7 @@ class Transport(Protocol):
 
 @contextmanager
 def lost_others(rank: int) -> Iterator[None]:
-    """Context manager that turns a back end's RuntimeError, which does not tell who is lost, into a RankFailed."""
+    """Context manager that turns a back end's RuntimeError, which names no peer, into a RankFailed."""
     try:
         yield
     except RuntimeError as error:
@@ -153,7 +155,7 @@ def lost_others(rank: int) -> Iterator[None]:
 
 
 def peer_lost(rank: int, peers: Sequence[int], error: RuntimeError) -> RankFailed:
-    """Returns the RankFailed for a back end's error; it names the peers of which one is lost (none: unknown which)."""
+    """Returns a RankFailed for a back end's error; it names `peers`, one of which is lost. No peers: unknown which."""
     reason = str(error).strip().splitlines()[0]
     whom = " or ".join(f"rank {peer}" for peer in peers) or "the others"
     return RankFailed(f"rank {rank} lost {whom}: {reason}")
