@@ -23,7 +23,11 @@ MOST_LAYERS = 4096  # larger layer numbers are typing errors
 
 
 def as_array(what: str, value: ArrayLike) -> NDArray[Any]:
-    """Returns `value` as an array; a BadInput names it `what` if its rows differ in length."""
+    """Returns `value` as an array.
+
+    Raises:
+        BadInput: if its rows differ in length, or booleans are among its numbers; the message calls it `what`.
+    """
     try:
         array = np.asarray(value)
     except ValueError:
@@ -38,7 +42,11 @@ def _has_bool(value: Any) -> bool:
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
-    """Returns a locked int64 copy of an array of counts; a BadInput names it `what`."""
+    """Returns a locked int64 copy of an array of integers of zero or more.
+
+    Raises:
+        BadInput: if `value` is anything else, or has not `ndim` axes; the message calls it `what`.
+    """
     array = as_array(what, value)
     if array.ndim != ndim:
         raise BadInput(f"{what}: expected {ndim} axes, found shape {array.shape}")
@@ -52,7 +60,11 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
 
 
 def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
-    """Returns a locked float64 copy of an array of finite numbers; a BadInput names it `what`."""
+    """Returns a locked float64 copy of an array of finite numbers.
+
+    Raises:
+        BadInput: if `value` is anything else, or has not `ndim` axes; the message calls it `what`.
+    """
     array = as_array(what, value)
     if array.dtype.kind not in "iuf" or array.ndim != ndim:
         raise BadInput(f"{what}: expected numbers with {ndim} axes, found {array.dtype} of shape {array.shape}")
@@ -62,11 +74,11 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
 
 
 def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Returns two columns of numbers above zero as `numbers` does, after checking that they are of one length, not empty.
+    """Returns locked float64 copies of two columns, after checking that they are of one length, not empty, and above zero.
 
     Args:
-        what: how errors name both.
-        names: how they name each.
+        what: name of the pair of columns in errors.
+        names: name of each column in errors.
         one_X, other_X: (X,) the columns.
     """
     one, other = (numbers(f"{what}: {name}", column) for name, column in zip(names, (one_X, other_X), strict=True))
@@ -82,10 +94,10 @@ def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[An
     """Replaces array fields of a frozen value by checked, locked copies; fields that are None stay.
 
     Args:
-        value: the value, in its `__post_init__`.
+        value: the value; called from its `__post_init__`.
         check: `counts` or `numbers`.
-        what: begins the fields' names in errors.
-        names: the fields; an array has as many axes as there are letters after the last underscore of its name.
+        what: the value's name in errors, which precedes the field's.
+        names: the fields' names. The letters after the last underscore are the axes to expect: load_LE has two.
     """
     for name in names:
         if (array := getattr(value, name)) is not None:
@@ -93,11 +105,11 @@ def set_checked(value: object, check: Callable[[str, ArrayLike, int], NDArray[An
 
 
 def layer_numbers(what: str, value: Sequence[int]) -> tuple[int, ...]:
-    """Returns numbers of decoder layers as a tuple.
+    """Returns indices of decoder layers as a tuple, after checking them.
 
     Args:
-        what: how errors name them.
-        value: the numbers.
+        what: name of the indices in errors.
+        value: the indices.
 
     Raises:
         BadInput: unless they are ascending whole numbers from 0 to MOST_LAYERS.
@@ -127,7 +139,10 @@ def locked(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns a read-only view of an array, or of a copy in C order. Compiled functions are compiled once for such arrays."""
+    """Returns a read-only view of an array, copied first if it is not in C order.
+
+    Numba compiles a function again for each memory layout and writability of its arguments; arrays from here share one.
+    """
     view = np.ascontiguousarray(array).view()
     return locked(view)
 

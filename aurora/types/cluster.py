@@ -1,4 +1,4 @@
-"""Cluster: the GPUs of a deployment, one a rank, behind a switch that never blocks or a fabric of links; kinds of GPU."""
+"""Cluster: the GPUs of a deployment, one per rank, and the switch or fabric between them; datasheet figures of GPU kinds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +22,10 @@ class GpuKind:
         kind: its name, as NVML and torch give it.
         memory_bytes: size of its memory.
         memory_Bps: bandwidth of its memory, bytes per second.
-        half_flops: dense peak at half precision, operations per second.
+        half_flops: peak operations per second at half precision, without sparsity.
         pcie: PCIe generation.
         source: the datasheet.
-        fp8_flops: dense peak at fp8; None if it has none.
+        fp8_flops: the same at fp8; None if the GPU has no fp8.
         link_Bps: bytes per second to the GPUs of its server, each way; None if only PCIe connects them.
     """
 
@@ -71,8 +71,8 @@ class Gpu:
         speed: compute speed relative to the reference GPU (1.0).
         startup_s: fixed seconds of one message.
         rack: the name of its rack, which has a leaf switch of its own in a leaf/spine fabric; None if no GPU names one.
-        failure_rate: failures in any unit of time, relative to the other GPUs'; a node fails at the sum of its GPUs' rates.
-            None if unknown.
+        failure_rate: failures per unit of time, in one unit for all GPUs, because only their ratios count; a node fails at the
+            sum of its GPUs' rates. None if unknown.
 
     Raises:
         BadInput: if a number is out of range, or a name has control characters.
@@ -113,13 +113,13 @@ class Cluster(Value):
     Args:
         name: its name.
         gpus: the GPUs, G of them.
-        fabric: links between the GPUs; None is a big switch, where only ports limit.
+        fabric: links between the GPUs; None: a big switch, where only the GPUs' ports limit transfers.
         incast: as in Network.
-        link_curves: measured exchanges between its GPUs, as in Network's curves.
+        link_curves: measured seconds of exchanges between its GPUs, as `curves` of Network.
 
     Raises:
-        BadInput: if there is no GPU, the fabric has another number of GPUs, incast lies outside 0 to 1, or there are link
-            curves of one number of partners twice, or beside a fabric or incast.
+        BadInput: if there is no GPU, the fabric has another number of GPUs, incast lies outside 0 to 1, two link curves have
+            the same number of partners, or link curves are given together with a fabric or incast.
 
     Source (big switch): Aurora §2.4.
     """
@@ -164,17 +164,17 @@ class Cluster(Value):
 
     @cached_property
     def equal(self) -> bool:
-        """True if all GPUs are equal in everything that planning looks at."""
+        """True if all GPUs have the same kind, speed, memory, start-up and port rates."""
         return len({(g.kind, g.out_Bps, g.in_Bps, g.memory_bytes, g.speed, g.startup_s) for g in self.gpus}) == 1
 
     def at_ranks(self, ranks: Sequence[int]) -> Self:
-        """Returns the cluster of some of the GPUs, in the given sequence, with the servers among them.
+        """Returns the cluster of the GPUs with the numbers `ranks`, in that sequence, on the servers that they are on here.
 
         Args:
-            ranks: which GPUs, one or more.
+            ranks: numbers of GPUs, one or more.
 
         Raises:
-            BadInput: if the fabric is not one of servers with a NIC for each GPU, which alone can be taken apart.
+            BadInput: if the cluster has a fabric other than servers with one NIC per GPU.
         """
         gpus, fabric = tuple(self.gpus[rank] for rank in ranks), self.fabric
         if fabric is not None:

@@ -1,4 +1,4 @@
-"""Compiled functions: numba's `njit`, which keeps their code where something can be written, and works where nothing can."""
+"""Compiled functions: numba's `njit` that caches machine code on disk, or works without a cache if no folder is writable."""
 
 import os
 import tempfile
@@ -38,10 +38,12 @@ with suppress(BadInput, OSError, RuntimeError):  # no such folder, or no home: e
 
 
 def njit(*signature: Any, allocates: bool = True, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Returns numba's `njit` with these arguments; without its cache where numba finds no folder that it can write.
+    """Returns numba's `njit` with these arguments; without its cache if numba finds no writable folder.
 
-    Functions that make no arrays say `allocates=False`: numba then counts no references to those that they are given, which
-    takes most of the time of short functions that hand on tuples of many arrays.
+    Args:
+        signature, options: arguments of numba's `njit`.
+        allocates: whether the function creates arrays. False: numba skips counting references to the function's arguments.
+            That takes most of the time of short functions that pass on tuples of many arrays.
     """
     if not allocates and hasattr(DefaultOptions, "_nrt"):
         options["_nrt"] = False
@@ -58,6 +60,6 @@ def njit(*signature: Any, allocates: bool = True, **options: Any) -> Callable[[C
 
 
 def cache_folder(function: Any) -> str | None:
-    """Returns the folder in which the code of a compiled function is kept; None: it is not kept."""
+    """Returns the folder in which numba caches the machine code of a compiled function; None if it is not cached."""
     path: str | None = function._cache.cache_path
     return path

@@ -1,4 +1,4 @@
-"""Reports: loads and decisions of control loops while a model served; sums of coded aggregations."""
+"""Reports of control loops, with the loads that they saw and their decisions; results of coded aggregation rounds."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
@@ -12,16 +12,16 @@ from aurora.types.arrays import Value, numbers
 
 @dataclass(frozen=True)
 class PlacementChange:
-    """A change of a model's placement that its control loop decided. Times are seconds since the run began.
+    """A change of a model's placement that its control loop decided.
 
     Args:
-        at_s: when it was decided.
-        action, kind, reason: as of `aurora.planner.control.controller.Decision`.
+        at_s: time of the decision, in seconds since the run began.
+        action, kind, reason: as in `aurora.planner.control.controller.Decision`.
         layers: the layers that change.
-        moves: how many experts move.
-        bytes: of their weights.
-        took_s: seconds until the placement was in force; None: it never was, since the run was dry, the moves failed or the
-            run ended before.
+        moves: number of experts that GPUs fetch.
+        bytes: bytes of these experts' weights.
+        took_s: seconds from the decision until the new placement was in force; None: it never was, because the run was dry, the
+            moves failed or the run ended first.
     """
 
     at_s: float
@@ -36,15 +36,18 @@ class PlacementChange:
 
 @dataclass(frozen=True)
 class ControlWindow:
-    """A window of traffic as a control loop saw it, or some in sequence: means, but time, age and traffic are the last one's.
+    """One window of traffic as a control loop saw it, or several consecutive windows joined into one entry.
+
+    Of joined windows, both balancednesses are means; the other attributes are the last window's. Balancedness is the mean load
+    of the GPUs divided by the largest: 1 is balanced.
 
     Args:
-        at_s: when it was decided on, in seconds since the run began.
-        windows: how many windows these are.
-        balancedness: mean over largest load of the GPUs, by the placement in force.
-        expected_balancedness: the same of the placement wanted, in the next window.
-        age_s: seconds since the placement came into force.
-        traffic: how many times traffic had changed until then.
+        at_s: time of the window's decision, in seconds since the run began.
+        windows: number of windows joined in this entry; 1: not joined.
+        balancedness: balancedness under the placement in force.
+        expected_balancedness: balancedness that the controller expects in the next window, under the placement that it wants.
+        age_s: seconds since the placement in force came into force.
+        traffic: how many changes of traffic the controller had detected until then.
     """
 
     at_s: float
@@ -57,26 +60,26 @@ class ControlWindow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ControlReport(Value):
-    """Loads that a control loop saw and its decisions for one model. In a dry run it is what it would have done.
+    """Loads that a control loop saw for one model, and its decisions, which a dry run does not carry out.
 
     Args:
         model: the model's name.
-        dry_run: whether it only said what it would do.
-        windows: windows of traffic.
-        skipped: of these, how many were replaced by later ones before they were looked at.
-        decisions: how many, by kind of reason.
-        balancedness: mean over largest load of the GPUs in the last window; None: no window had tokens.
-        expected_balancedness: the same as expected after the last decision.
+        dry_run: whether the loop only reported its decisions and moved nothing.
+        windows: number of windows of traffic that the loop received.
+        skipped: number of these that a later window replaced before the loop looked at them.
+        decisions: number of decisions by kind of reason.
+        balancedness: mean load of the GPUs divided by the largest, in the last window; None: no window had tokens.
+        expected_balancedness: the same ratio, as expected after the last decision.
         age_s: seconds since the placement in force came into force.
-        bytes: of expert weights that moved.
-        move_s: seconds in which they did.
-        failures: of planning, moving or saying.
-        stuck: how many times the loop did not get on.
+        bytes: bytes of expert weights that moved.
+        move_s: seconds that the moves took.
+        failures: number of exceptions while planning, moving or logging.
+        stuck: number of times the loop gave no sign of life for too long.
         changes: the newest changes that were decided.
-        series: the windows that had tokens; in long runs neighbours are joined.
+        series: the windows that had tokens; in long runs neighbouring windows are joined.
 
     Raises:
-        BadInput: if numbers are none, or not finite.
+        BadInput: if a number is not a finite number.
     """
 
     model: str
@@ -110,8 +113,8 @@ class WorkerReport:
     Attributes:
         worker: the worker's number.
         batches: the batches that it holds.
-        state: "working", "used", "not needed" (its batches had come already), "not waited for", "wrong: ..." (it sent what its
-            batches do not give), or what else was wrong with it.
+        state: "working"; "used"; "not needed": others had delivered its batches before; "not waited for"; "wrong: ...": its
+            message is not the result of its batches; or another failure in words.
         seconds: seconds from the start of the round until its message came or it was given up; None before that.
     """
 
@@ -130,7 +133,7 @@ class AggregationResult(Value):
         arrived: the workers whose messages came before the sum was known, in the order of arrival.
         reports: one report per worker.
         seconds: seconds of the whole round.
-        compute_s: the longest time that an arrived worker computed, in seconds.
+        compute_s: seconds that the slowest of the arrived workers computed.
         late: number of messages that belonged to earlier rounds or were sent twice.
     """
 

@@ -14,7 +14,7 @@ Vertex = int | str  # a GPU by its rank, a switch by its name
 
 
 def named(vertex: Vertex) -> str:
-    """Returns a vertex as errors and reports name it."""
+    """Returns the name of a vertex in errors and reports: "rank 3" for GPU 3, and a switch's own name."""
     return vertex if isinstance(vertex, str) else f"rank {vertex}"
 
 
@@ -133,12 +133,12 @@ def leaf_spine(
 def servers(
     node_G: Sequence[int], out_Bps: Sequence[float], in_Bps: Sequence[float], nic_Bps: float, shared_nic: bool = False
 ) -> Fabric:
-    """Returns a fabric of servers. GPUs reach GPUs of their server at their ports' rates, and others by NICs.
+    """Returns a fabric of servers. GPUs reach GPUs of their server at their ports' rates, and other GPUs through NICs.
 
     The NICs are linked to a switch that never blocks.
 
     Args:
-        node_G: (G,), the server of each GPU; servers are numbered anew from zero, in this sequence.
+        node_G: (G,), the node of each GPU. Each node becomes a server; servers are numbered from zero by rising node.
         out_Bps: (G,), bytes per second that each port sends.
         in_Bps: (G,), bytes per second that each port receives.
         nic_Bps: bytes per second of a NIC, each way.
@@ -159,11 +159,11 @@ def servers(
 
 @dataclass(frozen=True)
 class Cut:
-    """Ports and links that some traffic must cross.
+    """Ports and links that some traffic must cross, which bounds its time from below.
 
     Attributes:
-        bound_s: seconds that the traffic takes at least.
-        load_bytes: bytes that must cross them.
+        bound_s: seconds that the traffic takes at least: load_bytes / summed rate of the ports and links.
+        load_bytes: bytes that must cross the ports and links.
         links: names of the ports and links.
     """
 
@@ -177,11 +177,11 @@ MOST_PARTNERS = 4096  # as many as a cluster's GPUs
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TransferCurve(Value):
-    """Measured seconds of exchanges in which each GPU sends equally many bytes to each of its partners, posted together.
+    """Measured seconds of exchanges by size. In them each GPU sends equally many bytes to each partner, all posted at once.
 
     Args:
-        partners: how many GPUs each GPU sends to, and receives from.
-        bytes_X: (X,) float64, bytes that a port sends in all, rising, above zero.
+        partners: number of GPUs that each GPU sends to, and receives from.
+        bytes_X: (X,) float64, bytes that one port sends to all partners together, rising, above zero.
         seconds_X: (X,) float64, seconds from the start to the last byte, above zero, never falling.
 
     Raises:
@@ -203,25 +203,25 @@ class TransferCurve(Value):
             raise BadInput(f"{what}: expected bytes that rise, and seconds that never fall")
 
     def at_rate(self, times: float) -> "TransferCurve":
-        """Returns the curve of ports that are so many times as fast: their start-up stays, and bytes take less time."""
+        """Returns the curve of ports with `times` the rate: bytes take 1 / `times` of their seconds, the start-up stays."""
         return TransferCurve(self.partners, self.bytes_X * times, self.seconds_X)
 
 
 def checked_curves(
     what: str, gpus: int, fabric: Fabric | None, incast: float, curves: Sequence[TransferCurve]
 ) -> tuple[TransferCurve, ...]:
-    """Returns curves by rising partners, after checking what limits some GPUs beside their ports.
+    """Checks that a fabric, incast and link curves fit each other, and returns the curves by rising number of partners.
 
     Args:
-        what: how errors name the owner of all this.
-        gpus: how many GPUs it has.
+        what: name in errors of the cluster or network that has them.
+        gpus: its number of GPUs.
         fabric: its fabric; None: a big switch.
         incast: its incast.
-        curves: its curves.
+        curves: its link curves.
 
     Raises:
-        BadInput: if the fabric has another number of GPUs, incast lies outside 0 to 1, or there are curves of one number of
-            partners twice, or beside a fabric or incast.
+        BadInput: if the fabric has another number of GPUs, incast lies outside 0 to 1, two curves have the same number of
+            partners, or curves are given together with a fabric or incast.
     """
     if fabric is not None and fabric.gpus != gpus:
         raise BadInput(f"{what}: expected a fabric of {gpus} GPUs, found one of {fabric.gpus}")
@@ -245,19 +245,19 @@ class Network(Value):
     Args:
         out_Bps_G: (G,) float64, bytes per second that each port sends.
         in_Bps_G: (G,) float64, bytes per second that each port receives.
-        startup_s_G: (G,) float64, fixed seconds of one message; a transfer takes that of its slower end. Zeros by default.
-        fabric: the links between the GPUs; None is a big switch, where only ports limit (Aurora §2.4).
+        startup_s_G: (G,) float64, fixed seconds of one message; a transfer has the larger of its two ends. Zeros by default.
+        fabric: the links between the GPUs; None: a big switch, where only ports limit transfers (Aurora §2.4).
         incast: part of its rate, 0 to 1, that a receiving port loses for each concurrent sender beyond the first, down
             to a tenth of the rate; zero loses nothing. Bounds leave incast out; timed schedules and simulations include it. It
             is the simplest model of the measured throughput collapse: goodput falls with the number of senders, at worst by an
             order of magnitude.
-        curves: measured exchanges by bytes, one for each number of partners. Where there are some, a transfer's start-up is
-            what they take beyond their bytes at the ports' rates, and startup_s_G says what orders are made for.
+        curves: measured seconds of exchanges by bytes, one curve for each number of partners. If there are any, the start-up of
+            a predicted transfer is the measured seconds minus bytes / port rate; startup_s_G then serves only to make orders.
 
     Raises:
         BadInput: if a rate is not above zero, a start-up is below zero, columns differ in length, the fabric has another number
-            of GPUs, incast lies outside 0 to 1, or there are curves of one number of partners twice,
-            or beside a fabric or incast.
+            of GPUs, incast lies outside 0 to 1, two curves have the same number of partners, or curves are given together with
+            a fabric or incast.
 
     Source (incast): Phanishayee et al., FAST 2008; Chen et al., WREN 2009.
 
@@ -315,5 +315,5 @@ class Network(Value):
 
     @cached_property
     def pair_startup_s_GG(self) -> FloatArray:
-        """(G, G) float64: start-up seconds of each transfer, those of its slower end."""
+        """(G, G) float64: start-up seconds of each transfer, the larger of those of its two ends."""
         return locked(np.maximum(self.startup_s_G[:, None], self.startup_s_G[None, :]))

@@ -1,7 +1,7 @@
-"""Options of the public functions; those of runs and training have a module of their own.
+"""Options of the public functions; the options of runs and training are in `aurora.types.run_options`.
 
-Each option is written here alone: `aurora.cli.options` makes parameters, help and completion of commands from the fields,
-whose OptionField has defaults, limits, and what the command line shows.
+Each option is defined once, as a field of a dataclass. `aurora.cli.options` generates the commands' parameters, help and shell
+completion from these fields: limits and flags come from their OptionField, help from their line under Args.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,20 +22,22 @@ MOST_PORT = 65535
 
 @dataclass(frozen=True)
 class OptionField:
-    """Limits of an options dataclass's field, and its option on the command line, whose help is the field's line under Args.
+    """Limits of one field of an options dataclass, and its form on the command line.
+
+    The option's help is the field's line under Args of the dataclass. CHOICES are lists of names by kind, such as "order".
 
     Attributes:
-        above: the value is more than this; None: no such limit.
-        least: the value is at least this; None: no such limit.
-        most: the value is at most this, far above use and below what would hang or fill the memory; None: no limit.
-        one_of: the names that the value, or each of its values, can be; empty: any.
+        above: exclusive lower limit of the value; None: no such limit.
+        least: inclusive lower limit; None: no such limit.
+        most: inclusive upper limit, far above use and below what would hang or fill the memory; None: no limit.
+        one_of: the names that the value, or each of its elements, can be; empty: any.
         flag: the option as typed; empty: the field's name with dashes.
-        panel: panel of `--help-all`; an option without one is shown by `--help` too.
-        choices: kinds of CHOICES, with spaces between, whose names complete the option.
-        names: text after the help, each {kind} of CHOICES in it becomes names; None: those of `one_of` or of `choices`, unless
-            the help has such a {kind} or all names.
-        metavar: what help shows in place of the value; empty: its type.
-        read: reads the value from the command line's text; None: the field's type does.
+        panel: heading in `--help-all` under which the option stands; None: the option is shown by `--help` too.
+        choices: kinds of CHOICES, separated by spaces, whose names complete the option in a shell.
+        names: text appended to the help, in which each {kind} is replaced by the names of that kind of CHOICES; None: the names
+            of `one_of`, or of the first kind of `choices`, unless the help itself has a {kind} or names all of `one_of`.
+        metavar: placeholder of the value in the help; empty: its type.
+        read: converts the command line's text to the value; None: the field's type does.
     """
 
     above: float | None = None
@@ -51,12 +53,17 @@ class OptionField:
 
 
 def option(default: Any, **how: Any) -> Any:
-    """Returns a dataclass field with this default that the command line offers as an option; `how`: see OptionField."""
+    """Returns a dataclass field with this default, which is also an option of the command line.
+
+    Args:
+        default: the field's default.
+        how: attributes of its OptionField.
+    """
     return field(default=default, metadata={"option": OptionField(**how)})
 
 
 def check_options(options: Any) -> None:
-    """Check the fields of an options dataclass against the limits of their OptionField.
+    """Checks the fields of an options dataclass against the limits of their OptionField.
 
     Raises:
         BadInput: if a value is neither None nor within its limits.
@@ -106,14 +113,14 @@ AIMS = ": {aim} (mean; for several models or with --co-activation: own)"
 
 
 def read_micro_batches(text: str) -> int:
-    """Returns the number of micro-batches that `text` says; 0 for auto. Raises BadInput if it says none."""
+    """Converts "auto" to 0, and a number from 1 to 4 in digits to that number of micro-batches; else raises BadInput."""
     if text != "auto" and text not in map(str, MICRO_BATCH_COUNTS):
         raise BadInput(f"`micro_batches`: expected auto or a number from 1 to {MICRO_BATCH_COUNTS[-1]}, found {text!r}")
     return 0 if text == "auto" else whole_number(text)
 
 
 def read_slots(text: str) -> int | None:
-    """Returns the slots per GPU that `text` says; AUTO_SLOTS for auto, None for memory. Raises BadInput if it says none."""
+    """Converts text to slots per GPU: "auto" to AUTO_SLOTS, "memory" to None, digits to the number; else raises BadInput."""
     try:
         slots = {"auto": AUTO_SLOTS, "memory": None}[text] if text in ("auto", "memory") else whole_number(text)
     except BadInput:
@@ -124,7 +131,11 @@ def read_slots(text: str) -> int | None:
 
 
 def read_step_tokens(text: str) -> tuple[int, int] | None:
-    """Returns the fewest and the most tokens of a step that `text` says, N or LO:HI; None for auto. Raises BadInput if none."""
+    """Converts text to (fewest, most) tokens of a step: "64" to (64, 64), "16:64" to (16, 64), "auto" to None.
+
+    Raises:
+        BadInput: if the text is anything else.
+    """
     least, _, most = text.partition(":")
     try:
         return None if text == "auto" else (whole_number(least), whole_number(most or least))

@@ -98,14 +98,14 @@ class Placement(Value):
         return len(self.slots_LG[0])
 
     def layer(self, number: int) -> "Placement":
-        """Returns the placement of one layer alone."""
+        """Returns the placement of layer `number`, from 0, as a placement of one layer."""
         return Placement(
             self.slots_LG[number : number + 1], None if self.split_LG is None else self.split_LG[number : number + 1]
         )
 
     @classmethod
     def of_slots(cls, held_LGP: IntArray, share_LGP: FloatArray | None = None) -> "Placement":
-        """Returns the placement that tables of slots hold.
+        """Returns the placement given by tables of slots.
 
         Args:
             held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none.
@@ -128,17 +128,25 @@ class Placement(Value):
 
     @classmethod
     def divided(cls, slots_G: tuple[tuple[int, ...], ...], split_EG: FloatArray) -> "Placement":
-        """Returns the placement of one layer whose slots take the parts split_EG (E, G); it has no split without replicas."""
+        """Returns the placement of one layer with a given load split; its split_LG is None if no expert has replicas.
+
+        Args:
+            slots_G: the experts on each GPU.
+            split_EG: (E, G), the part of each expert's load that each GPU takes.
+        """
         if sum(map(len, slots_G)) == len(split_EG):
             return cls((slots_G,))
         return cls((slots_G,), (tuple(tuple(split_EG[list(held), gpu].tolist()) for gpu, held in enumerate(slots_G)),))
 
     @classmethod
     def evenly(cls, slots_LG: tuple[tuple[tuple[int, ...], ...], ...]) -> "Placement":
-        """Returns the placement whose slots take even parts of an expert's load; it has no split if no expert has replicas.
+        """Returns the placement in which every slot of an expert takes the same part of its load.
+
+        Its split_LG is None if no expert has replicas.
 
         Args:
-            slots_LG: by layer and GPU, the experts in its slots; an expert twice on a GPU becomes one replica with two parts.
+            slots_LG: slots_LG[l][g] are the experts in the slots of GPU g. An expert in two slots of one GPU becomes one
+                replica that takes the parts of both.
         """
         counts_L = [Counter(chain.from_iterable(layer)) for layer in slots_LG]
         if all(number == 1 for counts in counts_L for number in counts.values()):
@@ -152,7 +160,7 @@ class Placement(Value):
 
     @classmethod
     def stack(cls, parts: "Sequence[Placement]") -> "Placement":
-        """Returns the placement whose layers are those of `parts`, one after the other."""
+        """Returns the placement with the layers of all `parts`, in sequence."""
         slots = tuple(layer for part in parts for layer in part.slots_LG)
         if all(part.split_LG is None for part in parts):
             return cls(slots)
@@ -168,7 +176,9 @@ class Placement(Value):
         return Placement(relabelled(self.slots_LG), self.split_LG and relabelled(self.split_LG))
 
     def fewest_replicas(self, layer: int, node_G: ArrayLike) -> tuple[int, int]:
-        """Returns on how many GPUs, and on how many nodes, the expert of a layer is that is on the fewest.
+        """Returns the smallest number of GPUs, and the smallest number of nodes, that hold an expert of a layer.
+
+        (2, 1): every expert is on two GPUs or more, and some expert is on one node only.
 
         Args:
             layer: index of the layer.
@@ -210,14 +220,15 @@ TINY = 1e-200  # smaller loads count as zero
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GpuSlots(Value):
-    """Numbers of experts that fit on each GPU, and the cost of load there.
+    """Number of experts that fit on each GPU, and the cost of a unit of load there.
 
     Attributes:
         slots_G: (G,) int64, experts that fit on each GPU, replicas included; one or more.
-        cost_G: (G,) float64 above zero, what a unit of load costs on each GPU: 1 where all are equal, else 1 / speed, or the
+        cost_G: (G,) float64 above zero, the cost of a unit of load on each GPU: 1 where all are equal, else 1 / speed, or the
             seconds that a token takes to compute and to move.
         nodes: number of nodes; each has equally many consecutive GPUs. Only EPLB's hierarchical placement uses it.
-        groups: number of expert groups (of group-limited routing), equally many consecutive experts each. Only for EPLB too.
+        groups: number of expert groups of group-limited routing; each has equally many consecutive experts. Only EPLB's
+            hierarchical placement uses it.
 
     Raises:
         BadInput: if lengths differ, or values are out of range.
@@ -266,7 +277,7 @@ class GpuSlots(Value):
         return bool((self.slots_G == self.slots_G[0]).all() and (self.cost_G == self.cost_G[0]).all())
 
     def useful_G(self, experts: int) -> IntArray:
-        """Returns (G,) int64, the slots of each GPU, at most `experts`: more slots cannot all hold different experts."""
+        """Returns (G,) int64, the slots of each GPU, at most `experts`, because a GPU holds an expert in one slot only."""
         return np.minimum(self.slots_G, experts)
 
 
@@ -275,12 +286,12 @@ class ReplicaPlacement(Value):
     """Experts and their replicas on GPUs, layer by layer, for the loads that they were placed for.
 
     Attributes:
-        method: the placement's name in REPLICAS.
+        method: the method's name in REPLICAS.
         placement: the experts on each GPU, and how each expert's load splits over its replicas.
-        max_load_L: (L,) float64, the largest product of a GPU's load and its cost.
-        mean_load_L: (L,) float64, what max_load_L would be if load could be split at will.
+        max_load_L: (L,) float64, the largest load x cost of a GPU.
+        mean_load_L: (L,) float64, the value of max_load_L if any part of the load could go to any GPU.
         bound_L: (L,) float64, a lower bound on max_load_L for all placements that these slots and the method's rules allow.
-        seconds: what finding the placement took.
+        seconds: seconds that it took to find the placement.
     """
 
     method: str
@@ -304,15 +315,15 @@ class ReplicaPlacement(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rebalanced(Value):
-    """The placement that follows on one in force, for new loads. Replicas share their expert's load evenly.
+    """Result of `aurora.rebalance`: the next placement. Replicas share their expert's load evenly.
 
     Attributes:
         held_LGP: (L, G, P) int64, the expert in each slot, -1 for none; an expert that stays on a GPU keeps its slot.
-        moves_L: (L,) int64, how many experts the GPUs fetch: those that they did not hold before.
-        before_L: (L,) float64, the largest product of a GPU's load and its cost with the placement in force.
-        max_load_L: (L,) float64, the same with this one; never more.
-        mean_load_L: (L,) float64, what it would be if load could be split at will.
-        seconds: what finding the placement took.
+        moves_L: (L,) int64, number of experts that GPUs fetch because they did not hold them before.
+        before_L: (L,) float64, the largest load x cost of a GPU under the previous placement, with the new loads.
+        max_load_L: (L,) float64, the same under this placement; never more.
+        mean_load_L: (L,) float64, the value of max_load_L if any part of the load could go to any GPU.
+        seconds: seconds that it took to find the placement.
     """
 
     held_LGP: IntArray
@@ -333,9 +344,12 @@ class Rebalanced(Value):
 
 
 def expert_loads(what: str, value: ArrayLike) -> FloatArray:
-    """Returns loads of experts, (L, E) or (E,) for one layer, as a locked (L, E) float64 array; a BadInput names them `what`.
+    """Returns loads of experts, (L, E) or (E,) for one layer, as a locked (L, E) float64 array.
 
-    Loads below TINY become zero, so that what is divided by GPUs and slots stays a normal float.
+    Loads below TINY become zero, so that quotients by GPUs and slots stay normal floats.
+
+    Raises:
+        BadInput: if they are no loads of zero or more; the message calls them `what`.
     """
     array = as_array(what, value)
     table = numbers(what, array[None, :] if array.ndim == 1 else array, 2)
@@ -360,8 +374,8 @@ class FailureDomains(Value):
     Attributes:
         slots_N: (N,) int64, experts that fit on each node, replicas included; one or more.
         domain_N: (N,) int64, the failure domain of each node, 0..D-1, every domain with at least one node.
-        odds_D: (D,) float64 above zero, how likely each domain fails, relative to the others. Failure rates serve while
-            failures are rare.
+        odds_D: (D,) float64 above zero, how likely each domain fails, relative to the others. If failures are rare, these can
+            be failure rates.
 
     Raises:
         BadInput: if lengths differ, domains are not numbered from 0, or odds differ by more than a factor of MAX_ODDS_RATIO.
@@ -437,7 +451,9 @@ class FailureDomains(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SurvivalProbability(Value):
-    """Probability that every expert is still held after k of D failure domains failed; entry k - 1 of each array, k = 1..D-1.
+    """Probability that every expert is still held after k of D failure domains failed.
+
+    Entry k - 1 of each array is for k failures, k = 1..D-1.
 
     Attributes:
         p_K: (D - 1,) float64, the probability.
@@ -458,11 +474,11 @@ class ResilientPlacement(Value):
     """Experts and their replicas on nodes that may fail, layer by layer.
 
     Attributes:
-        method: the placement's name in SURVIVE.
-        min_replicas: replicas of each expert at least; on min(min_replicas, N) distinct nodes, if the method guarantees that.
+        method: the method's name in SURVIVE.
+        min_replicas: minimum replicas of each expert; on min(min_replicas, N) distinct nodes, if the method guarantees that.
         slots_LN: slots_LN[l][n] are the experts in the slots of node n in layer l, ascending; an expert may be there twice.
-        survival_L: how likely every expert of each layer survives.
-        seconds: what finding the placement took.
+        survival_L: by layer, the probability that all of its experts survive 1, 2, ... failures.
+        seconds: seconds that it took to find the placement.
     """
 
     method: str

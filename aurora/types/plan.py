@@ -44,18 +44,19 @@ class ModelPlan(Value):
         dispatch_L: the order of each layer's dispatch.
         combine_L: the order of each layer's combine.
         dispatch_s_L: (L,) float64, seconds of each layer's dispatch when the traffic of the whole profile is one all-to-all.
-        fluid_bound_s_L: (L,) float64, its fluid bound.
-        one_to_one_bound_s_L: (L,) float64, its one-to-one bound.
+        fluid_bound_s_L: (L,) float64, the fluid bound on dispatch_s_L.
+        one_to_one_bound_s_L: (L,) float64, the one-to-one bound on dispatch_s_L.
         cut_L: the cut that limits each layer's dispatch on a fabric; empty on a big switch.
         load_LE: (L, E) int64, the tokens of each expert in the traffic that the plan was made for.
-        dense_layers: the model's numbers of its decoder layers without experts, as in Profile.
+        dense_layers: indices, among all decoder layers, of those without experts, as in Profile.
         deduplicated: a token travels once to a GPU that holds several of its experts; all seconds and orders are for that.
-        hierarchy: the servers and chunks of its all-to-alls, which then have two hops; None if they are flat.
+        hierarchy: the servers and chunks of its hierarchical all-to-alls; None if they are flat.
         traffic_digest: the profile's digest without its compute curves; empty in plans of earlier versions.
 
     Raises:
-        BadInput: if there are not two orders and loads for each layer, top_k or a size is out of range, a deduplicated model
-            with flat all-to-alls has replicas, or a hierarchical one is not deduplicated or has servers of other ranks.
+        BadInput: if a layer lacks loads or one of its two orders, top_k or a size is out of range, a deduplicated model with
+            flat all-to-alls has replicas, or a hierarchical one is not deduplicated or its hierarchy has another number of
+            ranks.
     """
 
     model: str
@@ -108,19 +109,19 @@ class ModelPlan(Value):
 
     @property
     def identity(self) -> ModelIdentity:
-        """Properties that tell the model from others."""
+        """Sizes and fingerprint that distinguish the model from others."""
         sizes = (len(self.dispatch_L), self.placement.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
         return ModelIdentity(self.model, self.fingerprint, *sizes)
 
     def made_from(self, profile: Profile) -> bool:
-        """Returns whether a profile holds the traffic that this was planned from; its compute curves may be others."""
+        """Returns whether the plan was made from the traffic of `profile`; the compute curves may differ."""
         if not self.traffic_digest:
             return profile.digest == self.profile_digest
         return profile.traffic_digest == self.traffic_digest
 
     @property
     def bound_s_L(self) -> FloatArray:
-        """(L,) float64: lower bounds on dispatch_s_L, the larger of each layer's fluid bound and its cut's."""
+        """(L,) float64: lower bounds on dispatch_s_L: each layer's fluid bound, or its cut's bound if that is larger."""
         return np.maximum(self.fluid_bound_s_L, [cut.bound_s for cut in self.cut_L] or 0.0)
 
 
@@ -133,24 +134,24 @@ class Plan(Value):
         models: each model's placement and orders.
         options: how the plan was made, resolved: strategies by name where "auto" was asked for. `assign` and `order` stay
             "auto" where they decide nothing, or each layer for itself.
-        objective_s: seconds of all layers in the planning model `objective`; windows and domains are summed, or weighed as
-            `options.aim` says. The planning model knows ports and the NICs of servers, not the links of other fabrics; orders
-            are timed on all of them.
-        bound_s: proved seconds; no placement within each GPU's slots takes less, replicas included where there are more slots
+        objective_s: predicted seconds of all layers by the formula that `objective` names; windows and domains are summed, or
+            weighted as `options.aim` says. The formula covers ports and the NICs of servers, but not the links of other
+            fabrics; the times of orders (`dispatch_s_L`) cover these too.
+        bound_s: lower bound on objective_s over all placements within each GPU's slots, with replicas if there are more slots
             than experts. The slots are `options.slots_per_gpu`, or what memory holds.
-        assignment_bound_s: proved seconds; no assignment of the same groups of experts, one group per GPU, takes less; where
-            all-to-alls are hierarchical, no placement that holds every expert once. None where experts have replicas, the plan
-            serves several scenarios, or the placement was given or migrated.
-        epoch: how many plans were in force before this one.
-        survival_LK: (L, D-1) float64: with `options.min_replicas`, how likely every expert is still held after 1, 2, ... of the
-            D nodes failed; None where failures were not planned for.
-        unseen_s: seconds to be expected on windows that its profiles hold no record of, weighed as `objective_s`; None where
-            not estimated: several models, or deduplicated tokens.
-        slot_gain: by what share `unseen_s` would fall with one more slot on each GPU, which its memory has; of slots that were
-            chosen, the simulated step on windows kept aside. None where memory has none, or not estimated.
-        notes: remarks on how the plan came about.
-        between_s: the seconds between which objective_s lies, where it is estimated from counts alone, as rows of hierarchical
-            all-to-alls are then; None where it is exact.
+        assignment_bound_s: lower bound on objective_s over all assignments of the same groups of experts, one group per GPU;
+            with hierarchical all-to-alls, over all placements without replicas. None if experts have replicas, the plan serves
+            several scenarios, or the placement was given or migrated.
+        epoch: number of plans that were in force before this one.
+        survival_LK: (L, D-1) float64: with `options.min_replicas`, the probability that every expert is still held after 1, 2,
+            ... of the D nodes failed; None if failures were not planned for.
+        unseen_s: expected seconds on future windows of the same traffic, which the profiles have not recorded, weighted as
+            `objective_s`; None if not estimated: for several models, and for deduplicated tokens.
+        slot_gain: share of `unseen_s` that one more slot on each GPU would save; if aurora chose the slots, share of the
+            simulated step on windows kept aside. None if memory has no room for a slot, or if not estimated.
+        notes: remarks on how the plan was made.
+        between_s: (least, most) seconds that objective_s can be, if it is estimated because profiles have only counts, from
+            which the rows of hierarchical all-to-alls do not follow; None if it is exact.
 
     Raises:
         BadInput: if the models do not fit the cluster or each other.
@@ -198,10 +199,10 @@ class Plan(Value):
         """Returns one model's part.
 
         Args:
-            model: the model's name, or its number from 0; needed if there are several.
+            model: the model's name, or its number from 0; None: the plan's only model.
 
         Raises:
-            BadInput: if `model` tells none of them, or several.
+            BadInput: if `model` fits no model of the plan, or more than one.
         """
         chosen = [each for number, each in enumerate(self.models) if model in (None, each.model, str(number))]
         if len(chosen) != 1:
@@ -216,7 +217,7 @@ class Plan(Value):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Names of what takes time slices: the models, or the micro-batches of one, as in programs and traces."""
+        """Names of the plan's models, or of the micro-batches of its only model, as in programs and traces."""
         if self.options.micro_batches < 2:
             return tuple(model.model for model in self.models)
         return tuple(f"{model.model}/{part}" for model in self.models for part in range(self.options.micro_batches))
@@ -232,7 +233,7 @@ class Plan(Value):
 
     @property
     def objective(self) -> str:
-        """The planning model behind objective_s: "exclusive" (Eq. 1), "causal" or "paper" (Table 2), "busiest-resource"."""
+        """Name of the formula for objective_s: "exclusive" (Eq. 1), "causal" or "paper" (Table 2), "busiest-resource"."""
         return self.options.objective if self.colocated else "exclusive"
 
     @property
@@ -263,23 +264,24 @@ class Plan(Value):
 
     @property
     def unseen_loss(self) -> float | None:
-        """unseen_s / objective_s - 1: how much longer windows take that the plan has not seen; None where not estimated."""
+        """unseen_s / objective_s - 1: 0.1 means that future windows are expected to take 10 % longer; None if not estimated."""
         return None if self.unseen_s is None else gap(self.unseen_s, self.objective_s)
 
     @property
     def gap(self) -> float:
-        """objective_s / bound_s - 1: how much longer the plan takes than the bound of all placements."""
+        """objective_s / bound_s - 1: how far the plan is from the lower bound for all placements; 0.1 is 10 % longer."""
         return gap(self.objective_s, self.bound_s)
 
 
 def with_servers(plan: Plan, deduplicate: bool | None) -> Plan:
-    """Returns the plan with a hierarchy for each model whose all-to-alls may go over servers.
+    """Returns the plan with hierarchical all-to-alls for each model that can have them.
 
-    These are the models whose plan has one, and on servers those that send a token once to a rank.
+    A model can if the cluster has several servers, one with several GPUs at least, and the model is deduplicated, chooses
+    several experts per token and has no replicas. A hierarchy that the plan already has stays.
 
     Args:
         plan: the plan.
-        deduplicate: whether tokens are sent once, in place of what the plan says; None: as it says.
+        deduplicate: whether models are deduplicated; None: as the plan says.
     """
     server_G = np.array([] if plan.cluster.fabric is None else plan.cluster.fabric.server_G, dtype=np.int64)
     if not 1 < len(set(server_G.tolist())) < len(server_G):

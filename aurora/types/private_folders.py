@@ -1,4 +1,4 @@
-"""Folders of this user alone, for what is shared between processes or read back without a check."""
+"""Folders that no other user can access, for files that processes share or that are read back without checks."""
 
 import os
 import stat
@@ -8,10 +8,10 @@ from aurora.errors import BadInput
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder that no other user can read or write; one that is there already must be such a folder.
+    """Makes a folder that no other user can read or write; an existing folder is only checked.
 
     Raises:
-        BadInput: if it cannot be made, or is not this user's alone.
+        BadInput: if it cannot be made, or exists and other users can access it.
     """
     try:
         folder.mkdir(mode=0o700)

@@ -22,9 +22,9 @@ EARLIER = "; profiles of earlier versions know a model at one precision only: if
 def same_model(found: str, planned: str) -> bool:
     """Returns whether two fingerprints can belong to one model.
 
-    A fingerprint has a hash of the router weights at each precision that they may be loaded in, with dots between; those of
-    earlier versions have one. One hash in common is enough, because weights that were rounded once are not changed by rounding
-    them again. A synthetic profile has no fingerprint, and fits any model of its shape.
+    A fingerprint has one hash of the router weights for each precision that they may be loaded in, separated by dots;
+    fingerprints of earlier versions have one hash. Two fingerprints match if they have a hash in common: weights that were
+    rounded once do not change when rounded again. A synthetic profile has no fingerprint, and fits any model of its shape.
     """
     return not found or not planned or not set(found.split(".")).isdisjoint(planned.split("."))
 
@@ -34,8 +34,8 @@ class ModelIdentity:
     """The sizes of a model and, where it is known, a digest of its router weights.
 
     Args:
-        model: the model's name, which proves nothing, because folders are renamed.
-        fingerprint: hashes of its router weights, see `same_model`; empty if there are none to read, as for a synthetic
+        model: the model's name, for messages; it is not compared, because folders are renamed.
+        fingerprint: hashes of its router weights, see `same_model`; empty if the weights are unknown, as for a synthetic
             profile.
         layers: number of MoE layers.
         experts: experts of a layer.
@@ -55,12 +55,12 @@ class ModelIdentity:
     def check_same(self, expected: "ModelIdentity", subject: str) -> None:
         """Checks that this model can be the expected one.
 
-        Fingerprints with a hash in common are proof. If one is missing, sizes are compared: layers, experts, top-k, and the
-        bytes of experts and rows, which may be those of another precision.
+        Fingerprints with a hash in common prove it. If one is missing, sizes are compared: layers, experts, top-k, and the
+        bytes of experts and rows, which may differ as between two precisions.
 
         Args:
             expected: the model that it should be.
-            subject: what is checked, for the message.
+            subject: name of the checked thing in the message, such as a file.
 
         Raises:
             BadInput: if it is another model.
@@ -78,14 +78,14 @@ class ModelIdentity:
             )
 
     def check_routing(self, layers: int, experts: int, fingerprint: str, subject: str) -> str:
-        """Checks that a model with these MoE layers, experts of a layer, and fingerprint can be this one.
+        """Checks that a model of which only layers, experts and perhaps the fingerprint are known can be this one.
 
         Args:
             layers, experts, fingerprint: of the model that is checked; an empty fingerprint is not compared.
-            subject: what is checked, for the message.
+            subject: name of the checked thing in the message, such as a file.
 
         Returns:
-            The sentence that says what was expected and found, for what else is compared.
+            The sentence that says what was expected and found, for errors of the caller's further comparisons.
 
         Raises:
             BadInput: if it is another model.
@@ -102,7 +102,7 @@ class ModelIdentity:
         return shape
 
     def proves(self, other: "ModelIdentity") -> bool:
-        """Returns whether both have a fingerprint, so that `check_same` compared more than sizes."""
+        """Returns whether both models have a fingerprint, so that a passed `check_same` proves that they are the same."""
         return bool(self.fingerprint and other.fingerprint)
 
 
@@ -142,10 +142,15 @@ class Curve(Value):
         return np.where(at > 0, seconds, 0.0)
 
     def expected(self, tokens: ArrayLike, of: ArrayLike) -> FloatArray:
-        """(...) float64: the expected seconds of an expert that each of `of` tokens chooses alike, `tokens` of them on average.
+        """Returns (...) float64, the expected seconds of one expert in a step.
 
-        The expert is active with probability p = 1 - (1 - tokens / of)^of, and then has tokens / p of them on average. Seconds
-        of a straight line are exact. A step of 64 tokens, a tenth of which choose the expert, has 6.4, and p is 0.999.
+        Each of the step's tokens chooses the expert with the same probability, tokens / of. The expert is active with
+        probability p = 1 - (1 - tokens / of)^of, and an active expert has tokens / p tokens on average, whose seconds count.
+        This is exact if the curve is a straight line. With of = 64 and tokens = 6.4, p is 0.999.
+
+        Args:
+            tokens: (...) tokens that choose the expert, on average.
+            of: (...) tokens of the step.
         """
         at, most = np.asarray(tokens, dtype=np.float64), np.asarray(of, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -172,14 +177,14 @@ MOST_UNEVEN = 10  # tokens of one layer over those of another: recorders begin a
 
 
 def check_counts(load_LE: IntArray, top_k: int) -> None:
-    """Checks that a router can have made these counts: every token passes every layer, and chooses an expert once at most.
+    """Checks that counts can come from a router: every token passes every layer, and chooses top_k different experts there.
 
     Args:
         load_LE: (L, E) tokens of each expert.
         top_k: experts per token.
 
     Raises:
-        BadInput: if an expert has more tokens than its layer, or a layer many more than another.
+        BadInput: if an expert has more tokens than its layer, or one layer has MOST_UNEVEN times the tokens of another.
     """
     total_L, most_L = load_LE.sum(axis=1), load_LE.max(axis=1)
     tokens_L = -(-total_L // top_k)
@@ -195,8 +200,8 @@ def check_counts(load_LE: IntArray, top_k: int) -> None:
 def deal_counts(counts_TLE: IntArray, sources: int) -> IntArray:
     """Divides token counts (T, L, E) evenly over source ranks; returns (T, L, S, E) int64.
 
-    A layer's tokens, step by step and expert by expert, go to the sources in turn. So two sources differ by at most one token
-    in each count, in each step's sum and in the total.
+    A layer's tokens, window by window and expert by expert, go to the sources in turn. So two sources differ by at most one
+    token in each count, in each window's sum and in the total.
     """
     steps, layers, experts = counts_TLE.shape
     line_LX = counts_TLE.transpose(1, 0, 2).reshape(layers, -1)
@@ -215,7 +220,7 @@ class Profile(Value):
 
     Attributes:
         model: the model's name.
-        fingerprint: hashes of its router weights, by which another model's profile is noticed; empty when synthetic.
+        fingerprint: hashes of its router weights, see `same_model`; empty when synthetic.
         tokens_TLSE: (T, L, S, E) int64, how many (token, expert) pairs source rank s sent to expert e in window t, MoE layer l.
             A token counts once for each of its `top_k` experts. A window is one forward pass of every source rank, or several.
         top_k: experts per token.
@@ -229,19 +234,19 @@ class Profile(Value):
             grouped kernel of all experts of a rank takes beyond these, against the layer's (token, expert) pairs on all ranks.
             A rank's experts take OVERHEAD and the seconds of each active expert: a + b * active + c * tokens, where `expert` is
             the straight line b + c * tokens. Without OVERHEAD, a is 0, and each active expert counts with all of its curve.
-        provenance: how, where and from what it was measured.
+        provenance: notes by name on how, where and from what it was measured, such as "tool" and "date".
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.
         coactivation: pair counts of all tokens, whose sums fit tokens_TLSE; None if they were not counted.
-        dense_layers: the model's numbers of its decoder layers without experts, ascending from 0; its other layers are the L
+        dense_layers: indices, among all decoder layers, of those without experts, ascending; the other decoder layers are the L
             layers of tokens_TLSE.
-        expert_groups: groups of equally many consecutive experts, and how many of them a token's experts are in at most; (1, 1)
-            for a router without groups, or if unknown.
+        expert_groups: (n, m): experts form n groups of equally many consecutive ones, and a token's experts lie in at most m of
+            these; (1, 1) for a router without groups, or if unknown.
         kv_bytes: bytes of the KV cache that a token takes on a GPU, at 16 bits a number; None if unknown.
-        token_spread: one of TOKEN_SPREADS: over how many servers and GPUs the experts of a token are taken to lie, where counts
-            leave that open. No file keeps it.
-        step_tokens: the fewest and the most tokens of all sources in a step, as which `seconds` counts windows; None: each
-            window is a step. No file keeps it.
+        token_spread: one of TOKEN_SPREADS: the assumption on how many servers and GPUs hold the experts of one token, which
+            counts alone do not tell. Not saved to files.
+        step_tokens: (fewest, most) tokens of all sources in a step. `seconds` then takes the tokens of a window as spread over
+            many steps of such sizes. None: each window is one step. Not saved to files.
 
     Raises:
         BadInput: if a field is out of range, or fields contradict each other.
@@ -338,12 +343,12 @@ class Profile(Value):
         return int(self.tokens_TLSE.shape[0])
 
     def at_windows(self, windows: Sequence[int] | IntArray) -> Self:
-        """Returns the profile of some windows, given by their indices in sequence, as counts without token-level routing."""
+        """Returns the profile of the windows with these indices, in this sequence; it has counts but no token-level routing."""
         counts_TLSE = self.tokens_TLSE[np.asarray(windows)]
         return replace(self, tokens_TLSE=counts_TLSE, stage_T=None, routing=None, coactivation=None)
 
     def first_windows(self, windows: int) -> Self:
-        """Returns the profile of its first windows, with their token-level routing; itself if it has no more."""
+        """Returns the profile of the first `windows` windows, with their token-level routing; itself if it has no more."""
         if windows >= self.windows:
             return self
         routing = None if self.routing is None else self.routing.first_windows(windows)
@@ -351,24 +356,24 @@ class Profile(Value):
         return replace(self, tokens_TLSE=self.tokens_TLSE[:windows], stage_T=stage_T, routing=routing, coactivation=None)
 
     def in_steps(self, step_tokens: tuple[int, int] | None) -> Self:
-        """Returns the profile whose windows count as steps of so many tokens, see `step_tokens`."""
+        """Returns the profile with this value of `step_tokens`."""
         return self if step_tokens == self.step_tokens else replace(self, step_tokens=step_tokens)
 
     def at_layers(self, layers: Sequence[int] | IntArray) -> Self:
-        """Returns the profile of some MoE layers, given by their indices, with their token-level routing."""
+        """Returns the profile of the MoE layers with these indices, with their token-level routing."""
         some = np.asarray(layers)
         routing = None if self.routing is None else replace(self.routing, experts_ULK=self.routing.experts_ULK[:, some])
         return replace(self, tokens_TLSE=self.tokens_TLSE[:, some], routing=routing, coactivation=None, dense_layers=())
 
     def at_sources(self, sources: int) -> Self:
-        """Returns the same traffic from another number of source ranks; itself if it has as many.
+        """Returns the same traffic from another number of source ranks; itself if the number is the same.
 
-        As many groups of consecutive ranks stay apart as the greatest common divisor of both numbers says: each group's tokens
-        are dealt to its new ranks in turn, as whole prompts where these are known. So 8 ranks become 4 by pairs, 4 become 8 by
-        halves, and of 4 ranks only the two pairs stay apart on 6.
+        Old and new ranks are cut into as many groups of consecutive ranks as the greatest common divisor of both numbers. Each
+        old group's tokens are dealt in turn to the ranks of the new group, as whole prompts where these are known. So from 8
+        ranks to 4 each pair is merged, from 4 to 8 each rank is halved, and from 4 to 6 each pair is dealt to three ranks.
 
         Args:
-            sources: how many, such as the GPUs of a cluster.
+            sources: the new number of source ranks, such as the GPUs of a cluster.
 
         Raises:
             BadInput: if the number is not positive.
@@ -414,7 +419,7 @@ class Profile(Value):
 
     @property
     def identity(self) -> ModelIdentity:
-        """The identity of the profile's model, by which it is told from other models."""
+        """Sizes and fingerprint that distinguish the profile's model from others."""
         sizes = (self.layers, self.experts, self.top_k, self.dispatch_bytes, self.expert_bytes)
         return ModelIdentity(self.model, self.fingerprint, *sizes)
 
@@ -437,7 +442,7 @@ class Profile(Value):
         return self.routing
 
     def row_bytes(self, deduplicated: bool) -> int:
-        """Bytes of one row of the dispatch: a (token, expert) pair or, deduplicated, a token with its weights and experts.
+        """Bytes of one dispatched row: a (token, expert) pair or, if deduplicated, a token with its experts and their weights.
 
         Deduplicated, weights and expert numbers take 4 bytes each, and every part is aligned.
         """
@@ -447,12 +452,12 @@ class Profile(Value):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of everything that planning reads; a plan keeps it to recognise its profile."""
+        """The sha256 of everything that planning reads; a plan stores it to recognise its profile."""
         return self._digest(curves=True)
 
     @cached_property
     def traffic_digest(self) -> str:
-        """The sha256 of the same but for the points of compute curves, which are others whenever they are measured."""
+        """The sha256 of what `digest` covers, without the points of compute curves, because each measurement gives others."""
         return self._digest(curves=False)
 
     def _digest(self, curves: bool) -> str:
@@ -472,14 +477,18 @@ class Profile(Value):
         return sha.hexdigest()
 
     def seconds(self, phase: str, gpu: Gpu, tokens: ArrayLike, of: ArrayLike | None = None) -> FloatArray:
-        """Returns a phase's seconds, in the shape of `tokens`: by the kind's own curve, else the reference over its speed.
+        """Returns the seconds of a phase on a GPU, in the shape of `tokens`.
+
+        They follow from the curve of the GPU's kind or, if there is none, from the reference kind's, divided by the GPU's
+        speed.
 
         Args:
-            phase: one of PHASES, or OVERHEAD, which takes no time where the kind has no curve of it.
+            phase: one of PHASES, or OVERHEAD, which takes no time if the kind has no curve of it.
             gpu: the GPU.
             tokens: token counts.
-            of: the tokens of all sources in the windows that `tokens` are of, which are then expected to be spread alike over
-                all steps of `step_tokens`; None: `tokens` were counted in one step.
+            of: tokens of all sources in the window of each count. The count is then an average: tokens choose an expert
+                independently (`Curve.expected`), in steps of the sizes `step_tokens` if given. None: `tokens` are the exact
+                counts of one step.
         """
         own = self.curves.get(gpu.kind)
         phases, speed = (next(iter(self.curves.values())), gpu.speed) if own is None else (own, 1.0)
@@ -510,7 +519,7 @@ def _turn(window_U: IntArray, group_U: IntArray, sequence_U: IntArray | None) ->
 
 
 def step_sizes(least: int, most: int) -> list[int]:
-    """Returns sizes of steps from the least to the most, evenly spaced by ratios of at most two.
+    """Returns step sizes from `least` to `most` tokens, each the same factor of at most two above the one before.
 
     Example:
         >>> step_sizes(16, 64), step_sizes(100, 100)
@@ -529,8 +538,8 @@ class ComputeCurves(Value):
         top_k: experts per token.
         row_bytes: bytes of one token's hidden state, which tells width and precision.
         expert_bytes: bytes of one expert's weights.
-        kinds: by GPU kind, a Curve for each of PHASES, and for OVERHEAD if it was measured, as in a Profile.
-        provenance: how each kind was measured.
+        kinds: by GPU kind, a Curve for each of PHASES, and for OVERHEAD if it was measured, as `curves` of Profile.
+        provenance: notes by name on how each kind was measured.
     """
 
     model: str
@@ -554,10 +563,10 @@ class ComputeCurves(Value):
     @overload
     def into(self, other: "ComputeCurves") -> "ComputeCurves": ...
     def into(self, other: "Profile | ComputeCurves") -> "Profile | ComputeCurves":
-        """Returns `other` with these kinds added; a kind that it already has is replaced. Its first kind stays the reference.
+        """Returns `other` with these curves added; they replace curves of the same kind. Its first kind stays the reference.
 
         Raises:
-            BadInput: if `other` is of another model, or of the same at another precision.
+            BadInput: if `other` is of another model, or of the same model at another precision.
         """
         theirs = other.dispatch_bytes if isinstance(other, Profile) else other.row_bytes
         if not same_model(self.fingerprint, other.fingerprint):

@@ -1,6 +1,6 @@
-"""Program: the operations of every rank, in order. The simulator prices it and the runtime performs it.
+"""Program: the operations of every rank, in order. The simulator predicts its time and the runtime executes it.
 
-A Program holds orders and shares, not sizes.
+A Program holds orders and shares of a pair's bytes, not sizes.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ INTERACTIVE_LEVEL = 2  # of all compute of an interactive model, see `Program.co
 
 @dataclass(frozen=True)
 class Compute:
-    """Local work. One model at a time computes on a rank.
+    """Local computation on a rank. Only one model at a time computes on a rank.
 
     Args:
         phase: "gate", "expert" or "aggregate".
@@ -33,10 +33,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Barrier:
-    """All ranks of the model wait for each other.
+    """Point at which all ranks of the model wait for each other.
 
     Args:
-        phase: "counts", the exchange of token counts, without which no rank knows the sizes of its all-to-all.
+        phase: "counts": ranks exchange token counts, from which each learns how many rows it will receive.
     """
 
     phase: str
@@ -44,16 +44,16 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An all-to-all, in the model's time slice of every rank's port.
+    """An all-to-all. On every rank it runs in the model's time slice of the port.
 
-    Time slices go round: the first model's first, the second model's first, and so on, then the first model's second.
+    Models of equal weight take slices in turn: model 0, model 1, ..., then model 0 again.
 
     Args:
         phase: "dispatch" or "combine".
         order: the order of its transfers.
-        hold_port: the time slice goes on through the model's next exchange, instead of ending with this one.
-        hierarchy: the servers that the all-to-all goes over in two hops; its steps are exchanges in this order, one after the
-            other in one time slice. None: every row goes from its rank to its destination.
+        hold_port: the time slice lasts through the model's next exchange, instead of ending with this one.
+        hierarchy: the servers of a hierarchical all-to-all; each of its steps is an exchange in this order, and all steps share
+            one time slice. None: the all-to-all is flat.
     """
 
     phase: str
@@ -66,7 +66,11 @@ Op = Compute | Barrier | Exchange
 
 
 def hierarchy_of(ops: Sequence[Op]) -> Hierarchy | None:
-    """Returns the servers that a layer's all-to-alls go over; None if they are flat."""
+    """Returns the hierarchy of a layer's all-to-alls; None if they are flat.
+
+    Args:
+        ops: the operations of one layer of a model.
+    """
     return next((op.hierarchy for op in ops if isinstance(op, Exchange)), None)
 
 
@@ -76,8 +80,8 @@ class SlicePolicy:
 
     Args:
         weight: time slices of a port that the model has for each one of a model of weight 1.
-        interactive: its compute goes before that of models that are not, which yield to it at preemption points.
-        slice_s: seconds of a port that one time slice takes at most: a flat exchange that takes longer is cut into several.
+        interactive: its computation goes before that of batch models, which yield to it at preemption points.
+        slice_s: maximum seconds of one time slice of a port; a flat exchange that takes longer is cut into several slices.
             Infinity: every exchange is one slice.
     """
 
@@ -87,20 +91,20 @@ class SlicePolicy:
 
     @property
     def yields(self) -> bool:
-        """True if the model's work comes after that of interactive models: this is a batch model beside one."""
+        """True for a batch model that shares the GPUs with an interactive one; only such a model has a finite `slice_s`."""
         return self.slice_s < float("inf")
 
 
 def has_next_slice(next_M: Sequence[float], model: int) -> bool:
     """Returns whether the next time slice of a port belongs to `model`.
 
-    It belongs to the model whose next slice has the smallest virtual time; of equal ones to the first model. A model's i-th
-    slice since it joined at the time `base` is at base + i / weight. With weights of 1 slices go round the models. This is the
-    one rule of the runtime's and the simulator's port arbiters.
+    It belongs to the model whose next slice has the smallest virtual time; among equal times, to the first model. The i-th
+    slice of a model that joined at the virtual time `base` is at base + i / weight. So models of weight 1 take slices in turn.
+    The port arbiters of the runtime and of the simulator both use this rule.
 
     Args:
-        next_M: (M,) virtual time of each model's next slice; infinity for a model that is not in the sequence.
-        model: an index into it.
+        next_M: (M,) virtual time of each model's next slice; infinity for a model that takes no slices.
+        model: index of the model in next_M.
 
     Example:
         >>> [has_next_slice([1, 0], model) for model in (0, 1)]
@@ -111,7 +115,7 @@ def has_next_slice(next_M: Sequence[float], model: int) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Value):
-    """The operations of every rank; models run side by side.
+    """The operations of every rank. Its models run at the same time.
 
     Args:
         ranks: number of ranks.
@@ -120,11 +124,12 @@ class Program(Value):
         ops_ML: ops_ML[m][l] are the operations of model m in MoE layer l, in every step.
         deduplicated_M: per model, whether a token is sent once to a rank that holds several of its experts, instead of once
             per expert.
-        policies_M: how each model shares ports and GPUs; empty: all alike.
-        plan_model_M: which of the plan's models each is, or is a micro-batch of; empty: one of each.
+        policies_M: how each model shares ports and GPUs; empty: all models have the default policy.
+        plan_model_M: for each model, the index in the plan of the model that it is, or that it is a micro-batch of; empty:
+            model m is the plan's model m.
         preemption_s: seconds of expert compute between two preemption points.
-        gathered: whether an allgather and a reduce-scatter stand for all-to-alls, in a simulation: every rank gets all tokens,
-            and sends every rank its part of the sums of that rank's tokens.
+        gathered: whether an allgather and a reduce-scatter replace all-to-alls, in simulations only: every rank gets all
+            tokens, and sends to every rank its partial sums of that rank's tokens.
     """
 
     ranks: int
@@ -144,7 +149,7 @@ class Program(Value):
             object.__setattr__(self, "plan_model_M", tuple(range(len(self.names_M))))
 
     def at_layers(self, some_M: Sequence[IntArray]) -> Self:
-        """Returns the program of some MoE layers of each model, given by their indices."""
+        """Returns the program reduced to some MoE layers; some_M[m] are the indices of model m's layers."""
         placements = zip(self.placements_M, some_M, strict=True)
         return replace(
             self,
@@ -156,25 +161,29 @@ class Program(Value):
 
     @cached_property
     def time_slice(self) -> str:
-        """Length of time that a model holds a port, one of TIME_SLICES.
+        """Length of a model's time slice of a port, one of TIME_SLICES.
 
-        With "layer" a slice goes from a layer's combine through the next layer's dispatch, so that one model's experts compute
-        while the other combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before
-        expert compute that waits, and at its preemption points. With "step" a model takes the port before it computes, and
-        holds it through the forward pass.
+        - "exchange": one all-to-all.
+        - "layer": from a layer's combine through the next layer's dispatch, so that one model's experts compute while the other
+          model combines, gates and dispatches. Gates and aggregations are then high-priority work: they run before waiting
+          expert compute, and interrupt running expert compute at its preemption points.
+        - "step": a whole forward pass; the model takes the port before it computes.
         """
         exchanges = (op for layers in self.ops_ML for ops in layers for op in ops if isinstance(op, Exchange))
         held = {op.phase for op in exchanges if op.hold_port}
         return "step" if "dispatch" in held else "layer" if held else "exchange"
 
     def compute_level(self, model: int, phase: str) -> int:
-        """Returns how urgent a model's phase is: 2 of an interactive model, 1 by layer but for experts, else 0."""
+        """Returns the urgency of a model's phase; higher levels run first.
+
+        2: any phase of an interactive model. 1: gate and aggregate if `time_slice` is "layer". 0: everything else.
+        """
         if self.policies_M[model].interactive:
             return INTERACTIVE_LEVEL
         return int(self.time_slice == "layer" and phase != "expert")
 
     def preemptive(self, model: int) -> bool:
-        """Returns whether a model's expert compute has preemption points, because some compute is more urgent."""
+        """Returns whether a model's expert compute has preemption points, because other compute may be more urgent."""
         if self.policies_M[model].interactive:
             return False
         return self.time_slice == "layer" or self.policies_M[model].yields

@@ -1,4 +1,4 @@
-"""Numbers from outside: as text in options, tables and the environment, and as values in JSON. One grammar for all readers."""
+"""Parses numbers from outside: text in options, tables and the environment, and values in JSON. All readers use one grammar."""
 
 import re
 from typing import Any
@@ -12,10 +12,10 @@ SPACES = " \t\r\n"
 
 
 def whole_number(value: Any) -> int:
-    """Returns a whole number, given as one or as text of ASCII digits, with spaces around it at most.
+    """Returns an int from an int, or from text of ASCII digits such as " 64 ", with or without spaces around it.
 
     Raises:
-        BadInput: if it is anything else; true and false are none.
+        BadInput: if it is anything else, such as true or false.
     """
     if type(value) is int or (type(value) is float and value.is_integer()):
         return int(value)
@@ -25,10 +25,10 @@ def whole_number(value: Any) -> int:
 
 
 def finite_number(value: Any) -> float:
-    """Returns a finite number, given as one or as text in ASCII, such as "-1.5e3", with spaces around it at most.
+    """Returns a finite float from a number, or from ASCII text such as "-1.5e3", with or without spaces around it.
 
     Raises:
-        BadInput: if it is anything else; true and false are none.
+        BadInput: if it is anything else, such as true or false.
     """
     text = isinstance(value, str) and len(value) <= MOST_DIGITS and NUMBER.fullmatch(value.strip(SPACES))
     if text or type(value) in (int, float):

@@ -49,10 +49,10 @@ class Requests(Value):
         return len(self.arrival_s_Q)
 
     def until(self, seconds: float) -> "Requests":
-        """Returns those that arrive before `seconds`.
+        """Returns the requests that arrive before `seconds`.
 
         Raises:
-            BadInput: if there are none.
+            BadInput: if no request does.
         """
         upto = int(np.searchsorted(self.arrival_s_Q, seconds))
         if not upto:
@@ -62,7 +62,7 @@ class Requests(Value):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of `aurora.simulate_requests`: requests that are drawn, where no trace is given, and the engine's limits.
+    """Options of `aurora.simulate_requests`: the requests to draw if no trace is given, and the engine's limits.
 
     Args:
         rate: requests per second; they arrive at random (Poisson).
@@ -93,7 +93,7 @@ class RequestOptions:
 
 @dataclass(frozen=True)
 class RequestLoad:
-    """Requests of one size, as many at a time on every GPU.
+    """A constant load: requests of one size, with equally many in flight on every GPU.
 
     Args:
         isl: tokens of a prompt.
@@ -111,17 +111,18 @@ class RequestLoad:
 
 @dataclass(frozen=True, eq=False)
 class ServedRequests:
-    """Requests with their times of service.
+    """Requests with the times at which they were served.
 
     Attributes:
         requests: the requests.
-        first_s_Q: (Q,) float64, when the first token of each was there.
-        last_s_Q: (Q,) float64, when the last one was.
+        first_s_Q: (Q,) float64, time at which each request got its first token, in seconds on the clock of `arrival_s_Q`.
+        last_s_Q: (Q,) float64, time at which it got its last token.
         rank_Q: (Q,) int64, the rank that served it.
-        steps: how many steps that took.
+        steps: number of forward passes that served all requests.
 
     Raises:
-        BadInput: if there are times of other requests, or a token comes before what it follows.
+        BadInput: if an array has another length than the requests, a first token comes before its request arrives, or a last
+            token before the first.
     """
 
     requests: Requests
@@ -142,7 +143,7 @@ class ServedRequests:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token of all requests."""
         return float(self.last_s_Q.max() - self.requests.arrival_s_Q[0])
 
     @property
@@ -152,21 +153,21 @@ class ServedRequests:
 
     @property
     def ttft_s_Q(self) -> FloatArray:
-        """(Q,) time to first token: from a request's arrival to its first token."""
+        """(Q,) seconds from each request's arrival to its first token (time to first token)."""
         return self.first_s_Q - self.requests.arrival_s_Q
 
     @property
     def tpot_s_X(self) -> FloatArray:
-        """(X,) time per output token of each request with two or more: from its first to its last, over those after it."""
+        """(X,) seconds per output token after the first, for each of the X requests with two or more output tokens."""
         after_Q = self.requests.output_tokens_Q - 1
         some = after_Q > 0
         return np.asarray((self.last_s_Q - self.first_s_Q)[some] / after_Q[some])
 
     def waiting(self, begin: float, end: float) -> float:
-        """Returns how many requests are without a first token, the mean over a part of the time in which requests arrive.
+        """Returns the mean number of requests that have arrived and have no token yet, over an interval of time.
 
         Args:
-            begin, end: from 0, the first arrival, to 1, the last one.
+            begin, end: ends of the interval; 0 is the first arrival and 1 the last, so (0.75, 1) is the last quarter.
         """
         arrival_s_Q = self.requests.arrival_s_Q
         span_s = float(arrival_s_Q[-1] - arrival_s_Q[0])
@@ -178,20 +179,23 @@ class ServedRequests:
 
     @property
     def queue_grows(self) -> bool:
-        """True if more requests arrive than are served: the queue is longer at the end by GROWTH and a request per rank."""
+        """True if requests arrive faster than they are served.
+
+        The criterion: the mean queue of the last quarter is more than GROWTH times the second quarter's, plus one per rank.
+        """
         ranks = int(self.rank_Q.max()) + 1
         return self.waiting(0.75, 1.0) > GROWTH * self.waiting(0.25, 0.5) + ranks
 
 
 @dataclass(frozen=True, eq=False)
 class RequestSimulation:
-    """Requests served under a plan.
+    """Result of `aurora.simulate_requests`: requests served under a plan.
 
     Attributes:
         served: when each request was served.
-        points: steps that were simulated, between which the others are interpolated.
-        off_C: (C,) float64, interpolated over simulated seconds, minus one, of some steps of the run, which are drawn in
-            proportion to their time; simulated with other draws of the traffic and all layers.
+        points: number of simulated steps, between which the seconds of all other steps are interpolated.
+        off_C: (C,) float64, interpolated / simulated seconds - 1 of C steps of the run. To check the interpolation, these were
+            drawn in proportion to their time, and simulated with all layers and other draws of the traffic.
         assumptions: sentences on what the seconds leave out.
     """
 

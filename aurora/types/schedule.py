@@ -1,4 +1,4 @@
-"""Order, Hierarchy and Schedule: the sequence of one all-to-all, its steps over servers, and its timed transfers."""
+"""Order, Hierarchy and Schedule: the sequence of transfers of one all-to-all, its steps over servers, its timed transfers."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,14 +13,15 @@ from aurora.types.network import Cut
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SubChannels(Value):
-    """Ports divided into sub-channels of about one rate, so that a fast port serves several slow ones at once.
+    """Division of ports into sub-channels of about one rate, so that a fast port serves several slow ones at once.
 
-    A row's rate never exceeds its sub-channels' share of the slower port.
+    A port of 400 Gbit/s with four sub-channels serves four ports of 100 Gbit/s with one each. A row of an order takes equally
+    many sub-channels at both of its ports, and is limited to their share of the slower port's rate.
 
     Args:
-        row_X: (X,) int64, how many sub-channels of both of its ports each row of an order takes.
-        out_G: (G,) int64, how many sub-channels each port has for sending.
-        in_G: (G,) int64, how many sub-channels each port has for receiving.
+        row_X: (X,) int64, number of sub-channels that each row of an order takes at each of its ports.
+        out_G: (G,) int64, number of sub-channels that each port has for sending.
+        in_G: (G,) int64, number of sub-channels that each port has for receiving.
 
     Raises:
         BadInput: if out_G and in_G differ in length, or a number is negative.
@@ -42,9 +43,10 @@ class SubChannels(Value):
 
 
 def rotated_pairs(ranks: int) -> IntArray:
-    """Returns (X, 2) int64, every pair of ranks in the sequence (i, i + 1), (i, i + 2), ... mod ranks, of all ranks i.
+    """Returns (X, 2) int64, every ordered pair of ranks: (i, i + 1) for all ranks i, then (i, i + 2), ..., modulo `ranks`.
 
-    Ranks that post their messages in this sequence send to different ranks first, as engines' own all-to-alls do.
+    For 3 ranks: (0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (2, 1). At each time ranks then send to different ranks, as in engines'
+    own all-to-alls.
     """
     src_X, step_X = np.tile(np.arange(ranks), max(ranks - 1, 0)), np.repeat(np.arange(1, ranks), ranks)
     return np.stack([src_X, (src_X + step_X) % ranks], axis=1)
@@ -52,21 +54,22 @@ def rotated_pairs(ranks: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Order(Value):
-    """The order of one all-to-all. It holds no sizes, so that it serves any batch.
+    """The order of one all-to-all: a list of rows, one per transfer. It holds no sizes, so that it serves any batch.
 
-    A rank sends and receives its own rows in this sequence. A transfer starts when it is next at both of its ends.
+    A rank sends and receives its own rows in the sequence of the list. A transfer starts when it is next at both of its ends.
 
     Args:
         method: the order's name in ORDER.
         pairs_X2: (X, 2) int64, (source, destination) of each row; the rows cover every ordered pair.
-        sends_open: how many transfers a rank may have under way when sending.
-        recvs_open: how many transfers a rank may have under way when receiving. One and one is one partner at a time.
-        share_X2: (X, 2) float64, the part of its pair's bytes that each row carries, from and to, 0 to 1; None if each pair is
-            one row.
-        paced: rates are limited so that all rows end at the same time.
-        sub_channels: if given, they limit the transfers under way, instead of sends_open and recvs_open.
-        tier_X: (X,) int64, the tier of each row, from zero. A rank has ports of its own in each tier: the sequence and the
-            limits hold among its rows of one tier, and rows of other tiers do not wait for them. None: all rows are of one.
+        sends_open: number of transfers that a rank may be sending at the same time.
+        recvs_open: number of transfers that a rank may be receiving at the same time. With 1 and 1 a rank has one partner at a
+            time.
+        share_X2: (X, 2) float64, the part of its pair's bytes that each row carries, as an interval within 0 to 1: (0, 0.25) is
+            the first quarter. None: every pair is one row.
+        paced: whether rates are limited so that all rows end at the same time.
+        sub_channels: limits the transfers under way instead of sends_open and recvs_open; None: those two do.
+        tier_X: (X,) int64, the tier of each row, from zero. A rank has separate ports in each tier: sequence and limits hold
+            among its rows of one tier, and rows of different tiers do not wait for each other. None: all rows are in one tier.
 
     Raises:
         BadInput: if arrays differ in length or a number is out of range.
@@ -100,7 +103,7 @@ class Order(Value):
 
     @cached_property
     def tiers(self) -> int:
-        """Number of tiers, one if rows name none."""
+        """Number of tiers; 1 if tier_X is None."""
         return 1 if self.tier_X is None else 1 + int(self.tier_X.max(initial=0))
 
     @cached_property
@@ -118,9 +121,9 @@ class Order(Value):
         return Order(self.method, self.pairs_X2[::-1, ::-1], *windows, share_X2, self.paced, sub_channels, tier_X)
 
     def opened(self, transfers: int) -> "Order":
-        """Returns the order with so many transfers open at every port, if one at a time is open in this; else this one.
+        """Returns the order with sends_open and recvs_open set to `transfers`; itself unless both are one here.
 
-        Where transfers run in stages, these have at most `transfers` sends and receives then. Kept for the next call.
+        In stages (`stage_X`), a rank then has up to `transfers` sends and receives per stage. The result is cached.
         """
         if not self.one_to_one:
             return self
@@ -134,7 +137,15 @@ class Order(Value):
         return {}
 
     def rows_of(self, rank: int, sending: bool) -> tuple[IntArray, IntArray]:
-        """Returns the rows that `rank` sends, or receives, in sequence, and the peer of each; kept for the next call."""
+        """Returns (rows, peers) of the transfers that a rank sends or receives, in sequence; the result is cached.
+
+        Args:
+            rank: the rank.
+            sending: True for the rows that it sends, False for those that it receives.
+
+        Returns:
+            (Y,) int64 indices of the rows, and (Y,) int64 the rank at the other end of each.
+        """
         found = self._rows_of.get((rank, sending))
         if found is None:
             own_X, peer_X = self.pairs_X2.T if sending else self.pairs_X2.T[::-1]
@@ -149,7 +160,7 @@ class Order(Value):
 
     @cached_property
     def in_sequence_X(self) -> BoolArray:
-        """(X,) bool, which rows have a sequence to keep: one of their ports has more rows than it may have open."""
+        """(X,) bool: the rows whose sequence matters, because one of their ports has more rows than it may have open."""
         port_X2, _, _, in_sequence_P = self._ports
         return locked(np.asarray(in_sequence_P[port_X2].any(axis=1)))
 
@@ -174,17 +185,16 @@ class Order(Value):
 
     @cached_property
     def stage_X(self) -> IntArray:
-        """(X,) int64, the stage of each row where transfers run in stages, as on NCCL.
+        """(X,) int64, the stage of each row, from zero, for transfers that run in stages, as in grouped calls of NCCL.
 
-        A rank's stage is all of its rows with one number. It starts when the rank's stage before has ended, and ends as a
-        whole; ranks do not wait for the others' stages. Each row has the first number that is at least those of the earlier
-        rows at both of its ports, and with which both ports have it open: sends_open and recvs_open, or sub-channels. A port
-        that may have all of its rows open has no sequence to keep. Tiers number their rows apart from each other, as ports do,
-        and a stage has the rows of all tiers with its number.
+        A rank's stage consists of all its rows with one stage number. It starts when the rank's previous stage has ended, and
+        ends as a whole; a rank does not wait for stages of other ranks. Rows get their numbers in sequence: each the smallest
+        that is no less than those of the earlier rows at its two ports, and at which both ports have room for it (sends_open
+        and recvs_open, or sub-channels). Ports that may have all of their rows open do not count. Tiers are numbered
+        independently; a stage has the rows of all tiers with its number.
 
-        No ranks wait for each other in a circle: a transfer waits only for the earlier stages of its two ranks. Their numbers
-        are smaller, so that every stage starts and ends, by induction over the numbers. This depends neither on sizes nor on
-        tiers: rows without bytes may be left out, if both of their ends do so.
+        Ranks cannot deadlock: a transfer waits only for stages with smaller numbers, so by induction every stage ends. Rows
+        without bytes may be left out, if both of their ends do so.
         """
         port_X2, takes_X, capacity_P, in_sequence_P = self._ports
         in_sequence, capacity = in_sequence_P.tolist(), capacity_P.tolist()
@@ -200,13 +210,14 @@ class Order(Value):
         return locked(np.array(stages, dtype=np.int64))
 
     def cuts(self, sizes_X: IntArray, rows_X: IntArray | None = None) -> IntArray:
-        """Returns which units of work each row carries, if the work of its pair has sizes_X units.
+        """Returns the range of its pair's units (bytes or tokens, say) that each row carries.
 
-        The rows of a pair cover its units without gap or overlap.
+        The rows of a pair cover its units without gap or overlap. A row of share (0.25, 0.5) of a pair with 100 units carries
+        units 25 to 49, returned as (25, 50).
 
         Args:
-            sizes_X: (X,) int64, the size of each row's pair in some unit, such as bytes or tokens.
-            rows_X: the rows that sizes_X is about; None: all.
+            sizes_X: (X,) int64, units of each row's pair.
+            rows_X: (X,) indices of the rows; None: all rows.
 
         Returns:
             (X, 2) int64, the first unit of each row and the one after its last.
@@ -219,13 +230,13 @@ class Order(Value):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule(Value):
-    """A timed all-to-all, one row a transfer, by start; where rates change, one row for each part that flows at one rate.
+    """A timed all-to-all: one row per transfer, sorted by start. A transfer whose rate changes has one row for each rate.
 
     A transfer's start-up lies before its first row.
 
     Args:
         method: the order's name.
-        one_to_one: whether each rank has one partner at a time, in each tier.
+        one_to_one: whether each rank sends to one rank and receives from one at a time, in each tier.
         src_X: (X,) int64, sending ranks.
         dst_X: (X,) int64, receiving ranks.
         bytes_X: (X,) int64, bytes.
@@ -234,8 +245,8 @@ class Schedule(Value):
         rate_Bps_X: (X,) float64, bytes per second.
         fluid_bound_s: the fluid bound of the ports, in seconds.
         one_to_one_bound_s: the one-to-one bound, in seconds.
-        cut: the cut that limits it on a fabric; None on a big switch.
-        tier_X: (X,) int64, the tier of each row's pair in the order; None if all are of one.
+        cut: the cut with the largest bound, on a fabric; None on a big switch.
+        tier_X: (X,) int64, the tier of each row's pair in the order; None: all are in one tier.
         step_X: (X,) int64, the step of each row in a hierarchical all-to-all; None if it is flat.
 
     Raises:
@@ -270,7 +281,7 @@ class Schedule(Value):
 
     @property
     def gap(self) -> float:
-        """makespan_s / bound - 1, where the bound is the larger of the fluid bound and the cut's."""
+        """makespan_s / bound - 1, where the bound is the larger of the fluid bound and the cut's bound."""
         return gap(self.makespan_s, max(self.fluid_bound_s, self.cut.bound_s if self.cut else 0.0))
 
 
@@ -298,8 +309,8 @@ class Hierarchy(Value):
     Args:
         server_G: (G,) int64, the server of each rank, numbered from zero.
         chunks: how many chunks; more of them overlap the hops better, and cost more start-ups.
-        level_from: how many rows more than the mean of its server's ranks a rank has for another server when it begins to hand
-            parts to them; None: never.
+        level_from: a rank hands parts to its peers if it has at least this many rows more for another server than the ranks of
+            its own server have on average; None: never.
 
     Raises:
         BadInput: if a server has no rank, or the number of chunks or of rows is out of range.
@@ -337,42 +348,52 @@ class Hierarchy(Value):
 
     @cached_property
     def parts(self) -> int:
-        """Number of parts of a chunk: as many as the largest server has ranks, up to MOST_PARTS; one if not levelled."""
+        """Number of parts of a chunk: if levelled, the ranks of the largest server, up to MOST_PARTS; otherwise one."""
         return 1 if self.level_from is None else min(int(np.diff(self.first_N).max(initial=1)), MOST_PARTS)
 
     @property
     def pieces(self) -> int:
-        """Number of parts of all chunks, C."""
+        """Number of parts of all chunks together, C = chunks x parts."""
         return self.chunks * self.parts
 
     @cached_property
     def member_G(self) -> IntArray:
-        """(G,) int64: the ranks by server."""
+        """(G,) int64: all ranks sorted by server; `first_N` tells where each server's begin."""
         return locked(np.argsort(self.server_G, kind="stable"))
 
     @cached_property
     def first_N(self) -> IntArray:
-        """(N + 1,) int64: where each server's ranks begin in `member_G`, and its length."""
+        """(N + 1,) int64: server n's ranks are member_G[first_N[n] : first_N[n + 1]]."""
         return locked(np.append(0, np.bincount(self.server_G, minlength=self.servers).cumsum()))
 
     @cached_property
     def gateway_GN(self) -> IntArray:
-        """(G, N) int64: the rank that receives what each rank sends to each server, itself on its own.
+        """(G, N) int64: the gateway of each rank on each server, which receives what the rank sends there.
 
-        The i-th rank of a server has the i-th ranks of the others as gateways, so that with as many ranks everywhere each NIC
-        sends to one NIC of a server. Ranks of larger servers begin again with the first.
+        The gateways of a server's i-th rank are the i-th ranks of the other servers, so that between servers of equal size each
+        NIC sends to one NIC. Where a server has fewer ranks, counting begins again with its first. On its own server a rank is
+        its own gateway.
         """
         local_G = np.empty(self.ranks, dtype=np.int64)
         local_G[self.member_G] = np.arange(self.ranks) - self.first_N[self.server_G[self.member_G]]
         return locked(self.member_G[self.first_N[:-1] + local_G[:, None] % np.diff(self.first_N)])
 
     def among(self, alive_G: BoolArray) -> Self:
-        """Returns the hierarchy of some ranks alone, renumbered; servers without any are left out."""
+        """Returns the hierarchy of the ranks for which alive_G (G,) is true, renumbered from zero.
+
+        Servers without such ranks are left out.
+        """
         return replace(self, server_G=np.unique(self.server_G[alive_G], return_inverse=True)[1])
 
     def piece_starts(self, rows: IntArray) -> IntArray:
-        """Returns where the pieces of each entry's rows begin, and their end: (..., C + 1) int64 for rows of any shape.
+        """Cuts numbers of rows into C pieces of nearly equal size, and returns where the pieces begin.
 
-        Chunk s has the `parts` pieces from s * parts on.
+        Chunk s has the pieces s * parts to (s + 1) * parts - 1. With two pieces, 5 rows give [0, 2, 5].
+
+        Args:
+            rows: (...) int64, numbers of rows.
+
+        Returns:
+            (..., C + 1) int64, the first row of each piece, and last the number of rows.
         """
         return np.asarray(rows[..., None] * np.arange(self.pieces + 1) // self.pieces)

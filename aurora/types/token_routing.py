@@ -13,13 +13,14 @@ from aurora.types.arrays import IntArray, Value, counts, locked, set_checked
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenRouting(Value):
-    """The choices of U tokens, sorted by window and then by source rank on the way in.
+    """The experts that each of U tokens chose. The constructor sorts tokens by window, then by source rank.
 
     Attributes:
         experts_ULK: (U, L, K) uint8, or uint16 for expert numbers from 256; the K different experts that each token chose.
         source_U: (U,) int64, the source rank of each token.
         window_U: (U,) int64, its window.
-        sequence_U: (U,) int64, the prompt that it belongs to; a sequence's tokens follow one another. None if unknown.
+        sequence_U: (U,) int64, the number of the prompt that the token belongs to; tokens of a prompt are adjacent. None if
+            unknown.
 
     Raises:
         BadInput: if shapes differ, numbers are out of range, or a token chose an expert twice.
@@ -57,17 +58,17 @@ class TokenRouting(Value):
 
     @property
     def lengths_Q(self) -> IntArray:
-        """(Q,) int64: how many tokens each sequence has.
+        """(Q,) int64: number of tokens of each sequence (prompt).
 
         Raises:
-            BadInput: if sequences are not known.
+            BadInput: if sequence_U is None.
         """
         if self.sequence_U is None:
             raise BadInput("sequence_U: expected the sequence of every token, found none")
         return np.unique(self.sequence_U, return_counts=True)[1].astype(np.int64)
 
     def layer(self, number: int, window: int | None = None) -> tuple[NDArray[Any], IntArray]:
-        """Returns experts_UK (U, K) and source_U (U,) of one layer, in one window or in all of them."""
+        """Returns experts_UK (U, K) of layer `number` and source_U (U,), in one window or, if `window` is None, in all."""
         if window is None:
             return self.experts_ULK[:, number], self.source_U
         some = slice(*np.searchsorted(self.window_U, (window, window + 1)).tolist())
@@ -118,8 +119,8 @@ class CoActivation(Value):
 
     Attributes:
         together_LEE: (L, E, E) int64, tokens that chose both experts in a layer; the diagonal counts the tokens of each expert.
-        next_LEE: (L - 1, E, E) int64, how often a token chose an expert in a layer and another in the next; each of its K
-            experts in the one layer counts with each of its K in the other.
+        next_LEE: (L - 1, E, E) int64, how often a token chose expert i in a layer and expert j in the next layer. Each token
+            counts K * K times: each of its K experts in the one layer with each of its K in the other.
     """
 
     together_LEE: IntArray

@@ -1,4 +1,4 @@
-"""Trace: what happened, or what is predicted to happen, in the same columns, so that the two can be compared."""
+"""Trace: measured or predicted events, in the same columns, so that the two can be compared."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ COMPUTE_PHASES = ("gate", "expert", "aggregate", "head")  # in which a rank's GP
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace(Value):
-    """Events of a run, one row each, by start. A transfer has a row on both of its ends.
+    """Events of a run, one row each, sorted by start. A transfer has two rows, one at the sender and one at the receiver.
 
     Args:
         kind: "predicted" or "measured".
@@ -37,7 +37,7 @@ class Trace(Value):
         start_s_X: (X,) float64, seconds since the start of the run.
         end_s_X: (X,) float64, seconds since the start of the run.
         bytes_X: (X,) int64, payload bytes of a transfer.
-        control_M: what the control loop of each model decided, with `survive` also by epoch; empty unless experts follow
+        control_M: the report of each model's control loop; with `survive` one for each epoch too. Empty unless experts follow
             traffic.
 
     Raises:
@@ -94,11 +94,11 @@ LOCAL: TransferEnd = (-1, False, 0)  # of a phase without a transfer
 
 
 class TraceRecorder:
-    """Collects events and makes a Trace of them, for simulator and runtime alike.
+    """Collects events and makes a Trace of them. Simulator and runtime both use it.
 
     Args:
         kind, names_M, ranks: as in Trace.
-        most: how many rows are kept, the latest; None: all.
+        most: maximum number of rows; the latest are kept. None: all rows are kept.
     """
 
     def __init__(self, kind: str, names_M: tuple[str, ...], ranks: int, most: int | None = None) -> None:
@@ -109,15 +109,19 @@ class TraceRecorder:
         self._blocks: list[tuple[NDArray[Any], ...]] = []
 
     def begin(self, epoch: int, ranks_R: Sequence[int]) -> None:
-        """Begins an epoch, to which later events belong; ranks_R[r] is the rank in the trace of its rank r."""
+        """Begins an epoch, to which later events belong; the epoch's rank r is rank ranks_R[r] of the trace."""
         self._epoch, self._ranks_R = epoch, ranks_R
 
     def add(
         self, rank: int, model: int, step: int, layer: int, phase: str, start_s: float, end_s: float, end: TransferEnd = LOCAL
     ) -> None:
-        """Records a phase of a rank, or the `end` of a transfer there, numbered as in the epoch.
+        """Records one phase of a rank, or one end of a transfer.
 
-        Seconds are since the start of the run.
+        Args:
+            rank: the rank, numbered as in the epoch.
+            model, step, layer, phase: as the columns of Trace; the phase is a name in TRACE_PHASES.
+            start_s, end_s: seconds since the start of the run.
+            end: of a transfer, the other rank, whether `rank` is the sender, and the bytes; LOCAL: no transfer.
         """
         here, there = self._ranks_R[rank], -1 if end is LOCAL else self._ranks_R[end[0]]
         which = (self._epoch, model, step, layer, TRACE_PHASES.index(phase))
@@ -126,9 +130,13 @@ class TraceRecorder:
     def transfers(
         self, model: int, step: int, layer: int, phase: str, pairs_2X: IntArray, bytes_X: IntArray, span_s_2X: FloatArray
     ) -> None:
-        """Records both ends of all transfers of an all-to-all, as in `add`, but by the ranks of the trace.
+        """Records both ends of all transfers of an all-to-all.
 
-        pairs_2X are their sources and destinations, span_s_2X their starts and ends.
+        Args:
+            model, step, layer, phase: as in `add`.
+            pairs_2X: (2, X) sources and destinations, numbered as in the trace, not as in the epoch.
+            bytes_X: (X,) bytes of each transfer.
+            span_s_2X: (2, X) starts and ends, in seconds since the start of the run.
         """
         same = [np.full(len(bytes_X), value) for value in (self._epoch, model, step, layer, TRACE_PHASES.index(phase))]
         for (rank_X, peer_X), sent in ((pairs_2X, True), (pairs_2X[::-1], False)):
