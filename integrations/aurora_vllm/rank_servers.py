@@ -25,10 +25,13 @@ from aurora_vllm.whole_streams import ServingChanges
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.25  # between two looks at all ranks
+STALLED_S = 1.0  # between two looks, from which on the time counts for no rank: nothing ran here meanwhile
+STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
 SILENT_S = 5.0  # after which start-up is told again
 ENDED_S = 10.0  # for servers to end by themselves, which write their records then
 FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
+AGAIN = 1  # times that a failed change is made again before all servers are started anew
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
 PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
 STARTED, SERVES = "starting processes", "serving"
@@ -48,6 +51,7 @@ class Look:
         exit_code: of its server; None while it runs.
         processes: process ids of its engine and workers.
         stopped: whether one of its processes is stopped.
+        runnable: whether one of them computes, or waits for a processor.
         status: status of its engine, as vLLM's fault tolerance names it; None: no answer.
         change: the last change that it has completed.
         failed: the request of the change that it refused or could not complete; empty: none.
@@ -56,6 +60,7 @@ class Look:
     exit_code: int | None = None
     processes: frozenset[int] = frozenset()
     stopped: bool = False
+    runnable: bool = False
     status: str | None = "healthy"
     change: int = 0
     failed: str = ""
@@ -66,7 +71,8 @@ class ServingRanks:
 
     Args:
         ranks: the numbers of the ranks.
-        hang_s: seconds without an answer, or stopped, after which a rank is lost.
+        hang_s: seconds without an answer, or stopped, after which a rank is lost; STARVED times as many where its processes
+            are runnable, since a busy machine lets them wait.
 
     Attributes:
         alive: ranks that serve.
@@ -77,11 +83,16 @@ class ServingRanks:
     def __init__(self, ranks: Sequence[int], hang_s: float) -> None:
         self.alive, self.dead, self.change, self._hang_s = list(ranks), list[int](), 0, hang_s
         self._answered_s: dict[int, float] = {}
-        self._healthy_s = 0.0
+        self._runnable_s: dict[int, float] = {}
+        self._healthy_s = self._looked_s = 0.0
         self._processes: dict[int, frozenset[int]] = {}
 
     def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
         """Takes a look at each rank that is alive. Returns why ranks are lost, and counts them among the dead."""
+        if (stalled_s := now_s - self._looked_s) > STALLED_S:
+            for since_s in (self._answered_s, self._runnable_s):
+                since_s.update({rank: at_s + stalled_s for rank, at_s in since_s.items()})
+        self._looked_s = now_s
         reasons = {rank: why for rank in self.alive if (why := self._reason(rank, looks[rank], now_s))}
         self.alive = [rank for rank in self.alive if rank not in reasons]
         self.dead += reasons
@@ -98,9 +109,13 @@ class ServingRanks:
             return "its workers ended"
         if look.status is not None and not look.stopped:
             self._answered_s[rank] = now_s
-        if now_s - self._answered_s.setdefault(rank, now_s) < self._hang_s:
+        if look.runnable and not look.stopped:
+            self._runnable_s[rank] = now_s
+        answered_s = self._answered_s.setdefault(rank, now_s)
+        starved_s = min(self._runnable_s.get(rank, answered_s), answered_s + (STARVED - 1) * self._hang_s)
+        if now_s - max(answered_s, starved_s) < self._hang_s:
             return ""
-        return f"{'it is stopped' if look.stopped else 'it does not answer'} for {self._hang_s:g} s"
+        return f"{'it is stopped' if look.stopped else 'it does not answer'} for {now_s - answered_s:.3g} s"
 
     def join(self, rank: int) -> None:
         """Counts a lost rank, which was started again, among those that serve. A change begins."""
@@ -108,6 +123,7 @@ class ServingRanks:
         self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
         self._processes.pop(rank)
         self._answered_s.pop(rank)
+        self._runnable_s.pop(rank, None)
 
     def give_up(self, rank: int) -> None:
         """Counts a rank that could not join among the dead again. A change begins."""
@@ -216,6 +232,7 @@ class RankServers:
         self._joined: int | None = None  # one that joins in the present change
         self._tries, self._pause_until_s, self._ready_s = dict[int, int](), 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
+        self._failures, self._told_s = 0, 0.0
         began_s = told_s = time.monotonic()
         before: dict[int, str] = {}
         while any(server.phase != SERVES for server in self.servers.values()):
@@ -276,13 +293,19 @@ class RankServers:
             if self._joined is not None:
                 await self._ask("POST", f"{self.router}/add_worker?url={self.servers[self._joined].url}", self.hang_s)
                 self._tries.pop(self._joined)
-            self._joined = None
+            self._joined, self._failures = None, 0
             self.changes.number += 1
             self.changes.serving.set()
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
         elif not self.changes.serving.is_set() and (why := self._failure(looks)):
             if (joined := self._joined) is None:
-                return f"change {ranks.change} failed: {why}"
+                self._failures += 1
+                if self._failures > AGAIN:
+                    return f"change {ranks.change} failed: {why}"
+                self.say(f"change {ranks.change} failed and is made again: {why}")
+                ranks.change += 1
+                await self._begin_change([])
+                return ""
             self.say(f"{self._name(joined)} could not join: {why}")
             self.servers[joined].kill()
             ranks.give_up(joined)
@@ -398,10 +421,11 @@ class RankServers:
         process = self.servers[rank].process
         states = groups.get(process.pid, {})
         engine = frozenset(pid for pid, (name, _) in states.items() if name.startswith(OF_ENGINE))
-        stopped = any(state in "Tt" for _, state in states.values())
+        stopped, runnable = (any(state in some for _, state in states.values()) for some in ("Tt", "R"))
         (found,) = ({"status": None},) if answer is None else answer.get("engines", ({"status": "healthy"},))
         failed = str(found.get("last_ft_request_id", ""))
-        return Look(process.returncode, engine, stopped, found["status"], int(found.get("change") or 0), failed)
+        change = int(found.get("change") or 0)
+        return Look(process.returncode, engine, stopped, runnable, found["status"], change, failed)
 
     async def _ask(self, method: str, url: str, within_s: float, body: Any = None) -> Any:
         """Returns the answer, {} if it is no JSON; None if there is none."""
@@ -419,6 +443,7 @@ class RankServers:
         ranks = self._ranks_now
         if lost or self.changes.serving.is_set():
             self._change_s = time.monotonic()
+        self._told_s = time.monotonic()
         self.changes.serving.clear()
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.write(f"{ranks.change}\n".encode())  # frees survivors that wait for a lost rank
@@ -434,7 +459,7 @@ class RankServers:
         refused = [rank for rank in self._ranks_now.alive if looks[rank].failed in self._asked and looks[rank].failed]
         if refused:
             return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
-        late = time.monotonic() - self._change_s > WITHIN_S + self.hang_s
+        late = time.monotonic() - self._told_s > WITHIN_S + self.hang_s
         return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""
 
 
