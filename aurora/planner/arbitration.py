@@ -1,18 +1,17 @@
 """Arbitration of a rank's GPU and port between the models that share it: slices, priorities, and a bound on starvation.
 
-Pure: no threads, and no clock. The drivers are `aurora.runtime.port_arbiter` (threads), `aurora.runtime.process_port_arbiter`
-(processes, which keep the state in a table that they share) and `aurora.simulator.interpreter` (simulated time).
+This module has the rules alone: no threads, and no clock. Its users are `aurora.runtime.port_arbiter` (threads),
+`aurora.runtime.process_port_arbiter` (processes with a shared table) and `aurora.simulator.interpreter` (simulated time).
 
-A GPU goes to the most urgent compute that waits, of equally urgent ones first come first served (`ComputeQueue`).
+GPU: the most urgent waiting compute runs first; among equally urgent, first come first served (`ComputeQueue`).
 
-On a port models have slices in one sequence, the same on every rank, so that ranks cannot wait for each other in a circle. A
-model joins it at a virtual time that rank 0 draws. Ranks agree on it while no slice begins on any of them: first all say that
-they are ready, then each stops its port, then rank 0 draws, and its time is sent to all. So no rank runs a slice of another in
-ignorance of one that comes before it.
+Port: models have time slices in one sequence, the same on every rank, so that ranks cannot deadlock. A model joins the sequence
+at a virtual time that all ranks agree on while no slice begins on any of them: all report that they are ready, each stops its
+port, rank 0 draws the time, and sends it to all. So no rank begins a slice before one that precedes it.
 
-Where a rank may have exchanges of two models under way, batch models beside interactive ones have a sequence of their own. A
-slice of theirs begins on a rank while no interactive exchange waits or is under way there, whatever other ranks do. That makes
-no circle: an interactive exchange waits for no batch model's, which at worst has the port with it until that slice is over.
+If a rank may have exchanges of two models under way, batch models that share GPUs with interactive ones have a second sequence.
+A batch slice begins on a rank if no interactive exchange waits or is under way there, whatever other ranks do. That cannot
+deadlock: an interactive exchange never waits for a batch model's; at worst they share the port until the batch slice ends.
 """
 
 from collections.abc import Sequence
@@ -30,19 +29,20 @@ OUT = float("inf")
 
 
 def precedence(level: int, ticket: int, overtaken: int) -> tuple[bool, int, int]:
-    """Returns what compute that waits for a GPU is compared by: the smallest goes first.
+    """Returns the sort key of a compute request that waits for a GPU; the request with the smallest key runs first.
 
     Args:
-        level: how urgent it is, see `Program.compute_level`.
-        ticket: rises with the time of its request.
-        overtaken: how often compute with a later ticket went first; after MOST_OVERTAKEN times it goes before all other.
+        level: urgency, see `Program.compute_level`; higher levels run first.
+        ticket: number of the request, rising with time.
+        overtaken: how often requests with later tickets ran first; from MOST_OVERTAKEN times on, the request runs before all
+            others.
     """
     return overtaken < MOST_OVERTAKEN, -level, ticket
 
 
 @dataclass(eq=False)
 class ComputeRequest:
-    """Compute that waits for a GPU or has it; see `precedence`."""
+    """A request to compute on a GPU, waiting or running; for its fields see `precedence`."""
 
     level: int
     ticket: int
@@ -50,7 +50,9 @@ class ComputeRequest:
 
 
 class ComputeQueue:
-    """Says whose compute has a GPU next. Every request is made (`ask`), begins once it is `first`, and ends.
+    """Decides which compute request runs next on a GPU.
+
+    A request is made (`ask`), begins (`begin`) once it is `first`, and ends (`end`) or gives way (`give_way`).
 
     Attributes:
         waiting: the requests that have not begun, or have given way.
@@ -70,7 +72,7 @@ class ComputeQueue:
 
     @property
     def priority_waits(self) -> bool:
-        """True if a more urgent request than the holder's waits."""
+        """True if a more urgent request than the running one waits."""
         return self._holder is not None and any(request.level > self._holder.level for request in self.waiting)
 
     def ask(self, level: int = 0) -> ComputeRequest:
@@ -91,7 +93,7 @@ class ComputeQueue:
         self._holder = None
 
     def give_way(self) -> ComputeRequest:
-        """Lets the holder wait again, as the next one of its level, and returns its request."""
+        """Interrupts the running request, which becomes the next one of its level, and returns it."""
         holder, self._holder = self._holder, None
         assert holder is not None
         self.waiting.append(holder)
@@ -99,12 +101,12 @@ class ComputeQueue:
 
 
 def slices_of(bytes_GG: IntArray, network: Network, slice_s: float) -> int:
-    """Returns into how many time slices an exchange is cut so that none takes longer than `slice_s` on any port.
+    """Returns the number of time slices into which an exchange is cut, so that none occupies a port longer than `slice_s`.
 
     Args:
         bytes_GG: (G, G) bytes from each GPU (row) to each GPU (column).
         network: the ports' rates.
-        slice_s: seconds of a port.
+        slice_s: maximum seconds of a slice.
     """
     sent_GG = bytes_GG - np.diag(np.diag(bytes_GG))
     took_s = max((sent_GG.sum(axis=1) / network.out_Bps_G).max(), (sent_GG.sum(axis=0) / network.in_Bps_G).max())
@@ -112,7 +114,7 @@ def slices_of(bytes_GG: IntArray, network: Network, slice_s: float) -> int:
 
 
 def piece(count: int, number: int, pieces: int) -> slice:
-    """Returns which of `count` rows are in a piece, where they are cut evenly.
+    """Returns the rows of piece `number` when `count` rows are cut into `pieces` pieces of nearly equal size.
 
     Example:
         >>> [piece(5, number, 2) for number in range(2)]
@@ -122,13 +124,11 @@ def piece(count: int, number: int, pieces: int) -> slice:
 
 
 class SliceSequence:
-    """Says which model has the next time slice of one port; see `has_next_slice`.
-
-    Models are in the sequence from the virtual time 0 on, but for those that join it.
+    """Decides which model has the next time slice of one port, by the rule of `has_next_slice`.
 
     Args:
         policies_M: the models' policies.
-        joins_M: which of them are in the sequence only from `join` until they leave.
+        joins_M: for each model, True if it takes slices only between `join` and `leave`; False if from the virtual time 0 on.
     """
 
     def __init__(self, policies_M: Sequence[SlicePolicy], joins_M: Sequence[bool]) -> None:
@@ -139,7 +139,7 @@ class SliceSequence:
         self._past = 0.0  # no model that has left had a slice at this time or later
 
     def has_next(self, model: int) -> bool:
-        """Returns whether the next slice is the model's."""
+        """Returns whether the next slice belongs to the model."""
         return has_next_slice(self._next_M, model)
 
     def finish(self, model: int) -> None:
@@ -156,17 +156,17 @@ class SliceSequence:
             self._next_M[model] = OUT
 
     def draw(self) -> float:
-        """Returns a virtual time, on rank 0, that no slice on any rank has reached or been promised."""
+        """Returns a virtual time at which a model can join: no slice on any rank has reached it. Called on rank 0 only."""
         there = [model for model, time in enumerate(self._next_M) if time < OUT]
         return max([self._past, *(self._time(model, self._slices_M[model] or self._done_M[model] + AHEAD) for model in there)])
 
     def join(self, model: int, base: float, slices: int | None = None) -> None:
-        """Puts a model that is not in the sequence into it.
+        """Adds a model to the sequence.
 
         Args:
-            model: the model.
+            model: the model, which is not in the sequence.
             base: virtual time of its first slice, drawn by rank 0.
-            slices: after how many slices the model leaves; None: when `leave` is called.
+            slices: number of slices after which the model leaves; None: it leaves when `leave` is called.
         """
         self._base_M[model], self._done_M[model], self._slices_M[model] = base, 0, slices
         self._next_M[model] = base
@@ -177,16 +177,16 @@ class SliceSequence:
 
 
 class PortSlices:
-    """Says which model's exchange may begin on one port, by the rules of this module.
+    """Decides which model's exchange may begin on one port, by the rules of this module.
 
-    Every exchange is asked for (`ask`), begins once `may_begin`, and ends.
+    An exchange is requested (`ask`), begins (`begin`) once `may_begin` is true, and ends (`end`).
 
     Args:
         policies_M: the models' policies.
         overlapping: whether exchanges of an interactive and of a batch model may be under way at once. On NCCL they may not.
 
     Attributes:
-        joins_M: which models join a sequence for each exchange, as nobody else is to wait for them.
+        joins_M: for each model, True if it joins a sequence anew for each exchange, so that no model waits for it in between.
     """
 
     def __init__(self, policies_M: Sequence[SlicePolicy], overlapping: bool) -> None:
@@ -204,17 +204,17 @@ class PortSlices:
         self._overtaken_M = [0] * len(policies_M)
 
     def single(self, model: int) -> bool:
-        """Returns whether no other model is ever in the model's sequence."""
+        """Returns whether the model is the only one that can be in its sequence."""
         return len(self._members_C[self._yields_M[model]]) == 1
 
     def ask(self, model: int) -> None:
-        """Says that an exchange of the model waits from now on."""
+        """Registers that an exchange of the model waits for the port."""
         self._asking.add(model)
         if not self._yields_M[model]:
             self._urgent.add(model)
 
     def may_begin(self, model: int) -> bool:
-        """Returns whether an exchange of the model that waits may begin now."""
+        """Returns whether the model's waiting exchange may begin now."""
         sequence, member = self._place(model)
         if self._stopped_C[self._yields_M[model]] or not sequence.has_next(member):
             return False
@@ -228,7 +228,7 @@ class PortSlices:
             self._overtaken_M[other] += self._yields_M[other] and not self._yields_M[model]
 
     def end(self, model: int, hold_port: bool = False) -> None:
-        """Ends the model's exchange, and its slice too unless that goes on through the next exchange."""
+        """Ends the model's exchange and, unless `hold_port`, its time slice."""
         self._urgent.discard(model)
         if not hold_port:
             sequence, member = self._place(model)
@@ -241,11 +241,14 @@ class PortSlices:
         sequence.leave(member)
 
     def stop(self, model: int, more: int) -> None:
-        """Counts one model `more` or less that joins this model's sequence, in which no slice begins while there are any."""
+        """Adds `more`, 1 or -1, to the number of models that are joining this model's sequence.
+
+        While that number is above zero, no slice of the sequence begins.
+        """
         self._stopped_C[self._yields_M[model]] += more
 
     def draw(self, model: int) -> float:
-        """Returns a virtual time to join the model's sequence at; see `SliceSequence.draw`."""
+        """Returns a virtual time at which a model can join this model's sequence; see `SliceSequence.draw`."""
         return self._place(model)[0].draw()
 
     def join(self, model: int, base: float, slices: int | None = None) -> None:

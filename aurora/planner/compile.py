@@ -25,7 +25,7 @@ def compile_plan(plan: Plan, gathered: bool = False) -> Program:
 
     Args:
         plan: the plan.
-        gathered: whether an allgather and a reduce-scatter stand for its all-to-alls.
+        gathered: whether an allgather and a reduce-scatter replace its all-to-alls.
 
     Raises:
         BadInput: if `time_slice` is not one of TIME_SLICES.
@@ -72,7 +72,7 @@ SLICE_INTERVALS = 5  # preemption intervals in a batch model's time slice, which
 
 
 def preemption_s(options: PlanOptions) -> float:
-    """Returns the seconds between two preemption points, PREEMPTION_INTERVAL_S where options leave them open."""
+    """Returns the seconds between two preemption points: those of the options, or PREEMPTION_INTERVAL_S if they are None."""
     return PREEMPTION_INTERVAL_S if options.preemption_s is None else options.preemption_s
 
 

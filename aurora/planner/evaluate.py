@@ -1,4 +1,4 @@
-"""A plan on traffic that it was not made for: its time, beside a plan made for that traffic, and how far traffic has moved."""
+"""Evaluates a plan on other traffic than it was made for, against a plan made for that traffic; measures traffic drift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ JOINT = 0.01  # loss up to which a plan for two kinds of traffic serves both
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The time of a plan on traffic that it was not made for.
+    """Result of `aurora.evaluate`: the time of a plan on traffic that it was not made for.
 
     Args:
         served_s_L: (L,) seconds of each layer by the plan's objective and aim.
         own: a plan made for this traffic with the options of the evaluated plan.
-        dispatch_s_ML: one array (L,) per model, seconds of each layer's whole dispatch in the plan's order.
-        between_s: the seconds between which the sum of served_s_L lies, where it is estimated; None where it is exact.
+        dispatch_s_ML: one array (L,) per model, seconds of each layer's dispatch of the whole profile in the plan's order.
+        between_s: (least, most) that the sum of served_s_L can be, if it is estimated from counts; None if it is exact.
     """
 
     served_s_L: FloatArray
@@ -38,12 +38,12 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The time of the plan over that of `own`, minus 1: 0.1 means 10 % longer."""
+        """Time of the plan / time of `own` - 1: 0.1 means 10 % longer."""
         return gap(float(self.served_s_L.sum()), self.own.objective_s)
 
     @property
     def loss_between(self) -> tuple[float, float] | None:
-        """The smallest and the largest loss: at the fewest rows, at the most, or `loss`; None where the seconds are exact."""
+        """(least, most) that the loss can be, if either plan's seconds are estimated as in `between_s`; None if exact."""
         if self.between_s is None or self.own.between_s is None:
             return None
         found = [self.loss, *(gap(*pair) for pair in zip(self.between_s, self.own.between_s, strict=True))]
@@ -51,9 +51,9 @@ class Evaluation:
 
 
 def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
-    """Prices a plan on traffic that it was not made for, beside a plan made for that traffic.
+    """Computes the time of a plan on traffic that it was not made for, and compares it to a plan made for that traffic.
 
-    Further domains that the plan was made for do not count.
+    If the plan was made for several domains, only `profiles` count here.
 
     Args:
         plan: the plan to price.
@@ -106,7 +106,11 @@ def _check_own_price(plan: Plan, profiles: Sequence[Profile], served_s: float) -
 
 
 def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Returns the plan with its seconds by these profiles, of its own traffic, if their compute curves are others now."""
+    """Returns the plan with seconds computed anew from profiles of the same traffic whose compute curves have changed.
+
+    Returns the plan itself if no curves have changed, if it was made for several domains, or if a model is deduplicated with
+    flat all-to-alls.
+    """
     pairs = list(zip(plan.models, profiles, strict=True))
     more = any(not np.array_equal(m.load_LE, p.load_LE) for m, p in pairs)  # domains, which a plan does not name
     if more or all(m.profile_digest == p.digest or (m.deduplicated and m.hierarchy is None) for m, p in pairs):
@@ -127,19 +131,20 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
 
 @dataclass(frozen=True)
 class Drift:
-    """The distance of a second profile's traffic from a first's, and what a plan made for the first loses on it.
+    """Result of `aurora.drift`: how far traffic has moved from a first profile to a second, and what a plan loses by it.
 
     Attributes:
         variation_L: (L,) float64, total variation of the experts' shares between the profiles, from 0 (equal) to 1 (disjoint).
-        noise_L: (L,) float64, below which variation_L stays with probability LEVEL if the traffic has not changed.
-        noise: below which the mean of variation_L stays with probability LEVEL if the traffic has not changed.
+        noise_L: (L,) float64, limit that variation_L exceeds only by chance, with probability 1 - LEVEL, if traffic has not
+            changed.
+        noise: the same limit for the mean of variation_L.
         overlap_L: (L,) float64, Jaccard index of the `hot` most loaded experts of both profiles.
-        hot: how many most loaded experts `overlap_L` compares.
-        loss: how much longer a placement made for the first profile takes on the second than one made for it; 0.1 is 10 %.
-        threshold: the loss above which planning again pays, as a share.
-        loss_between: the losses between which `loss` lies, where it is estimated from counts; None where it is exact.
-        loss_of_joint: how much longer a plan for both profiles (`domains`) takes on the first and on the second than a plan for
-            each; None where no such plan was made.
+        hot: number of most loaded experts that `overlap_L` compares.
+        loss: on the second profile, time of a placement made for the first / time of one made for the second - 1.
+        threshold: the loss above which planning again pays.
+        loss_between: (least, most) that `loss` can be, if it is estimated from counts; None if it is exact.
+        loss_of_joint: losses, on the first and on the second profile, of one plan made for both (`domains`) against a plan made
+            for each; None if no such plan was made.
     """
 
     variation_L: FloatArray
@@ -159,7 +164,7 @@ class Drift:
 
     @property
     def replan(self) -> bool:
-        """True if planning again pays."""
+        """True if planning again pays: the loss is above `threshold`, and traffic has moved by more than chance explains."""
         return self.moved and self.loss > self.threshold
 
     @property
@@ -169,7 +174,7 @@ class Drift:
 
     @property
     def reason(self) -> str:
-        """One sentence on why to keep the plan or to plan again."""
+        """One sentence that says whether to keep the plan or to plan again, and why."""
         if not self.moved:
             apart, chance = f"{self.variation_L.mean():.2%}", f"{self.noise:.2%}"
             return (
@@ -197,11 +202,11 @@ def drift(before: Profile, after: Profile, plan: Plan | None = None, options: Dr
     Args:
         before: the traffic that was planned for.
         after: the traffic now, of the same model.
-        plan: the plan made for `before`; None: the loss is computed for groups of experts balanced for `before`.
+        plan: the plan made for `before`; None: the loss is that of groups of experts balanced for `before`.
         options: the loss above which planning again pays, the number of hot experts, and the seed.
 
     Returns:
-        The Drift: distance by layer beside what chance explains, and the loss.
+        The Drift: each layer's distance, the distance that chance explains, and the loss.
 
     Raises:
         BadInput: if the profiles are of different models, or the plan was not made for `before`.
@@ -254,16 +259,20 @@ def _loss_of_joint(plan: Plan, later: Plan, before: Profile, after: Profile) -> 
 
 
 def overlap(load_LE: IntArray, other_LE: IntArray, hot: int) -> FloatArray:
-    """Returns (L,) the Jaccard index of each layer's `hot` most loaded experts; of equal loads the lower index is first."""
+    """Returns (L,), per layer the Jaccard index of the sets of the `hot` most loaded experts in load_LE and in other_LE."""
     tops = [np.argsort(-each, axis=1, kind="stable")[:, :hot] for each in (load_LE, other_LE)]
     both = [len(np.intersect1d(*rows)) for rows in zip(*tops, strict=True)]
     return np.array([each / (2 * hot - each) for each in both])
 
 
 def balance_loss(load_LE: IntArray, other_LE: IntArray, groups: int) -> float:
-    """Returns how much more load the fullest groups have on `other_LE` if balanced for `load_LE` instead of for `other_LE`.
+    """Returns the loss, on other_LE, of groups of experts balanced for load_LE against groups balanced for other_LE.
 
-    The excess is a share, summed over layers before dividing; zero or more.
+    The loss compares the loads of the fullest groups, summed over layers: load / load - 1, zero or more.
+
+    Args:
+        load_LE, other_LE: (L, E) tokens of each expert.
+        groups: number of groups.
     """
     slots_J = even_slots(load_LE.shape[1], np.full(groups, load_LE.shape[1]))
     rng = np.random.default_rng(0)  # every strategy of PLACE takes one; `balanced` does not draw

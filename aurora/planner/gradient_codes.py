@@ -30,12 +30,14 @@ class GradientCode:
         return np.asarray(self.code_WB != 0)
 
     def weights(self, arrived: Sequence[int]) -> FloatArray | None:
-        """Returns the factors with which the arrived messages add up to the sum over all batches.
+        """Returns the factors by which the arrived messages are multiplied to sum to the result of all batches.
 
-        arrived: the workers whose messages have arrived, in order of arrival.
+        Args:
+            arrived: the workers whose messages have arrived, in order of arrival.
 
-        Returns (K,) float64, a factor for each message (of plain sums, 1 for the first copy and 0 for further copies); None if
-        the messages do not suffice yet.
+        Returns:
+            (K,) float64, a factor for each message; if messages are plain sums, 1 for the first copy and 0 for further copies.
+            None if the messages do not suffice yet.
         """
         code_KB = self.code_WB[np.asarray(arrived, dtype=np.int64)]
         if self.needed is None:
@@ -107,7 +109,7 @@ def load_of(scheme: str, workers: int, batches: int, redundancy: int) -> int:
 
 
 def group_count(batches: int, load: int) -> int:
-    """Returns how many groups of at most `load` batches hold `batches` batches."""
+    """Returns the number of groups of at most `load` batches that are needed for all `batches` batches."""
     return -(-batches // load)
 
 
@@ -130,9 +132,13 @@ def drawn_share_K(workers: int, groups: int) -> FloatArray:
 
 
 def grouped_code(scheme: str, group_W: IntArray, batches: int, groups: int) -> GradientCode:
-    """Makes a code of groups of consecutive batches, of nearly equal size; each worker sends the plain sum of its group.
+    """Makes a code in which each worker sends the plain sum of one group of batches.
 
-    group_W (W,) int64 is the group that each worker computes.
+    Args:
+        scheme: the code's name.
+        group_W: (W,) int64, the group that each worker computes.
+        batches: number of batches.
+        groups: number of groups, which consist of consecutive batches and are of nearly equal size.
     """
     code_JB = np.zeros((groups, batches))
     for group, members in enumerate(np.array_split(np.arange(batches), groups)):

@@ -1,4 +1,4 @@
-"""Work on the layers of a model in threads. Compiled functions that release the GIL (nogil=True) run side by side."""
+"""Runs a function on each layer of a model, in threads; compiled functions with nogil=True run in parallel."""
 
 import os
 from collections.abc import Callable
@@ -10,18 +10,18 @@ Progress = Callable[[str, int, int], None]  # told of what is done, how much of 
 
 
 def untold(_what: str, _done: int, _total: int) -> None:
-    """A Progress that nobody sees."""
+    """Default Progress, which reports nothing."""
 
 
 def of_layers(work: Callable[[int], _Made], layers: int, what: str, progress: Progress = untold) -> list[_Made]:
-    """Returns what `work` makes of each layer, in the sequence of the layers.
+    """Returns the results of `work` for all layers, in the sequence of the layers.
 
     Args:
-        work: called with the number of a layer, in any sequence and in several threads. What it makes must follow from the
-            layer alone; random numbers come from a generator of the layer's own. Then the number of threads changes no result.
-        layers: how many layers there are.
-        what: what is being done, for `progress`.
-        progress: called in this thread, layer by layer.
+        work: called with the number of a layer, in any sequence and in several threads. Its result must depend on the layer
+            alone, and random numbers must come from one generator per layer; then the number of threads changes no result.
+        layers: number of layers.
+        what: name of the work, for `progress`.
+        progress: called in this thread with (what, layers done, layers in all) after each layer.
 
     Raises:
         Exception: what `work` raises for the first layer that fails.

@@ -1,4 +1,4 @@
-"""Migration from the present plan to the next: GPUs are relabelled so that few bytes move, and layers move if that pays."""
+"""Migration from the present plan to the next: relabels GPUs so that few bytes move, and moves only layers that gain by it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ class Migration:
 
     Attributes:
         bytes_GG: (G, G) int64, bytes of expert weights from GPU to GPU.
-        schedule: their all-to-all, in order.
-        layers: indices of the layers that move; of several models, layers of the one with most layers.
+        schedule: schedule of these bytes, as one all-to-all.
+        layers: indices of the layers that move; with several models, counted in the model with the most layers.
         kept_s: the objective of the present plan, in seconds.
         planned_s: the objective of the new plan as it was made, in seconds.
         moved_s: the objective of the plan that results, in seconds.
@@ -46,15 +46,16 @@ def migrate(
 ) -> tuple[Plan, Migration]:
     """Adapts a new plan to the plan in force, so that few expert weights move.
 
-    Only GPUs that are alike are exchanged. A layer keeps its old placement unless the new one saves time or the old one has too
-    few replicas. Layers of colocated models that run at the same time move or stay as one.
+    GPUs of the new plan get other numbers so that the fewest bytes move; only equal GPUs are exchanged. A layer keeps its old
+    placement unless the new one saves time or the old one has too few replicas. Layers of colocated models that run at the same
+    time either all move or all stay.
 
     Args:
         plan: the new plan, made for `profiles` and `domains`.
         previous: the plan in force, for the same cluster and models.
         profiles: the traffic, one profile per model.
-        max_move_bytes: bytes of weights that may move at most; the layers that save the most time move. None: all layers that
-            save time.
+        max_move_bytes: maximum bytes of weights that move; the layers that save the most time within them move. None: all
+            layers that save time move.
         domains: the further profiles that `plan` was made for.
 
     Returns:

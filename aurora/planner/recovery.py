@@ -1,7 +1,7 @@
 """Moves of expert weights to another placement, and recovery after ranks failed or joined.
 
-Moves: which GPU takes which part of a new placement, the bytes that travel, and a budget for them. Recovery: the next
-placement, the weights that move, and the program of those that are left.
+Moves: relabelling of GPUs, the bytes that travel, and a budget for them. Recovery: the next placement, the weights that move,
+and the program of the surviving ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -134,11 +134,11 @@ class Recovery:
 
     Attributes:
         placement: the experts on the alive nodes, in their order.
-        min_replicas: replicas of each expert at least; lower than asked for where slots are short.
+        min_replicas: minimum replicas of each expert; lower than asked for if slots are short.
         lost_L: by layer, the experts that no alive node holds; their weights come from a checkpoint.
         bytes_NN: (N, N) int64, bytes of expert weights from node to node; nodes have their numbers from before the change.
         schedule: the schedule of these transfers.
-        moved: how many replicas arrive from other nodes.
+        moved: number of replicas that nodes get from other nodes.
         checkpoint_bytes_N: (N,) int64, bytes of lost experts' weights that each node reads from the checkpoint.
     """
 
@@ -172,10 +172,11 @@ def recover(
         failure_domains: all N nodes, their slots and failure domains.
         cluster: all N nodes and their network.
         expert_bytes: bytes of one expert's weights.
-        min_replicas: replicas of each expert at least, as far as the slots left allow.
-        method: one of SURVIVE.
-        seed: for the placement method.
-        relabel: relabels the nodes if each is a failure domain of its own; otherwise `fewest_moves` is used.
+        min_replicas: minimum replicas of each expert, as far as the slots left allow.
+        method: a name in SURVIVE.
+        seed: random seed of the placement method.
+        relabel: a function like `fewest_moves` that relabels the nodes if each is a failure domain of its own; otherwise
+            `fewest_moves` is used.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.
@@ -266,13 +267,13 @@ def program_among(program: Program, alive: Sequence[int], load_MLE: Sequence[Flo
 
 
 def program_in_force(program: Program, alive: Sequence[int], held_R: Sequence[HeldML]) -> Program:
-    """Returns the program of all ranks with the placement that its surviving ranks have come to hold since it was made.
+    """Returns the program of all ranks, updated to the experts that its surviving ranks hold now.
 
-    Layers that they hold as in the program stay as they are; in others, replicas take even parts. Experts that no surviving
-    rank holds count as a lost rank's.
+    A layer whose experts are where the program has them keeps its load split; in other layers replicas take even parts. Experts
+    that no surviving rank holds are put on a lost rank.
 
     Args:
-        program, alive, held_R: as of `program_among`.
+        program, alive, held_R: as in `program_among`.
     """
     lost = min(set(range(program.ranks)) - set(alive), default=0)
     placements = []
@@ -308,7 +309,7 @@ def restored(
         alive: the surviving ranks, ascending.
         load_LE: (L, E), the tokens of each expert.
         held_LR: by layer and surviving rank, the experts whose weights it has.
-        min_replicas: on how many nodes each expert should be at least.
+        min_replicas: minimum number of nodes that hold each expert.
     """
     (placement,), at_least = program.placements_M, -(-program.placements_M[0].experts // len(alive))
     slots_G = np.array([max(at_least, *map(len, held_L)) for held_L in zip(*placement.slots_LG, strict=True)])

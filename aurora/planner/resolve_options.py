@@ -1,4 +1,4 @@
-"""Strategies by name: users' own, those that "auto" means in PlanOptions, and options that contradict one another."""
+"""Resolves PlanOptions: registers users' strategies, replaces "auto" by names, and rejects contradictory options."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ GIVEN = "given"  # the place of a plan whose placement somebody else made
 
 
 def remade(options: PlanOptions) -> PlanOptions:
-    """Returns the options of a plan for making another: with strategies on auto where its placement was given."""
+    """Returns a plan's options for making another plan: if the placement was GIVEN, its strategies become "auto"."""
     return replace(options, place="auto", assign="auto", colocate="auto") if options.place == GIVEN else options
 
 
@@ -31,7 +31,7 @@ def choices(options: PlanOptions, models: int) -> dict[str, tuple[str, ...]]:
     """Returns the names that each strategy option accepts besides "auto"; the command line's help lists the same names.
 
     Args:
-        options: `min_replicas` decides which placements there are.
+        options: of these, only `min_replicas` counts, with which other placements exist.
         models: how many models share the GPUs.
 
     Returns:
@@ -60,11 +60,11 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
     """Adds a method of your own, so that options, plans and comparisons in this process know it by name.
 
     Args:
-        kind: "order": how one all-to-all is ordered, a function (bytes_GG, network, *, rng) -> Order; or "place": which group,
-            one a GPU, each expert of a layer is in, a function (load_E, slots_J, rng) -> (E,) integers. Several threads call
-            it at once, each for another layer.
-        name: its name; registering it again replaces it. A plan loaded elsewhere keeps its placement and orders, and needs the
-            method only where it is used anew.
+        kind: "order": the method orders one all-to-all; it is a function (bytes_GG, network, *, rng) -> Order. "place": it
+            groups the experts of one layer, one group per GPU; it is a function (load_E, slots_J, rng) -> (E,) integers, the
+            group of each expert. Several threads call it at the same time, each for another layer.
+        name: the method's name; registering it again replaces the method. A plan loaded in another process keeps its placement
+            and orders, and needs the method only to make new ones.
         method: the function.
 
     Returns:
@@ -99,11 +99,12 @@ def register(kind: str, name: str, method: Callable[..., Any]) -> str:
 def resolve(
     options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile] = ()
 ) -> PlanOptions:
-    """Returns the options with a strategy's name in place of every "auto" that has an effect.
+    """Returns the options with the name of a strategy in place of every "auto" that has an effect.
 
     `order` stays "auto" if ports differ or the cluster has a fabric: each layer then takes the shorter of two orders.
-    `objective` stays "auto" for a single model, `time_slice` for one without micro-batches. `all_to_all` becomes flat and
-    `slots_per_gpu` what memory holds, as only a simulation tells which is faster. Resolving twice gives the same options.
+    `objective` stays "auto" for a single model, and `time_slice` for a single model without micro-batches. Only a simulation
+    tells the best `all_to_all` and `slots_per_gpu`; here their "auto" becomes flat, and as many as memory holds. Resolving
+    twice gives the same options.
 
     Args:
         options: strategies by name or "auto".
@@ -150,7 +151,7 @@ def resolve(
 
 
 def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None:
-    """Returns why all-to-alls cannot be hierarchical, as an error says it; None if they can.
+    """Returns the reason, for an error, why all-to-alls cannot be hierarchical; None if they can.
 
     Args:
         cluster: the GPUs.
@@ -165,7 +166,7 @@ def flat_reason(cluster: Cluster, domains: Sequence[Profile] = ()) -> str | None
 
 
 def coactivation_reason(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> str | None:
-    """Returns why `coactivation` does not go with the other options, the models or their profiles; None if it does."""
+    """Returns the reason, for an error, why `coactivation` contradicts other options or the profiles; None if it does not."""
     if len(profiles) > 1:
         return f"is for a plan of one model, found {len(profiles)} models that share the GPUs"
     for taken, what in (
@@ -201,12 +202,12 @@ def _place(options: PlanOptions, cluster: Cluster, profile: Profile, colocated: 
 
 
 def with_priorities(plan: Plan, priorities: Sequence[str], shared: bool = False) -> Plan:
-    """Returns the plan with these priorities in place of its own; with none, the plan as it is.
+    """Returns the plan with other priorities of its models.
 
     Args:
         plan: the plan.
-        priorities: one for each of its models.
-        shared: whether other runs share the GPUs, beside which a single model may have a priority.
+        priorities: one for each of its models; empty: the plan stays as it is.
+        shared: whether other runs share the GPUs; a single model may then have a priority too.
 
     Raises:
         BadInput: if there are not as many as models, or one is unknown.

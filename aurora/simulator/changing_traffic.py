@@ -1,4 +1,4 @@
-"""Replay of traffic that changes, under ways to follow it: the load of the slowest GPUs, the bytes moved, and the stalls."""
+"""Replays changing traffic under several ways to adapt placements, and compares GPU loads, bytes moved and stalls."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,12 +70,12 @@ RECORDED = "recorded"  # the profiles' own windows, in sequence
 
 @dataclass(frozen=True, eq=False)
 class ChangingTraffic:
-    """Windows of traffic that changes between domains.
+    """W windows of traffic that changes between D domains, such as chat and code.
 
     Attributes:
-        load_WLE: (W, L, E) float64, loads by window.
-        part_WD: (W, D) float64, the part of each domain in each window.
-        share_DLE: (D, L, E) float64, the mean share of each expert in each domain.
+        load_WLE: (W, L, E) float64, tokens of each expert by window.
+        part_WD: (W, D) float64, the part of each domain in each window; each row sums to 1.
+        share_DLE: (D, L, E) float64, the mean share of each expert in a layer's tokens, by domain.
     """
 
     load_WLE: FloatArray
@@ -84,12 +84,12 @@ class ChangingTraffic:
 
     @property
     def mean_WLE(self) -> FloatArray:
-        """(W, L, E) float64, what the loads of each window would be without chance."""
+        """(W, L, E) float64, the expected loads of each window: those of the domains' mean shares, without random draws."""
         return np.asarray(np.tensordot(self.part_WD, self.share_DLE, 1) * self.load_WLE.sum(axis=2, keepdims=True))
 
     @property
     def known_W(self) -> BoolArray:
-        """(W,) bool: all windows but those that begin with another domain, which only a clairvoyant can expect."""
+        """(W,) bool: windows with the same main domain as the window before. Only a clairvoyant can expect the others."""
         largest_W = self.part_WD.argmax(axis=1)
         return np.asarray(np.concatenate([[False], largest_W[1:] == largest_W[:-1]]))
 
@@ -99,20 +99,20 @@ def changing_traffic(
 ) -> ChangingTraffic:
     """Draws the loads of windows of traffic that changes between domains.
 
-    A window mixes domains. Its part of a domain is drawn from a recorded window of that domain, so that windows of one domain
-    differ as the recorded ones do, and by chance.
+    A window mixes domains. For each domain in the mix, tokens are drawn from the shares of one of its recorded windows, which
+    is drawn too. So windows of one domain differ as the recorded ones do, and by chance.
 
     Args:
-        profiles: one for each domain, of one model.
+        profiles: one profile for each domain, all of one model.
         change: a name in CHANGES, or "recorded": the profiles' windows one after the other.
-        windows: how many windows, W.
-        lasting: windows that a domain, a drift, a day or a crowd lasts.
-        tokens: of each layer in a window, (token, expert) pairs; None: as in the largest recorded window.
-        seed: for the draws.
+        windows: number of windows, W.
+        lasting: number of windows that one domain, drift, day or crowd lasts.
+        tokens: (token, expert) pairs of each layer in a window; None: as in the largest recorded window.
+        seed: random seed of the draws.
 
     Raises:
         BadInput: if the change is unknown, a number is out of range, the profiles differ in layers or experts, or there is
-            one alone, unless its own windows are replayed.
+            only one profile and the change is not "recorded".
     """
     recorded_D = [profile.tokens_TLSE.sum(axis=2) for profile in profiles]
     if len({loads_TLE.shape[1:] for loads_TLE in recorded_D}) != 1:
@@ -143,15 +143,15 @@ def changing_traffic(
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """Result of one way to follow traffic.
+    """Result of replaying traffic under one way to follow it.
 
     Attributes:
-        name: what follows.
-        slowest_W: (W,) float64, load of the slowest GPUs over the mean in each window, all layers; 1 is equal.
+        name: the way, such as "controller" or "EPLB every 3".
+        slowest_W: (W,) float64, load of the slowest GPU / mean load in each window, both summed over layers; 1 is balanced.
         bytes_W: (W,) int64, bytes of expert weights that moved before each window.
-        stall_s: seconds that serving stood still for moves, in all.
-        lengthened_s: seconds by which moves beside serving lengthen it at most, in all.
-        changes: windows before which something moved.
+        stall_s: total seconds for which serving stopped while experts moved.
+        lengthened_s: upper estimate of the total seconds that moves added to serving while both ran at the same time.
+        changes: number of windows before which experts moved.
     """
 
     name: str
@@ -162,19 +162,19 @@ class Followed:
     changes: int
 
     def worst(self, windows: int = WHOLE) -> float:
-        """Returns the largest mean of `slowest_W` over so many windows in sequence."""
+        """Returns the largest mean of `slowest_W` over any `windows` consecutive windows."""
         many = min(windows, len(self.slowest_W))
         return float(np.convolve(self.slowest_W, np.full(many, 1 / many), mode="valid").max())
 
 
 @dataclass(frozen=True, eq=False)
 class FollowedTraffic:
-    """A replay of traffic that changes.
+    """Result of `follow`: a replay of changing traffic.
 
     Attributes:
-        change: how it changes: a name in CHANGES, or "recorded".
-        traffic: its windows.
-        ways: how each way to follow it did, the clairvoyant last.
+        change: the kind of change: a name in CHANGES, or "recorded".
+        traffic: the windows.
+        ways: the result of each way to follow the traffic, the clairvoyant's last.
     """
 
     change: str
@@ -183,7 +183,7 @@ class FollowedTraffic:
 
     @property
     def counted_W(self) -> BoolArray:
-        """(W,) bool: the windows by which ways are compared: those that are known, or all if each begins other traffic."""
+        """(W,) bool: the windows that count in comparisons: `known_W` of the traffic, or all windows if none is known."""
         known_W = self.traffic.known_W
         return known_W if known_W.any() else ~known_W
 
@@ -199,27 +199,29 @@ def follow(
     seed: int = 0,
     options: ControlOptions = ControlOptions(),
 ) -> FollowedTraffic:
-    """Replays traffic that changes, and compare ways to follow it: none, one plan, EPLB, the controller, and a clairvoyant.
+    """Replays changing traffic, and compares ways to adapt the placement to it.
 
-    EPLB stops serving while experts move, as vLLM's does; the controller's moves run beside serving.
+    The ways are: never, once, EPLB at intervals, aurora's controller, and two that know the coming window. `follow_traffic`
+    explains each. EPLB stops serving while experts move, as in vLLM; the controller's moves run while the model serves.
 
     Args:
-        plan: its first model's placement is in force at first. Its GPUs' speeds and ports count.
-        profiles: one for each domain of traffic, of that model.
-        change: how traffic changes between them: "alternating", "steps", "drift", "diurnal" or "flash-crowd"; "recorded": their
-            windows one after the other.
-        windows: how many windows of traffic.
-        lasting: windows that a domain, a drift, a day or a crowd lasts.
-        tokens: (token, expert) pairs of each layer in a window; None: as in the largest recorded one.
-        seed: for the draws.
-        options: of the controller.
+        plan: the plan in force before the first window, of which the first model counts; the speeds and port rates of its
+            cluster are used.
+        profiles: one profile of that model for each domain of traffic.
+        change: how traffic changes between the domains: "alternating", "steps", "drift", "diurnal" or "flash-crowd";
+            "recorded": the profiles' windows one after the other.
+        windows: number of windows of traffic.
+        lasting: number of windows that one domain, drift, day or crowd lasts.
+        tokens: (token, expert) pairs of each layer in a window; None: as in the largest recorded window.
+        seed: random seed of the draws.
+        options: options of the controller.
 
     Returns:
         FollowedTraffic, with load, bytes and stalls of each way.
 
     Raises:
-        BadInput: if the change is unknown, a number is out of range, the profiles are of another model, or there is one alone,
-            unless its own windows are replayed.
+        BadInput: if the change is unknown, a number is out of range, the profiles are of another model, or there is only one
+            profile and the change is not "recorded".
 
     Example:
         >>> import aurora
@@ -260,24 +262,27 @@ def follow_traffic(
     every: Sequence[int] = (1, 3, 10),
     server_G: IntArray | None = None,
 ) -> list[Followed]:
-    """Replays windows of traffic under ways to follow it.
+    """Replays windows of traffic under each way to follow it.
 
-    The ways are: the placement as it is; one planned for the first window; EPLB every few windows, for the loads of these
-    windows, with serving stopped while it moves, as vLLM's is; the controller, whose moves are in force after as many whole
-    windows as they take at the ports' rate; mean known, which rebalances for the mean of the traffic in the window to come, but
-    does not know its chance; and clairvoyant, which rebalances for the loads of the window to come. EPLB takes GPUs for equal,
-    with the most slots of any.
+    - "as it is": the placement never changes.
+    - "planned once": it is rebalanced after the first window, for that window's loads.
+    - "EPLB every N": EPLB places experts anew every N windows, for the loads of the last N. Serving stops while experts move,
+    as
+      in vLLM. EPLB takes all GPUs as equal, with the slots of the largest.
+    - "controller": aurora's controller. Its moves are in force after as many whole windows as they take at the ports' rate.
+    - "mean known": rebalances before each window for its expected loads, without the random draws.
+    - "clairvoyant": rebalances before each window for its actual loads.
 
     Args:
         traffic: the windows.
         held: the placement in force before the first window; or (L, G, P) int64, the expert in each of its slots, -1 for none.
-        slots: of the GPUs.
+        slots: the slots of the GPUs and the cost of load there.
         expert_bytes: bytes of an expert's weights.
         port_Bps: bytes per second that a GPU's port sends, and receives.
-        options: of the controller.
-        every: after how many windows EPLB plans again.
-        server_G: (G,) int64, the server of each GPU, if all-to-alls go over servers: experts stay on theirs, but for EPLB's
-            ways. None: all-to-alls are flat.
+        options: options of the controller.
+        every: the intervals N, in windows, of the EPLB ways.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; experts then stay on their servers,
+            except under EPLB. None: all-to-alls are flat.
     """
     load_WLE, mean_WLE = traffic.load_WLE, traffic.mean_WLE
     alike = GpuSlots.equal(slots.gpus, int(slots.slots_G.max()))

@@ -53,24 +53,24 @@ Process = Steps[None]
 
 
 class PriorityLock:
-    """Lock for one holder at a time, by the rules of a ComputeQueue."""
+    """Lock with one holder at a time. A ComputeQueue decides who gets it next, by levels of urgency (higher first)."""
 
     def __init__(self) -> None:
         self._queue = ComputeQueue()
         self._resume: dict[ComputeRequest, Resume] = {}  # of those that wait
 
     def acquire(self, resume: Resume, level: int = 0) -> None:
-        """Calls `resume` once the caller holds the lock, before all callers of lower levels."""
+        """Requests the lock; calls `resume` once the caller holds it. Callers of higher levels get it first."""
         self._resume[self._queue.ask(level)] = resume
         self._wake()
 
     @property
     def priority_waits(self) -> bool:
-        """True if work that is more urgent than the holder's waits for the lock."""
+        """True if a caller of a higher level than the holder's waits for the lock."""
         return self._queue.priority_waits
 
     def yield_to_priority(self, resume: Resume) -> None:
-        """Hands the lock to more urgent work that waits; the caller is the next of its level."""
+        """Hands the lock to a waiting caller of a higher level; the holder waits again, as the next of its level."""
         self._resume[self._queue.give_way()] = resume
         self._wake()
 
@@ -112,11 +112,14 @@ class SimulatedPortArbiter:
         self._compute, self._port, self._model = compute, port, model
 
     def start_compute(self, level: int = 0) -> Wait:
-        """Waits for the GPU, before all waiting work of lower levels."""
+        """Returns a Wait for the GPU, which goes to waiting work of higher levels first."""
         return lambda resume: self._compute.acquire(resume, level)
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> Steps[bool]:
-        """Calls `on_yield` and lets waiting work of higher levels run first, if there is any. Returns whether there was."""
+        """Preemption point: lets waiting work of higher levels run first. Returns True if there was any.
+
+        `on_yield` is called before it runs.
+        """
         if not self._compute.priority_waits:
             return False
         on_yield()
@@ -135,12 +138,12 @@ class SimulatedPortArbiter:
         self._port.wake()
 
     def hold_port(self) -> Wait:
-        """Waits for the port and keeps it through the model's next exchange."""
+        """Returns a Wait for the port, which the model then keeps through its next exchange."""
         return lambda resume: self._port.acquire(self._model, resume)
 
     @property
     def joins(self) -> bool:
-        """True if this model is in the sequence of slices only while it exchanges."""
+        """True if this model takes part in the sequence of time slices only while it exchanges."""
         return self._port.slices.joins_M[self._model]
 
     def draw(self) -> float:
@@ -148,18 +151,18 @@ class SimulatedPortArbiter:
         return self._port.slices.draw(self._model)
 
     def join(self, base: float, slices: int | None = None) -> None:
-        """Puts this model into the sequence of slices."""
+        """Adds this model to the sequence of time slices; arguments as in `SliceSequence.join`."""
         self._port.slices.join(self._model, base, slices)
         self._port.wake()
 
     def leave(self) -> None:
-        """Ends this model's exchanges; its time slices are skipped from now on."""
+        """Takes this model out of the sequence of time slices; its slices are skipped from now on."""
         self._port.slices.leave(self._model)
         self._port.wake()
 
 
 def simulated_port_arbiters(policies_M: Sequence[SlicePolicy], overlapping: bool = True) -> list[SimulatedPortArbiter]:
-    """Returns one arbiter for each of the models that share a rank; `overlapping` as of `PortSlices`."""
+    """Returns one arbiter for each of the models that share a rank; `overlapping` as in `PortSlices`."""
     compute, port = PriorityLock(), _Port(PortSlices(policies_M, overlapping))
     return [SimulatedPortArbiter(compute, port, model) for model in range(len(policies_M))]
 
@@ -177,19 +180,19 @@ def simulate_plan(
     staged: bool = False,
     delivery: str | None = None,
 ) -> Trace:
-    """Predicts how long serving the profiles under a plan takes, event by event, one step per window.
+    """Predicts how long a plan takes to serve the profiles' tokens, event by event. Each window is one forward pass.
 
     Args:
         plan: the plan.
-        profiles: the traffic, one profile per model, which is cut where the plan has micro-batches; or one per micro-batch.
-        barriers: what a GPU waits for: "gpu": its own transfers, and the token counts of all ranks; "none": its own transfers
-            only; "global": all ranks, after every phase.
-        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes; "allgather": none, but
-            an allgather of all tokens and a reduce-scatter instead of all-to-alls, as in vLLM without aurora.
-        interleave: "on": models run side by side; "off": one after the other.
+        profiles: the traffic: one profile per model, which is divided over the plan's micro-batches; or one per micro-batch.
+        barriers: "gpu": a GPU waits for its own transfers, and for the token counts of all ranks; "none": for its own transfers
+            only; "global": for all ranks after every phase.
+        orders: "plan": the plan's orders; "batch": a new order for each all-to-all, made from its bytes; "allgather": an
+            allgather of all tokens and a reduce-scatter replace all-to-alls, as in vLLM without aurora.
+        interleave: "on": models run at the same time; "off": one after the other.
         staged: whether transfers run in stages, as NCCL's grouped calls do; see `Order.stage_X`.
-        delivery: one of DELIVERY, whose estimated costs take the place of the cluster's start-ups and link curves; None: these
-            hold. Pushed rows bring their counts along, so that `barriers` "none" fits them.
+        delivery: a name in DELIVERY, whose estimated costs replace the cluster's start-ups and link curves; None: the cluster's
+            apply. Pushed rows bring their counts along, so that `barriers` "none" suits them.
 
     Returns:
         The predicted Trace.
@@ -220,7 +223,7 @@ def simulate_plan(
 
 
 def batch_orders(plan: Plan, orders: str) -> OrderBatch | None:
-    """Returns a function that makes an all-to-all's order from its bytes; None if `orders` are not "batch"."""
+    """Returns a function that makes an order from the bytes of an all-to-all if `orders` is "batch"; otherwise None."""
     check_one_of("orders", orders, SIMULATED_ORDERS)
     return batch_order(plan.cluster.network, plan.options.order, plan.options.seed) if orders == "batch" else None
 
@@ -237,9 +240,10 @@ def simulate(
 ) -> Trace:
     """Predicts the Trace of `program` on `cluster`.
 
-    On a rank one model computes at a time, first come first served. Time slices of its port go round the models, see
-    `aurora.planner.arbitration`; a model that has finished is skipped. With time slices by layer, gates and aggregations run
-    before expert compute that waits, and at its preemption points; so does all compute of an interactive model.
+    On a rank one model computes at a time, first come first served. Models take time slices of its port in turn
+    (`aurora.planner.arbitration`); a model that has finished is skipped. With time slices by layer, gates and aggregations run
+    before waiting expert compute, and interrupt running expert compute at its preemption points. So does all compute of an
+    interactive model.
 
     Args:
         program: a program of any number of models.
@@ -248,11 +252,12 @@ def simulate(
         barriers: "gpu": a rank continues when its own transfers are done, and a Barrier releases all ranks of the model at
             once. "none": as "gpu", without Barriers. "global": every phase of a model ends on all ranks together, and only
             then are GPU and port free for another model (the maxima of Aurora's Eq. 1 and Table 2).
-        ordered: called with an all-to-all's bytes (S, G, G) and its hierarchy, returns its order; for a hierarchical combine
-            with those of the dispatch that it is backwards. None: the program's orders are used.
-        interleave: whether the models run side by side, or one after the other on every rank.
+        ordered: a function that returns the order of an all-to-all from its bytes (S, G, G) and its hierarchy. For a
+            hierarchical combine it gets the bytes of the dispatch with the same transfers backwards. None: the program's orders
+            are used.
+        interleave: True: the models run at the same time; False: one after the other on every rank.
         staged: whether transfers run in stages, see `Switch.open`, and a rank has one exchange under way at a time, as on NCCL.
-        delivery: how exchanges are carried out; None: by messages that have the network's start-ups.
+        delivery: the way in which GPUs carry out exchanges; None: as messages with the network's start-ups.
 
     Returns:
         A Trace of kind "predicted"; the same for the same arguments.

@@ -1,6 +1,6 @@
-"""Requests under continuous batching with chunked prefill: schedulers of ranks, seconds of steps, when requests are served.
+"""Simulates requests under continuous batching with chunked prefill: the ranks' schedulers, and the seconds of each step.
 
-A step's seconds follow from the tokens that each rank has in it: simulated at some numbers, interpolated between.
+A step's seconds depend on the tokens of each rank in it. They are simulated for a grid of token numbers, and interpolated.
 """
 
 import heapq
@@ -32,19 +32,19 @@ CHECKED_TRANSFERS = 1_000_000  # in these steps at most, but two steps at least
 
 @dataclass
 class RankScheduler:
-    """The scheduler of one data-parallel rank, as vLLM's: every request that generates gets its token first, then prompts.
+    """The scheduler of one data-parallel rank, with vLLM's rules.
 
-    Prompts fill what is left of the step's tokens, first come first served. A prompt that does not fit is cut, and goes on in
-    the next step before any other prompt begins.
+    In a step, every generating request first gets one token. Prompts fill the rest of the step's tokens, first come first
+    served. A prompt that does not fit is cut, and goes on in the next step before any other prompt begins.
 
     Args:
-        max_num_batched_tokens: tokens of a step at most.
-        max_num_seqs: requests at most that generate or whose prompt has begun.
+        max_num_batched_tokens: maximum tokens of a step.
+        max_num_seqs: maximum requests that generate or whose prompt has begun.
 
     Attributes:
-        generating: how many requests generate.
-        prompts: of the requests whose prompt is not computed, the number and the tokens that are left of it, in sequence.
-        begun: whether some of the first prompt is computed.
+        generating: number of requests that generate.
+        prompts: (request, tokens left to compute) for each request whose prompt is not yet computed, in sequence.
+        begun: whether part of the first of these prompts is computed.
 
     Source:
         vLLM, `v1/core/sched/scheduler.py` and, for `score`, `v1/engine/core_client.py`.
@@ -62,9 +62,10 @@ class RankScheduler:
         return 4 * (len(self.prompts) - self.begun) + self.generating + self.begun
 
     def prefill(self) -> tuple[int, list[int]]:
-        """Schedules the prompts of the next step. Returns their tokens, and the requests whose prompt ends in it.
+        """Schedules the prompts of the next step, and counts requests whose prompt ends in it as generating.
 
-        These generate from then on, and are counted so.
+        Returns:
+            (tokens, ended): the prompt tokens in the step, and the requests whose prompt ends in it.
         """
         ended: list[int] = []
         left = budget = self.max_num_batched_tokens - self.generating
@@ -85,10 +86,10 @@ def drawn_requests(options: RequestOptions) -> Requests:
     """Draws requests of one size that arrive at random (Poisson).
 
     Args:
-        options: with `rate`, `isl` and `osl`.
+        options: `rate`, `isl` and `osl` must be given.
 
     Raises:
-        BadInput: if one of these is missing, or there are none or too many requests.
+        BadInput: if one of these is None, or the draw has no or too many requests.
     """
     if options.rate is None or options.isl is None or options.osl is None:
         missing = next(name for name in ("rate", "isl", "osl") if getattr(options, name) is None)
@@ -122,13 +123,14 @@ def serve(
     Args:
         requests: the requests.
         ranks: data-parallel ranks.
-        step_s: seconds of a step.
-        options: `max_num_batched_tokens` and `max_num_seqs`.
-        watch: called after each step, or several in which every rank has as many tokens.
-        progress: called with (what is being done, requests served, requests in all), at each hundredth of them.
+        step_s: a function that returns the seconds of a step from the tokens on each rank, (G,) int64.
+        options: of these, `max_num_batched_tokens` and `max_num_seqs` count.
+        watch: called with (tokens of each rank, number of steps, seconds of one step) for each run of steps with the same
+            tokens.
+        progress: called with (name of the work, requests served, requests in all) for each hundredth of the requests.
 
     Raises:
-        BadInput: if it takes more than MOST_STEPS steps in which something begins or ends.
+        BadInput: if there are more than MOST_STEPS steps in which a request begins or ends.
     """
     limits = options.max_num_batched_tokens, options.max_num_seqs
     schedulers = [RankScheduler(*limits) for _ in range(ranks)]
@@ -185,22 +187,22 @@ TRANSFERS = 30_000  # simulated at most for a step of the grid; with more, some 
 
 
 class StepPrices:
-    """Seconds of a step of one model.
+    """Predicts the seconds of a step of one model from the tokens on each rank, by simulation and interpolation.
 
-    A step is described by the tokens of its busiest rank and by the mean tokens of the others. Steps in which both are numbers
-    of a grid, and all others have equally many, are simulated when they are first asked for; between them seconds are
-    interpolated. On several kinds of GPUs that is done for the busiest rank of each kind, and the longest counts. If a step has
-    more than TRANSFERS, some of its layers are simulated for the grid, evenly spaced.
+    A step is described by two numbers: the tokens of its busiest rank, and the mean tokens of the other ranks. Steps with both
+    numbers on a grid are simulated when first needed, with equal tokens on the other ranks; seconds between are interpolated.
+    With several kinds of GPUs, this is done for the busiest rank of each kind, and the longest counts. If a step has more than
+    TRANSFERS transfers, only some of its layers are simulated for the grid, evenly spaced.
 
     Args:
         plan: a plan of one model.
         profile: the traffic from which tokens' experts are drawn.
-        most_tokens: of a rank in a step.
+        most_tokens: maximum tokens of a rank in a step.
         barriers: as in `aurora.simulate`.
         ordered: as in `aurora.simulator.interpreter.simulate`.
         staged: as in `aurora.simulate`.
-        gathered: whether an allgather and a reduce-scatter stand for all-to-alls.
-        seed: for the draws. Plans with one seed see the same traffic, unless tokens are deduplicated under one alone.
+        gathered: whether an allgather and a reduce-scatter replace all-to-alls.
+        seed: random seed of the draws. Plans with the same seed see the same traffic, unless just one of them is deduplicated.
 
     Raises:
         BadInput: if the plan is of several models, or the profile does not fit it.
@@ -234,22 +236,24 @@ class StepPrices:
 
     @property
     def points(self) -> int:
-        """Number of steps that were simulated for the grid."""
+        """Number of grid points simulated so far."""
         return len(self._points)
 
     @property
     def transfers(self) -> int:
-        """Largest number of transfers of a step."""
+        """Upper limit of the transfers in a step: two exchanges per layer and micro-batch, each with one per pair of GPUs."""
         gpus = len(self._cluster)
         return 2 * self._profile.layers * max(1, gpus * (gpus - 1)) * max(1, self._plan.options.micro_batches)
 
     def simulated(self, tokens_XG: IntArray, seed: Sequence[int], layers: int | None = None) -> float:
-        """Returns the simulated seconds of a step, the mean over as many draws as make DRAWN_LAYERS layers.
+        """Returns the simulated seconds of a step, averaged over draws of its traffic.
+
+        There are as many draws as the model's layers go into DRAWN_LAYERS, rounded up.
 
         Args:
-            tokens_XG: (X, G) int64, tokens of each rank; of several rows the draws take one after the other.
-            seed: further numbers for the draws.
-            layers: how many layers are simulated, evenly spaced, and stand for all; None: all.
+            tokens_XG: (X, G) int64, tokens of each rank; draw i uses row i modulo X.
+            seed: numbers that, with the seed of the constructor, determine the draws.
+            layers: number of layers to simulate, evenly spaced; their seconds are scaled up to all layers. None: all.
         """
         rng, all_layers = np.random.default_rng([self._seed, *seed]), self._profile.layers
         some = evenly_spaced(all_layers, layers or all_layers)
@@ -308,7 +312,7 @@ class StepPrices:
 
 
 def grid(most_tokens: int) -> FloatArray:
-    """Returns numbers of tokens from one to `most_tokens`, PER_OCTAVE of them between one and its double."""
+    """Returns the grid: numbers of tokens from one to `most_tokens`, PER_OCTAVE of them per factor of two."""
     found, step = [1], 1
     while found[-1] < most_tokens:
         if found[-1] >= 2 * step * PER_OCTAVE:
@@ -359,17 +363,17 @@ def simulate_requests(
 ) -> RequestSimulation:
     """Predicts tokens per second, time to first token and time per output token of requests that are served under a plan.
 
-    Every GPU is a data-parallel rank with a scheduler as vLLM's: continuous batching, chunked prefill. All ranks step together.
-    A step's seconds are those of `aurora.simulate` for the tokens that each rank has in it, whose experts are drawn from the
-    profile; they are simulated for a grid of tokens and interpolated between.
+    Every GPU is a data-parallel rank with vLLM's scheduling: continuous batching, chunked prefill. All ranks step together. A
+    step's seconds follow from the tokens on each rank (`StepPrices`): they are simulated for a grid of token numbers, with
+    experts drawn from the profile, and interpolated.
 
     Args:
         plan: the plan of one model.
         profile: the traffic that tokens' experts are drawn from.
-        requests: when requests arrive, and their tokens; None: drawn by `options`.
-        options: requests to draw, or the part of the given ones that counts, and the engine's limits.
-        barriers, orders, staged: as in `simulate`.
-        progress: called with (what is being done, requests served, requests in all).
+        requests: arrival times and tokens of the requests; None: they are drawn as `options` say.
+        options: the requests to draw, and the engine's limits; with `requests`, `duration_s` cuts these off.
+        barriers, orders, staged: as in `aurora.simulate`.
+        progress: called with (name of the work, requests served, requests in all).
 
     Returns:
         The RequestSimulation: when each request got its first and its last token, how far interpolated steps are from

@@ -1,6 +1,4 @@
-"""Lower bounds on one all-to-all, on ports and on the NICs of servers; and on the largest cost of a GPU.
-
-The last holds over all placements of experts.
+"""Lower bounds on the time of one all-to-all, from ports and NICs; and on the largest cost of a GPU over all placements.
 
 Source: Aurora Thm 4.2 and 5.2 (arXiv:2410.17043).
 """
@@ -43,12 +41,12 @@ def _sums(amount_GG):
 def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
     """Returns the fluid bound in seconds: the largest of all ports' bytes / rate.
 
-    Start-ups, fabric and incast do not count. Flows that are all paced at their bytes / bound reach it. On equal ports,
-    one-to-one slots reach it too.
+    Start-ups, fabric and incast do not count. A schedule reaches the bound if it starts all transfers at once, each at the rate
+    bytes / bound. On equal ports, one-to-one transfers reach it too.
 
     Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other, as everywhere here.
-        network: its port rates.
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each GPU to each other, as everywhere in this module.
+        network: of it, the port rates count.
 
     Source: Aurora Thm 4.2.
     """
@@ -56,7 +54,7 @@ def fluid_bound(bytes_GG: IntArray, network: Network) -> float:
 
 
 def pair_rates(network: Network) -> FloatArray:
-    """Returns (G, G) float64, bytes per second of each transfer that has the network, ports and links, to itself."""
+    """Returns (G, G) float64, bytes per second of each transfer if it is alone on the network's ports and links."""
     return network.pair_Bps_GG if network.fabric is None else _fabric_rates(network)
 
 
@@ -76,7 +74,7 @@ def _fabric_rates(network: Network) -> FloatArray:
 
 
 def pair_seconds(bytes_GG: IntArray, network: Network) -> FloatArray:
-    """Returns (G, G) float64, the seconds of each transfer if it has the network to itself, with its slower end's start-up."""
+    """Returns (G, G) float64, the seconds of each transfer if it is alone on the network, the start-up included."""
     return _pair_seconds(bytes_GG, pair_rates(network), network.pair_startup_s_GG)
 
 
@@ -93,8 +91,8 @@ def _pair_seconds(bytes_GG, Bps_GG, startup_s_GG):
 def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
     """Returns the one-to-one bound in seconds: the largest row or column sum of `pair_seconds`.
 
-    It bounds all-to-alls in which each GPU sends to one GPU and receives from one at a time, with one message per pair. Without
-    start-ups, and if transfers may be split, it is the optimum.
+    It holds for all-to-alls in which each GPU sends to one GPU and receives from one at a time, with one message per pair. It
+    is the optimum if there are no start-ups and transfers may be split.
 
     Source: Gonzalez & Sahni 1976.
     """
@@ -103,20 +101,21 @@ def one_to_one_bound(bytes_GG: IntArray, network: Network) -> float:
 
 @njit(cache=True)
 def longest_port(seconds_GG: FloatArray) -> float:
-    """Returns the largest row or column sum of seconds_GG (G, G): the seconds of the port that has the most to do."""
+    """Returns the largest row or column sum of seconds_GG (G, G): the seconds for which the busiest port is in use."""
     out_s_G, in_s_G = _sums(seconds_GG)
     return max(out_s_G.max(), in_s_G.max()) if len(seconds_GG) else 0.0
 
 
 def spread_split(cost_GE: FloatArray) -> float:
-    """Returns a lower bound on the largest summed expert cost of a GPU, over all ways to split experts over GPUs.
+    """Returns a lower bound on the largest cost of a GPU, over all ways to divide experts over GPUs, in parts if need be.
 
-    A part of an expert costs that part of cost_GE. The bound is a dual solution of the fractional assignment,
-    sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v inverse to each GPU's cost of all experts. On GPUs that
-    differ only in speed it is total work over total speed.
+    Half an expert e on GPU g costs cost_GE[g, e] / 2 there; a GPU's cost is the sum over its parts. The bound is a dual
+    solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v_g inverse to
+    the cost of
+    all experts on GPU g. If GPUs differ only in speed, it is total work / total speed.
 
     Args:
-        cost_GE: (G, E) float64, what expert e costs on GPU g.
+        cost_GE: (G, E) float64, the cost of expert e on GPU g.
     """
     total_G = cost_GE.sum(axis=1)
     if cost_GE.size == 0 or (total_G <= 0).any():
@@ -127,17 +126,20 @@ def spread_split(cost_GE: FloatArray) -> float:
 
 
 def spread(cost_GE: FloatArray) -> float:
-    """Returns the bound of `spread_split` if experts are whole: at least the costliest expert on its cheapest GPU."""
+    """Returns a lower bound on the largest cost of a GPU if no expert is divided.
+
+    It is the bound of `spread_split`, or the cost of the costliest expert on its cheapest GPU if that is larger.
+    """
     return max(float(cost_GE.min(axis=0).max(initial=0.0)), spread_split(cost_GE)) if cost_GE.size else 0.0
 
 
 def spread_beside(fixed_G: FloatArray, cost_GE: FloatArray, replicas: bool) -> float:
-    """Returns the bound of `spread_split` if each GPU has a fixed cost as well, and experts may lower a GPU's cost.
+    """Returns a lower bound on the largest cost of a GPU, as `spread_split`, if GPUs also have costs without experts.
 
     Args:
-        fixed_G: (G,) float64, what each GPU costs without experts.
-        cost_GE: (G, E) float64, what expert e adds on GPU g; may be negative.
-        replicas: whether experts may be split over GPUs.
+        fixed_G: (G,) float64, the cost of each GPU without experts.
+        cost_GE: (G, E) float64, the cost that expert e adds on GPU g; may be negative.
+        replicas: whether experts may be divided over GPUs.
     """
     total_G = np.abs(cost_GE).sum(axis=1)
     weight_G = total_G.min() / total_G if (total_G > 0).all() else np.ones(len(fixed_G))
@@ -182,20 +184,20 @@ class Nics:
 
     @property
     def as_ports_Bps_G(self) -> FloatArray:
-        """(G,) float64: bytes per second of each GPU to all others, if its NIC limits it and all are sent equally much.
+        """(G,) float64: bytes per second that each GPU sends in all if its NIC limits it and all other GPUs get equally much.
 
-        Of a NIC that its server shares, a GPU has an equal part.
+        A GPU has an equal part of a NIC that its server shares.
         """
         size_G = self.size_N[self.server_G]
         far_G = (len(size_G) - size_G) / (len(size_G) - 1)
         return np.asarray(self.Bps_G / (size_G if self.shared else 1.0) / far_G)
 
     def across(self, rows_XGG: IntArray) -> IntArray:
-        """Returns (X, G, G) int64, the rows from GPU to GPU that go between servers, zero elsewhere."""
+        """Returns rows_XGG (X, G, G), from GPU to GPU, with zeros where both GPUs are on one server."""
         return np.where(self.server_G[:, None] != self.server_G, rows_XGG, 0)
 
     def seconds(self, bytes_GG: IntArray) -> FloatArray:
-        """Returns (G,) float64, the longer of the seconds in which the NIC that each GPU uses sends, and receives, its bytes.
+        """Returns (G,) float64 seconds in which each GPU's NIC sends or receives all its bytes, whichever takes longer.
 
         Args:
             bytes_GG: (G, G) int64, bytes from each GPU to each other.
@@ -204,7 +206,11 @@ class Nics:
         return np.asarray(np.maximum(self.carried(far_GG.sum(axis=1)), self.carried(far_GG.sum(axis=0))) / self.Bps_G)
 
     def carried(self, load_XG: IntArray | FloatArray) -> FloatArray:
-        """Returns (X, G) float64, what the NIC that each GPU uses carries, from what each GPU sends (or receives) by NIC."""
+        """Returns (X, G) float64, the load of the NIC that each GPU uses.
+
+        Args:
+            load_XG: (X, G), what each GPU itself sends, or receives, through its NIC.
+        """
         return np.asarray((load_XG @ self.members_NG.T)[..., self.server_G] if self.shared else load_XG)
 
 

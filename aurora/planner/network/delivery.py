@@ -1,6 +1,6 @@
-"""Deliveries: the ways in which GPUs carry out an all-to-all, what each costs beside its bytes, and from which size it pays.
+"""Deliveries: the ways in which GPUs carry out an all-to-all, their fixed costs, and the sizes from which each pays.
 
-Nothing of this was measured on a GPU. The costs are estimates from the sources of NCCL, DeepEP and Triton.
+The costs are estimates from the sources of NCCL, DeepEP and Triton; none was measured on a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,11 @@ class Delivery:
     """A way to carry out an all-to-all.
 
     Attributes:
-        once_s: seconds of an exchange beside its transfers: launches, and the flag that ends it.
-        transfer_s: seconds of a transfer before its bytes; zero where flags travel beside the next transfer's bytes.
-        keeps: what it keeps of an order: "nothing", the sequence of "senders", or "stages", of senders and receivers.
-        brings_counts: whether rows bring their counts along, so that ranks do not tell each other counts before.
+        once_s: fixed seconds of an exchange: launches, and the flag that ends it.
+        transfer_s: fixed seconds of a transfer; zero if its flags travel while the next transfer's bytes do.
+        keeps: the part of an order that it obeys: "nothing"; "senders": the sequence at each sender; "stages": stages, at
+            senders and receivers.
+        brings_counts: whether counts travel with the rows, so that ranks need not exchange counts before.
     """
 
     once_s: float
@@ -37,14 +38,14 @@ class Delivery:
     brings_counts: bool = False
 
     def order(self, order: Order) -> Order:
-        """Returns the order as far as it is kept."""
+        """Returns the order relaxed to the part that this delivery obeys (`keeps`)."""
         most = max(int(order.pairs_X2.max(initial=0)), 1)  # transfers of a rank
         if self.keeps == "nothing":
             return replace(order, sends_open=most, recvs_open=most, paced=False, sub_channels=None)
         return replace(order, recvs_open=most) if self.keeps == "senders" and order.one_to_one else order
 
     def network(self, network: Network) -> Network:
-        """Returns the network with this delivery's start-ups in place of its own, and without curves, which hold for others."""
+        """Returns the network with this delivery's start-ups in place of its own, and without link curves."""
         return replace(network, startup_s_G=np.full(network.gpus, self.transfer_s), curves=())
 
     def seconds(self, order: Order, bytes_SGG: IntArray, network: Network) -> float:
@@ -73,13 +74,13 @@ DELIVERY: Mapping[str, Delivery] = {
 def delivery_seconds(
     bytes_GG: IntArray, network: Network, sizes_X: Sequence[float], methods: Sequence[str] = ("openshop", "matchings")
 ) -> dict[str, FloatArray]:
-    """Returns (X,) float64 by name, the seconds of one all-to-all in each delivery, at each size.
+    """Returns the seconds of one all-to-all in each delivery, at each size: (X,) float64 by name of the delivery.
 
     Args:
-        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other, whose proportions count.
+        bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other; they are scaled to each size.
         network: ports, fabric and incast.
         sizes_X: (X,) bytes that a rank sends on average.
-        methods: orders, each one of ORDER. Each delivery has the one with which it is fastest.
+        methods: names in ORDER. For each delivery the fastest of these orders counts.
 
     Raises:
         BadInput: if there is no such order.
@@ -99,20 +100,25 @@ def delivery_seconds(
 
 
 def chosen(seconds: Mapping[str, float]) -> str:
-    """Returns the push to use by the seconds of each: one that keeps an order only if it takes PAYS of those without one."""
+    """Returns the name of the push to use, from the seconds of each push.
+
+    A push that obeys an order is used only if it takes at most PAYS times the seconds of the unordered push.
+    """
     ordered = min(("ordered push", "gated push"), key=lambda name: seconds[name])
     return ordered if seconds[ordered] <= PAYS * seconds["unordered push"] else "unordered push"
 
 
 def pays_from(seconds: Mapping[str, FloatArray], sizes_X: Sequence[float]) -> dict[str, float]:
-    """Returns by name the smallest size from which on each delivery that keeps an order takes less than one that keeps none.
+    """Returns, for each delivery that obeys an order, the smallest size from which on it pays.
+
+    It pays if it takes at most PAYS times the seconds of the unordered push.
 
     Args:
         seconds: as `delivery_seconds` returns them.
         sizes_X: (X,) their sizes, rising.
 
     Returns:
-        Sizes; infinity where a delivery does not pay at the largest size. It pays if it takes PAYS of the seconds or less.
+        Sizes by name of the delivery; infinity if it does not pay at the largest size.
     """
     found = {}
     for name, seconds_X in seconds.items():
@@ -124,15 +130,15 @@ def pays_from(seconds: Mapping[str, FloatArray], sizes_X: Sequence[float]) -> di
 
 
 def delivery_prices(bytes_GG: IntArray, network: Network) -> tuple[dict[str, float], dict[str, float]]:
-    """Prices the deliveries of one all-to-all.
+    """Predicts the seconds of one all-to-all in each delivery, and the sizes from which orders pay.
 
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
         network: ports, fabric and incast.
 
     Returns:
-        By name the seconds of each delivery, and of each that keeps an order the bytes that a rank sends from which on it pays,
-        of SIZES; infinity for none.
+        (seconds, pays_from): the seconds of each delivery by its name; and for each delivery that obeys an order the smallest
+        of SIZES, in bytes that a rank sends, from which on it pays, or infinity.
     """
     seconds = delivery_seconds(bytes_GG, network, [int(bytes_GG.sum()) / len(bytes_GG), *SIZES])
     here = {name: float(seconds_X[0]) for name, seconds_X in seconds.items()}

@@ -93,16 +93,17 @@ class RateLog(NamedTuple):
 
 @njit(cache=True, allocates=False)
 def join(rows: FlowRows, queues: PortQueues, net: SharedResources, slot: int, rank: int) -> None:
-    """Lets a rank take part in the all-to-all with number `slot` from now on; see `Switch.join`."""
+    """Adds a rank to the all-to-all with number `slot`; see `Switch.join`."""
     _enter_stage(rows, queues, slot, rank)
     _admit_all(rows, queues, net, slot, rank)
 
 
 @njit(cache=True, allocates=False, nogil=True, error_model="numpy")
 def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, until_s: float) -> bool:
-    """Advances until a rank is done with an all-to-all, or to until_s, as `Switch.run`. Returns False if `log` must grow first.
+    """Advances the time until a rank is done with an all-to-all, or to until_s, as `Switch.run`.
 
-    `log` is filled only with `logging`.
+    Returns True when that time is reached; False if `log` is full, so that the caller must enlarge it and call again. `log` is
+    filled only if `logging` is true.
     """
     count = net.counter
     while True:
@@ -153,9 +154,15 @@ def run(rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, 
 def perform(
     rows: FlowRows, queues: PortQueues, net: SharedResources, log: RateLog, logging: bool, slot_S: IntArray, step_G: IntArray
 ) -> bool:
-    """Advances until every rank has ended all of some all-to-alls, slot_S (S,), which it joins one after the other.
+    """Advances the time until every rank has ended a sequence of all-to-alls, each of which it joins when the one before ends.
 
-    step_G (G,) counts those that each rank has ended, and is -1 before it joins the first. Returns False as `run`.
+    Args:
+        rows, queues, net, log, logging: as in `run`.
+        slot_S: (S,) numbers of the all-to-alls, in sequence.
+        step_G: (G,) number of these that each rank has ended, -1 before it joins the first; changed in place.
+
+    Returns:
+        False if `log` is full, as `run`.
     """
     count = net.counter
     for rank in range(len(step_G)):

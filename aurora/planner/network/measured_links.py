@@ -13,7 +13,7 @@ from aurora.types.arrays import FloatArray, IntArray, above_zero, counts, locked
 
 @dataclass(frozen=True)
 class LinkFit:
-    """A link on which a message of b bytes takes startup_s + b / rate_Bps seconds.
+    """Start-up and rate of a link: a message of b bytes takes startup_s + b / rate_Bps seconds.
 
     Source: the alpha-beta model of Hockney (Parallel Computing 20, 1994).
     """
@@ -59,16 +59,21 @@ Parts = list[IntArray]  # the ranks of each server
 def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> IntArray:
     """Finds which ranks share a server: links inside a server are clearly faster than those between servers.
 
-    Ranks are clustered by the logarithms of the rates (average linkage). The coarsest clear partition counts. A partition is
-    clear if two servers or more have several ranks, and if in each of these the slowest link inside is more than TIERS times as
-    fast as the fastest one to other servers, and by more than links inside differ from what the ranks' ports explain. If no
-    such partition is clear, hosts are servers whose links inside are TIERS times as fast as others in the median.
+    Ranks are clustered by the logarithms of the rates (average linkage), and the coarsest clear partition is taken. A partition
+    is clear if at least two of its servers have several ranks and, in each of these, the slowest link inside is
 
-    Servers consist of whole hosts: no NIC lies between ranks of one host, whose faster links are pairs or rings of NVLink.
-    Ports of different rates are no servers: a slow port is slow to all ranks.
+    - more than TIERS times as fast as the fastest link to other servers, and
+    - faster by more than the spread of the links inside that the ranks' ports do not explain.
+
+    If no partition is clear, each host whose links inside are in the median TIERS times as fast as its others is a server.
+
+    A server consists of whole hosts: between ranks of one host there is no NIC; faster links there are pairs or rings of
+    NVLink.
+    Ranks with slow ports do not form a server: a slow port is slow to all ranks.
 
     Args:
-        rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, one pair at a time, above zero but for the diagonal.
+        rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, measured one pair at a time; above zero except on the
+            diagonal.
         host_G: (G,) int64, the host of each rank; None: unknown, so that servers follow from the rates alone.
 
     Returns:

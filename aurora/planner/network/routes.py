@@ -1,6 +1,6 @@
-"""Routes: how much of each port and link the traffic of each pair of GPUs uses, and at which rate an order's rows flow.
+"""Routes: the part of each port and link that the traffic of each pair of GPUs uses, and the rates of an order's rows.
 
-Cuts of a fabric bound what must cross its ports and links from below.
+Also finds cuts of a fabric, which bound the time of an all-to-all from below.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ _ROUTING = Lock()
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """The resources that each pair of GPUs uses: a flow s -> d at rate r takes r * share_GGK[s, d, k] of use_GGK[s, d, k].
+    """The resources that each pair of GPUs uses: sending ports, receiving ports and links.
 
-    Resources are sending ports, receiving ports and links, and on a fabric a last one without limit.
+    A flow from s to d at rate r takes r * share_GGK[s, d, k] of the capacity of resource use_GGK[s, d, k], for k = 0..K-1. On a
+    fabric, the last resource is a dummy without limit.
     """
 
     capacity_Bps_R: FloatArray
@@ -37,12 +38,12 @@ class Routes:
         return load_R.astype(np.float64)
 
     def seconds(self, bytes_GG: IntArray) -> float:
-        """Returns the seconds until the slowest resource has carried its part of bytes_GG (G, G): the routes' fluid optimum."""
+        """Returns the fluid optimum on these routes: seconds until the slowest resource has carried its part of bytes_GG."""
         return float((self.load_R(bytes_GG) / self.capacity_Bps_R).max(initial=0.0))
 
 
 def route(network: Network) -> Routes:
-    """Returns the routes of a network, found once for all threads; see `_routed`."""
+    """Returns the routes of a network; the result is cached for all threads."""
     with _ROUTING:
         return _routed(network)
 
@@ -115,10 +116,10 @@ def _paths(vertices: int, gpus: int, ends: list[tuple[int, int]]) -> tuple[Float
 
 
 def rows_to_send(order: Order, bytes_GG: IntArray, routes: Routes) -> tuple[IntArray, IntArray, FloatArray]:
-    """Returns, for the rows of an order that carry bytes, (their indices, their bytes, their rate limits), (X,) each.
+    """Returns (indices, bytes, rate limits in bytes per second) of the rows of an order that carry bytes, (X,) each.
 
-    A row's limit is its sub-channels' share of the slower port if the order has sub-channels, the row's bytes over the fluid
-    optimum if it is paced (coflow MADD), and infinite otherwise.
+    The limit of a row is: if the order has sub-channels, their share of the slower port's rate; if it is paced, bytes / fluid
+    optimum (coflow MADD); otherwise infinite.
     """
     n = len(bytes_GG)
     src_X, dst_X = order.pairs_X2.T
@@ -210,7 +211,13 @@ class FlowNetwork:
         return np.asarray(sets_CV[:, self.tail_A] & ~sets_CV[:, self.head_A])
 
     def worse(self, best: CutResult, load_C: IntArray, arcs_CA: BoolArray) -> CutResult:
-        """Returns the slowest of C cuts that load_C (C,) bytes cross by arcs_CA (C, A), or `best` if none is clearly slower."""
+        """Returns the cut with the largest bound among C cuts and `best`; `best` unless another one is clearly larger.
+
+        Args:
+            best: the worst cut so far.
+            load_C: (C,) bytes that must cross each cut.
+            arcs_CA: (C, A) bool, the arcs of each cut.
+        """
         seconds_C = self._seconds(load_C, arcs_CA)
         at = int(seconds_C.argmax())
         if seconds_C[at] <= best[0] * (1 + SLACK):
@@ -228,10 +235,13 @@ class FlowNetwork:
         return int(bytes_GG.T[~reached_VG[self.gpus : 2 * self.gpus]].sum())
 
     def bundles(self, load_A: FloatArray) -> list[BoolArray]:
-        """Returns candidate sets of links, each (A,) bool, busiest set first; load_A (A,) are the bytes that arcs carry.
+        """Returns sets of links that may be the limiting cut, each (A,) bool, busiest set first.
 
         The sets are: all links into each switch, all links out of each switch, the busiest links of each of these sets, and the
         busiest of all links.
+
+        Args:
+            load_A: (A,) bytes that each arc carries.
         """
         links_A = np.arange(len(self.Bps_A)) >= 2 * self.gpus
         switches = range(4 * self.gpus, self.vertices)
@@ -283,7 +293,12 @@ class FlowNetwork:
                 inside = tried[int(self._seconds(self.load(both, bytes_GG), self.leaving(both)).argmax()) % len(tried)]
 
     def minimum(self, bytes_GG: IntArray, within_s: float) -> BoolArray:
-        """Returns (V,) bool, the source side of the minimum cut if bytes_GG, all from or to one GPU, take within_s seconds."""
+        """Returns (V,) bool, the source side of a minimum cut for traffic that one GPU sends, or receives, alone.
+
+        Args:
+            bytes_GG: (G, G) bytes, all in one row or one column.
+            within_s: seconds in which they are to be carried; an arc carries its rate times this.
+        """
         import networkx as nx  # a fifth of a second, which only fabrics are worth
 
         graph = nx.DiGraph()

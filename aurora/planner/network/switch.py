@@ -1,6 +1,6 @@
-"""Event-driven model of the network: orders decide which transfers start, and these share ports and links max-min fairly.
+"""Event-driven model of the network: an order decides when transfers start; running ones share ports and links max-min fairly.
 
-`timed` is the schedule of an order on it for given bytes.
+`timed` computes the schedule of an order for given bytes.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ FIRST_LOG = 4096  # rows that a log holds before it grows
 
 @dataclass(frozen=True)
 class Transfers:
-    """Transfers of an all-to-all, in its order, as columns (X,): ranks, bytes, and times from start-up to end."""
+    """Transfers of an all-to-all, in its order, as columns (X,): ranks, bytes, start (of the start-up) and end in seconds."""
 
     src_X: IntArray
     dst_X: IntArray
@@ -45,9 +45,9 @@ class Transfers:
 
 @dataclass(frozen=True)
 class Pieces(Transfers):
-    """The parts of transfers that flowed at one rate, start-ups excluded, in the order in which they ended.
+    """The parts of transfers that flowed at one rate, in the order in which they ended; start-ups are left out.
 
-    number_X is the all-to-all of each.
+    number_X is the number of each part's all-to-all, as `Switch.open` returned it.
     """
 
     rate_Bps_X: FloatArray
@@ -55,17 +55,17 @@ class Pieces(Transfers):
 
 
 class Switch:
-    """All-to-alls under way on one network.
+    """Simulation of all-to-alls on one network.
 
-    A transfer starts when both of its ranks have joined the all-to-all and it is among the next transfers that each of them may
-    have under way. It first takes its start-up (`row_startups`), without bandwidth, then flows at its max-min fair rate. The
-    cost of an event grows with the number of flows that share ports with it, directly or through other flows; it is O(log X) if
-    every rank has one partner at a time.
+    A transfer starts when both of its ranks have joined the all-to-all and the order lets both of them have it under way. It
+    first takes its start-up (`row_startups`), without bandwidth, then flows at its max-min fair rate. The cost of an event
+    grows with the number of flows that share ports with it, directly or through other flows; it is O(log X) if every rank has
+    one partner at a time.
 
     Args:
         network: ports, start-ups or curves, fabric and incast.
-        logging: keep the parts of transfers that flowed at one rate, for `pieces`. No port then exceeds its rate. Without it
-            ports let pass at once what they were measured to (`port_bursts`), as far as they have rested long enough since.
+        logging: True: record the parts of transfers that flowed at one rate, for `pieces`; no port then exceeds its rate.
+            False: ports that have rested carry the bytes of their measured burst (`port_bursts`) in no time.
     """
 
     def __init__(self, network: Network, logging: bool = False) -> None:
@@ -131,14 +131,15 @@ class Switch:
         return slot
 
     def join(self, number: int, rank: int) -> bool:
-        """Lets a rank take part in an all-to-all from now on. Returns True if it has nothing to send or receive: it is done."""
+        """Adds a rank to an all-to-all, from the present time on. Returns True if it has nothing to send or receive."""
         join(self._rows, self._queues, self._net, number, rank)
         return not self._queues.unfinished[number, :, rank].any()
 
     def run(self, until_s: float = float("inf")) -> list[tuple[int, int]]:
-        """Advances to until_s, or to the first time at which a rank has sent and received everything in an all-to-all.
+        """Advances the time to the first end of an all-to-all on a rank, or to until_s if that is earlier.
 
-        Returns (number, rank) of each all-to-all and rank that is done at that time; empty if until_s came first.
+        An all-to-all ends on a rank when the rank has sent and received everything. Returns (number of the all-to-all, rank)
+        for each that ends at that time; empty if until_s came first.
         """
         while not run(self._rows, self._queues, self._net, self._log, self._logging, until_s):
             self._grow_log()
@@ -148,7 +149,7 @@ class Switch:
         return done
 
     def perform(self, numbers: Sequence[int]) -> None:
-        """Lets every rank join all-to-alls one after the other, the next as soon as it is done, until all have ended."""
+        """Runs all-to-alls in sequence until all have ended; a rank joins the next as soon as the one before ends on it."""
         step_G = np.full(self._ranks, -1)
         while not perform(self._rows, self._queues, self._net, self._log, self._logging, np.array(numbers), step_G):
             self._grow_log()
@@ -261,15 +262,15 @@ def timed(order: Order, bytes_GG: IntArray, network: Network, staged: bool = Fal
 def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False, bounded: bool = True) -> Schedule:
     """Computes the schedule of an all-to-all of one step or several when all ranks begin at once.
 
-    Each rank goes on to the next step as soon as its own transfers of a step have ended, as the runtime's ranks do. On a
-    fabric, transfers share links as well as ports, and the schedule names the cut that limits it.
+    Each rank begins the next step as soon as its own transfers of a step have ended, as in the runtime. On a fabric, transfers
+    share links as well as ports, and the schedule names the cut that limits it.
 
     Args:
         order: the order of every step.
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
         network: ports, start-ups, fabric and incast.
         staged: whether transfers run in stages, as on NCCL; see `Switch.open`.
-        bounded: whether bounds are computed, which take half of the time; else they are zero, and there is no cut.
+        bounded: whether bounds are computed, which takes half of the time; if not, they are zero, and `cut` is None.
 
     Returns:
         A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
@@ -307,7 +308,7 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
 def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> float:
     """Predicts the seconds of one all-to-all of one step or several; arguments as in `timed_steps`.
 
-    Schedules keep to the rates of ports. A prediction does not where curves say that ports let some bytes pass at once.
+    Unlike a schedule, a prediction lets ports exceed their rates for the bursts that measured curves show (`port_bursts`).
     """
     switch = Switch(network)
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
@@ -325,12 +326,10 @@ def by_start(made: Pieces) -> Pieces:
 
 
 def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pieces:
-    """Returns the timed pieces of an order with `one_to_one`, by start and source.
+    """Returns the timed pieces of an order with `one_to_one`, sorted by start and source.
 
-    The order is not paced and has one tier, and the network has no curves, and no links that ports share.
-
-    A transfer starts when both of its ports have ended the one before. Ports are not shared then, so that every transfer flows
-    at one rate.
+    The order must have one tier and not be paced; the network must have no curves, and no links that several ports share. A
+    transfer starts when both of its ports have ended the one before, and flows at one rate, because it shares neither port.
     """
     size_X = _sizes(order.pairs_X2, np.ascontiguousarray(bytes_GG))
     if order.share_X2 is not None:
@@ -381,9 +380,15 @@ def _one_after_the_other(pairs_X2, size_X, Bps_GG, startup_s_GG):
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:
-    """Returns the timed pieces of any order, event by event on the Switch: concurrent transfers share ports and links.
+    """Returns the timed pieces of any order, simulated on a Switch: concurrent transfers share ports and links.
 
-    bytes_SGG (S, G, G) are the bytes of each step of the all-to-all, whose number the pieces have.
+    Args:
+        order: the order of every step.
+        bytes_SGG: (S, G, G) int64, bytes from each rank to each other in each step.
+        network, staged: as in `timed_steps`.
+
+    Returns:
+        The pieces; `number_X` is the step of each.
     """
     switch = Switch(network, logging=True)
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])

@@ -1,4 +1,4 @@
-"""Seconds of exchanges by measured curves: interpolated between bytes and partners, extrapolated by bounds."""
+"""Predicts seconds of exchanges from measured curves, by interpolation in bytes and number of partners."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -13,14 +13,14 @@ COUNT_BYTES = 8  # that a rank tells every other of each
 
 
 def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) -> TransferCurve:
-    """Makes a curve of measured exchanges.
+    """Makes a curve from measured exchanges.
 
-    The geometric mean of each size's seconds counts. Where a larger exchange was faster, smaller ones get its seconds: what is
-    measured too long is the more likely error.
+    Each size gets the geometric mean of its measured seconds. If a larger exchange was faster than a smaller one, the smaller
+    one gets its seconds too, because measurements are too long more often than too short.
 
     Args:
-        partners: how many GPUs each GPU sends to, and receives from.
-        bytes_X: (X,) bytes that a port sends in all, above zero, in any sequence; sizes may repeat.
+        partners: number of GPUs that each GPU sends to, and receives from.
+        bytes_X: (X,) bytes that one port sends to all partners together, above zero, in any sequence; sizes may repeat.
         seconds_X: (X,) measured seconds, above zero.
 
     Raises:
@@ -33,19 +33,20 @@ def fit_transfer_curve(partners: int, bytes_X: ArrayLike, seconds_X: ArrayLike) 
 
 
 def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partners_X: ArrayLike) -> FloatArray:
-    """Returns (X,) float64, the seconds of exchanges by measured curves.
+    """Returns (X,) float64, the seconds of exchanges, predicted from measured curves.
 
-    Between sizes, logarithms are interpolated by cubics that keep the curve monotone. Below the smallest size an exchange takes
-    the smallest's seconds, above the largest it has the largest's bytes per second. Between two numbers of partners, seconds
-    of one buffer (a port's bytes and the part that stays) are interpolated in the part of it that leaves, (n - 1) / n on n
-    GPUs. Fewer partners than measured take the seconds of the fewest for their bytes. For more partners than measured, the
-    two largest numbers say what limits: each port, whose seconds grow with (n - 1) / n, or a path that all share, with n - 1
-    or, if they grew faster than that, with the power of it by which they grew.
+    In bytes: logarithms are interpolated by monotone cubics. Below the smallest measured size, an exchange takes that size's
+    seconds; above the largest, it runs at that size's bytes per second.
+
+    In the number of partners, n - 1 on n GPUs: compared are exchanges of one buffer per GPU, of which the part (n - 1) / n
+    leaves the GPU. Between two measured numbers, seconds are interpolated linearly in that part. Below the fewest measured
+    partners, the fewest's curve is used. Above the most, the growth between the two largest numbers tells the limit: a port,
+    whose seconds grow with (n - 1) / n; or a path that all GPUs share, whose seconds grow with n - 1 or a power of it.
 
     Args:
-        curves: by rising partners, one at least.
-        bytes_X: (X,) bytes that a port sends in all, above zero.
-        partners_X: (X,) its partners, one or more.
+        curves: one curve or more, by rising partners.
+        bytes_X: (X,) bytes that one port sends to all partners together, above zero.
+        partners_X: (X,) number of partners of that port, one or more.
 
     Source (interpolation): Fritsch and Carlson, SIAM J. Numer. Anal. 17, 1980.
     """
@@ -65,9 +66,9 @@ def exchange_seconds(curves: Sequence[TransferCurve], bytes_X: ArrayLike, partne
 
 
 def counts_seconds(network: Network) -> float:
-    """Returns the seconds in which ranks tell each other their token counts: an exchange by the link curves.
+    """Returns the seconds in which ranks tell each other their token counts.
 
-    Without measured curves, the start-ups of an allgather by recursive doubling.
+    With measured link curves: an exchange of that size. Without: the start-ups of an allgather by recursive doubling.
     """
     partners = network.gpus - 1
     if not partners:
@@ -124,17 +125,19 @@ def row_startups(
 ) -> FloatArray:
     """Returns (X,) float64, the start-up seconds of rows of an order.
 
-    Without curves that is the start-up of the row's slower end. With curves, at each end it is what the measured exchange of
-    all messages that the port has open with this one takes beyond their bytes at a port's rate, and the longer of both counts.
-    An exchange that was measured then takes the measured seconds, and never less than the ports need for what flows. Of unequal
-    ports the slowest counts, whose bytes a measured exchange waits for; but no slower than the curves' largest exchanges were.
+    Without curves: the larger start-up of the row's two ends. With curves: at each end, the measured seconds of an exchange of
+    all messages that the port has open at the same time, minus their bytes / port rate; the larger of both ends counts. So a
+    predicted exchange takes the seconds that were measured, but never less than the ports need for its bytes. If ports differ,
+    the rate of the slowest is used, because a measured exchange waits for it; but no lower rate than the curves' largest
+    exchanges had.
 
     Args:
         order: the order.
         row_X: (X,) indices of its rows.
-        size_X: (X,) int64 the bytes that they carry, above zero.
-        network: its ports and curves.
-        flowing_X: (X,) the part of each row's bytes that takes time of its ports, see `port_bursts`.
+        size_X: (X,) int64, bytes of each of these rows, above zero.
+        network: of it, ports and curves count.
+        flowing_X: (X,) the part of each row's bytes that takes time at its ports; the rest is in their burst, see
+            `port_bursts`.
     """
     src_X, dst_X = order.pairs_X2[row_X].T
     if not network.curves:
@@ -159,16 +162,16 @@ def row_startups(
 
 
 def port_bursts(src_X: IntArray, dst_X: IntArray, size_X: IntArray, network: Network) -> FloatArray:
-    """Returns (2, G) float64, bytes of an exchange that ports were measured to send and to receive in no time.
+    """Returns (2, G) float64, the burst of each port in an exchange: bytes that it sends (row 0), and receives (1), in no time.
 
-    Token buckets, as clouds hold ports to their rates with, let some bytes pass at once after a rest: then curves are below a
-    port's bytes at its rate. Without curves there are none.
+    Clouds limit ports by token buckets, which let some bytes pass at once after a rest. Measured curves show this as seconds
+    below bytes / port rate. Without curves, bursts are zero.
 
     Args:
         src_X: (X,) the sending rank of each message.
-        dst_X: (X,) the receiving one.
-        size_X: (X,) int64 its bytes, above zero.
-        network: its ports and curves.
+        dst_X: (X,) the receiving rank of each message.
+        size_X: (X,) int64, bytes of each message, above zero.
+        network: of it, ports and curves count.
     """
     burst_2G = np.zeros((2, network.gpus))
     if not network.curves or not len(size_X):
