@@ -1,1 +1,1 @@
-"""Orders of one all-to-all: by name, exact, split, over servers, for many matrices."""
+"""Orders of one all-to-all: strategies by name, Birkhoff decompositions, open-shop searches, and orders over servers."""

@@ -1,6 +1,6 @@
-"""Hierarchical all-to-alls: which rows travel between which ranks in each step, and who carries them. Compiled.
+"""Hierarchical all-to-alls: counts the rows that travel from rank to rank in each step, and chooses the ranks that carry them.
 
-Levelling evens out NICs: ranks of a server hand rows over, so that its NICs carry equally many.
+Levelling: ranks of a server hand rows to each other, so that its NICs carry equally many. Compiled.
 """
 
 import math
@@ -15,18 +15,18 @@ from aurora.types.schedule import MOST_ROWS
 
 
 def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
-    """Returns the rank whose NIC carries each piece of the rows from each rank to each server.
+    """Returns, for each piece of the rows from each rank to each server, the rank whose NIC carries it.
 
-    A rank carries its own rows. If all-to-alls are levelled and it has `level_from` rows for a server more than the mean of its
-    server's ranks, it hands chunks, one at a time, to the least-loaded rank while that lowers the maximum. So no NIC carries
-    more to a server than the busiest would, but for rows that no part can halve.
+    A rank carries its own rows, unless all-to-alls are levelled and it has at least `level_from` rows more for a server than
+    the ranks of its own server have on average. Then it hands pieces, one at a time, to the least-loaded rank of its server,
+    while that lowers the largest load.
 
     Args:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.
-        hierarchy: the servers, and how chunks are cut.
+        hierarchy: the servers, and how chunks are cut into pieces.
 
     Returns:
-        (G, N, C) int64 for the C pieces of `Hierarchy`.
+        (G, N, C) int64, the carrier of each of the C pieces of `Hierarchy`.
 
     Source: FAST (arXiv:2505.09764), which levels NICs before rows leave a server.
     """
@@ -40,7 +40,9 @@ def carriers(sent_GN: IntArray, hierarchy: Hierarchy) -> IntArray:
 
 
 def level_from(chunks: int, row_bytes: int, network: Network) -> int | None:
-    """Returns from how many rows on levelling saves a message's start-up in each chunk; None if ports are no faster than NICs.
+    """Returns `Hierarchy.level_from`: the excess of rows at which levelling saves as much as an extra message per chunk costs.
+
+    Returns None if ports inside servers are no faster than NICs: levelling then saves nothing.
 
     Args:
         chunks: number of chunks of an all-to-all.
@@ -95,7 +97,7 @@ class HierarchicalRows(NamedTuple):
 
     Attributes:
         sent_GN: (G, N) int64, tokens of each rank that need experts of each server.
-        needed_GCG: (G, C, G) int64, how many of these tokens of each rank, in each piece, need experts of each rank.
+        needed_GCG: (G, C, G) int64, number of tokens of each rank, in each of its pieces, that need experts of each rank.
     """
 
     sent_GN: IntArray
@@ -106,7 +108,7 @@ def hierarchical_rows(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarch
     """Counts the rows of a hierarchical dispatch.
 
     Args:
-        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
         source_U: (U,) int64, the rank that each token starts on. A rank's tokens are cut into pieces in this order.
         hierarchy: the servers, and how rows are cut.
     """
@@ -130,10 +132,11 @@ class HopRows(NamedTuple):
     """Rows of a hierarchical dispatch by step and hop.
 
     Attributes:
-        carrier_GNC: (G, N, C) int64, as of `carriers`.
-        carried_SGG: (S, G, G) int64, rows from each rank to gateways, and inside servers to carriers.
-        forwarded_SGG: (S, G, G) int64, rows to the ranks that need them, from gateways and from sources on the same server; on
-            the diagonal those that stay.
+        carrier_GNC: (G, N, C) int64, as returned by `carriers`.
+        carried_SGG: (S, G, G) int64, rows of the first hop: from each rank to gateways on other servers, and to carriers on its
+            own server.
+        forwarded_SGG: (S, G, G) int64, rows of the second hop: from gateways, and from sources on the same server, to the ranks
+            that need them. The diagonal counts rows that stay on their rank.
     """
 
     carrier_GNC: IntArray
@@ -142,14 +145,14 @@ class HopRows(NamedTuple):
 
     @property
     def total_SGG(self) -> IntArray:
-        """(S, G, G) int64, rows of both hops without those that stay."""
+        """(S, G, G) int64, rows of both hops from rank to rank; zero on the diagonal."""
         steps_SGG, every_G = self.carried_SGG + self.forwarded_SGG, np.arange(self.carried_SGG.shape[1])
         steps_SGG[:, every_G, every_G] = 0
         return np.asarray(steps_SGG)
 
 
 def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
-    """Returns the rows that travel in each step of a dispatch by hop; arguments as in `step_rows`."""
+    """Returns the rows that travel in each step of a dispatch, separately for each hop; arguments as in `step_rows`."""
     carrier_GNC = carriers(rows.sent_GN, hierarchy)
     carried_SGG, forwarded_SGG = np.zeros((2, hierarchy.steps, hierarchy.ranks, hierarchy.ranks), dtype=np.int64)
     sent_GN, needed_GCG = np.ascontiguousarray(rows.sent_GN), np.ascontiguousarray(rows.needed_GCG)
@@ -159,16 +162,16 @@ def hop_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> HopRows:
 
 
 def step_rows(rows: HierarchicalRows, hierarchy: Hierarchy) -> IntArray:
-    """Returns the rows that travel in each step of a dispatch; what stays on its rank is not counted.
+    """Returns the number of rows that travel from rank to rank in each step of a dispatch; rows that stay do not count.
 
-    A combine has the same steps backwards, each transposed.
+    A combine has the same steps in reverse, each matrix transposed.
 
     Args:
-        rows: of all ranks, as `hierarchical_rows` counts them.
+        rows: the rows of all ranks, as `hierarchical_rows` counts them.
         hierarchy: the servers, and how rows are cut.
 
     Returns:
-        (steps, G, G) int64, from rank (row) to rank in each step.
+        (steps, G, G) int64, rows from rank (row) to rank (column) in each step.
     """
     return hop_rows(rows, hierarchy).total_SGG
 

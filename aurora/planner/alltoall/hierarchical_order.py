@@ -19,16 +19,16 @@ TRIES = 15
 def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Network, *, rng: np.random.Generator) -> Order:
     """Returns the order of every step of a hierarchical dispatch; a combine has it reversed.
 
-    Between servers all ranks of a server follow one sequence of servers, each with its own gateways: a dense open shop of
-    servers, in which a pair takes as long as its busiest NIC. Inside a server a rank serves the next rank first, then the next
-    but one, and so on. Both go on side by side, in tiers. Inside there are as many tiers as keep its rows to the stages that
-    those between servers need.
+    Between servers, all ranks of a server follow one sequence of servers, each rank with its own gateways. The sequence is a
+    dense open shop of servers, in which a pair of servers takes as long as its busiest NIC. Inside a server, a rank serves the
+    next rank first, then the next but one, and so on. The rows between servers are one tier; those inside servers are divided
+    into enough further tiers to need no more stages than the first.
 
     Args:
         bytes_GG: (G, G) int64, bytes from each rank to each other in all steps together, as measured or expected.
         hierarchy: the servers.
-        network: with the NICs of a fabric of servers; without a fabric the ports are taken for NICs.
-        rng: for drawn priorities, which are tried on up to FEW_SERVERS servers.
+        network: the NICs of its fabric of servers count; without a fabric, its ports take their place.
+        rng: draws priorities, which are tried on up to FEW_SERVERS servers.
 
     Returns:
         An Order of all ordered pairs of ranks.
@@ -46,7 +46,7 @@ def hierarchical_order(bytes_GG: IntArray, hierarchy: Hierarchy, network: Networ
 
 
 def hierarchical(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """`hierarchical_order` over the servers of the network's fabric; without these every rank is a server of its own.
+    """Returns `hierarchical_order` over the servers of the network's fabric; without servers, each rank counts as one.
 
     Args: as in `registry.OrderStrategy`.
     """

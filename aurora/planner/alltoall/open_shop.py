@@ -1,7 +1,7 @@
-"""Dense open-shop schedules: one message a pair, one partner at a time, found in microseconds. Compiled.
+"""Dense open-shop schedules: one message per pair, one partner per port at a time, found in microseconds. Compiled.
 
-A schedule is dense when no sender and receiver that still have something for each other are ever both free. For traffic that is
-nearly equal, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without numba's JIT
+A schedule is dense if it never leaves both a sender and a receiver free while the sender has traffic for the receiver. For
+nearly equal traffic, where dense schedules are up to 15 % above the bound, ring schedules are tried too. Without numba's JIT
 (NUMBA_DISABLE_JIT=1) the same code runs in plain Python, for debugging.
 """
 
@@ -21,7 +21,10 @@ def all_pairs(ranks: int) -> IntArray:
 
 
 def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
-    """Returns the rows pairs_X2 (X, 2), then every pair without bytes in bytes_GG (G, G), because an order serves any batch."""
+    """Returns the rows pairs_X2 (X, 2), followed by every pair that has no bytes in bytes_GG (G, G).
+
+    An order needs all pairs, because other batches may have bytes for them.
+    """
     return np.asarray(_with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG)))
 
 
@@ -63,12 +66,12 @@ class DenseSchedule(NamedTuple):
 
 
 def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Dense open shop: whenever a sender and a receiver are both free and have traffic for each other, it starts.
+    """Dense open shop: starts a transfer whenever a sender and a receiver are both free and have traffic for each other.
 
     Each pair has one message and each rank one partner at a time, without splits or barriers. Of the ports that become free,
     the one with the largest remaining load chooses first, and takes the free partner with the largest remaining load. Below
-    SMALL ranks, up to SMALL_TRIES further priorities are drawn and the shortest schedule is kept. Like any dense schedule it is
-    shorter than twice the one-to-one bound.
+    SMALL ranks, up to SMALL_TRIES further priorities are drawn at random, and the shortest schedule is kept. Like any dense
+    schedule it is shorter than twice the one-to-one bound.
 
     Args: as in `registry.OrderStrategy`.
 
@@ -82,16 +85,16 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
 def search(
     seconds_GG: FloatArray, tries: int, bound_s: float, rng: np.random.Generator, known: DenseSchedule | None = None
 ) -> DenseSchedule:
-    """Returns the shortest schedule found among dense ones, rings and a known one; stops as soon as one meets bound_s.
+    """Returns the shortest schedule found among dense ones, rings and `known`; stops as soon as one meets bound_s.
 
     Deterministic for the state of rng.
 
     Args:
-        seconds_GG: (G, G) float64, how long each transfer takes alone; zero if there is none.
-        tries: number of drawn priorities to try after the plain ones, and number of drawn rings.
+        seconds_GG: (G, G) float64, seconds of each transfer if it is alone; zero if there is none.
+        tries: number of random priorities to try, after largest load first; and number of random rings.
         bound_s: a lower bound on the makespan, in seconds.
         rng: draws priorities and rings.
-        known: a schedule that has been found before.
+        known: a schedule found before; None: there is none.
     """
     pairs_X2, span_s_X2, dense_s, ring_s = _plain(seconds_GG)
     best = DenseSchedule(pairs_X2, span_s_X2, min(dense_s, ring_s))
@@ -180,17 +183,17 @@ def _by_start(made):
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def dense(seconds_GG, bias_s, cut_C4, limit_s):
-    """Whenever ports become free, the busiest of them first takes its busiest free partner.
+    """Makes a dense schedule: of ports that become free, the one with the most load left first takes its busiest free partner.
 
-    Only pairs with a port that has just become free are looked at: two ports that have both been free for a while have nothing
-    for each other. Ports are numbered senders first. Sets of partners are bits, 32 to a word, so that the search for a partner
-    touches only ports that are free and have traffic for this one.
+    Only pairs with a port that has just become free are examined: two ports that were both free before have no traffic for each
+    other. Ports are numbered senders first. Sets of partners are bits, 32 to a word, so that the search for a partner touches
+    only ports that are free and have traffic for this one.
 
     Args:
         seconds_GG: (G, G) float64, as in `search`.
-        bias_s: (2 G,) float64, seconds added to the load of each port, senders first.
-        cut_C4: (C, 4) float64, up to MOST_CUTS transfers that go in two parts, one after the other: source, destination, and
-            the seconds of both parts.
+        bias_s: (2 G,) float64, seconds added to the load of each port, which change the priorities; senders first.
+        cut_C4: (C, 4) float64, up to MOST_CUTS transfers that are sent in two parts: source, destination, and the seconds of
+            the first and of the second part.
         limit_s: the schedule is given up as soon as a port cannot end before limit_s; infinite: never.
 
     Returns:
@@ -405,17 +408,17 @@ def _drop(heap_s, heap_p, last):
 
 @njit(cache=True)
 def ring(seconds_GG, ring_G, limit_s):
-    """Each rank sends to the next rank of the ring, then to the next but one, and so on.
+    """Makes a ring schedule: each rank sends to the next rank of the ring, then to the next but one, and so on.
 
     There are no barriers between the steps: a transfer starts when both of its ports have ended the one before.
 
     Args:
         seconds_GG: (G, G) float64, as in `search`.
         ring_G: (G,) int64, the ranks in the sequence of the ring.
-        limit_s: as in `dense`, but seen only once a port is busy until then.
+        limit_s: the schedule is given up once a port is busy until limit_s.
 
     Returns:
-        The fields of a DenseSchedule, but rows by step; the makespan is infinite if the schedule was given up.
+        The fields of a DenseSchedule, with rows sorted by step; the makespan is infinite if the schedule was given up.
     """
     n = seconds_GG.shape[0]
     free_s = np.zeros(2 * n)

@@ -1,7 +1,7 @@
-"""ORDER: how one all-to-all is ordered, by name. A new order is one function like OrderStrategy and one line here.
+"""ORDER: strategies that order one all-to-all, by name. A new one is a function like OrderStrategy and one line here.
 
-The orders that need no search are here: paced transfers, and those that papers compare with.
-`switch.timed` computes how long an order takes, so that all orders and baselines are timed by one model of the network.
+This module also has the strategies that need no search: paced transfers, and the baselines of papers. `switch.timed` computes
+how long an order takes, so that all orders are timed by one model of the network.
 """
 
 from bisect import insort
@@ -21,7 +21,7 @@ from aurora.types.schedule import rotated_pairs
 
 
 def all_at_once(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Starts every transfer at once, so that ports are shared. Ranks post messages to the next rank first."""
+    """Starts every transfer at once, so that transfers share ports. Ranks post the message to the next rank first."""
     return Order.all_at_once(len(bytes_GG))
 
 
@@ -34,7 +34,7 @@ def paced(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> 
 
 
 def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Lets every sender send its smallest transfer first, one at a time (SJF); a receiver takes all that are sent to it.
+    """Orders each sender's transfers by rising size, one at a time (SJF); a receiver takes any number at once.
 
     Source: Aurora §8.1.
     """
@@ -43,7 +43,7 @@ def smallest_first(bytes_GG: IntArray, network: Network, *, rng: np.random.Gener
 
 
 def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Lets every sender send in random order, one at a time (RCS); a receiver takes all that are sent to it.
+    """Orders each sender's transfers at random, one at a time (RCS); a receiver takes any number at once.
 
     Source: Aurora §8.1.
     """
@@ -52,7 +52,7 @@ def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Spread-out: in step s rank i sends to (i + s) mod G, one at a time; a receiver takes all that are sent to it."""
+    """Spread-out: rank i sends to i + 1, i + 2, ... (mod G), one at a time; a receiver takes any number at once."""
     return _by_sender("spread-out", rotated_pairs(len(bytes_GG)), len(bytes_GG))
 
 
@@ -62,9 +62,9 @@ def _by_sender(method: str, pairs_X2: IntArray, ranks: int) -> Order:
 
 
 def aurora_alg1(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Orders by Aurora's Algorithm 1, read literally, with one partner at a time.
+    """Orders transfers by Aurora's Algorithm 1, read literally, with one partner at a time.
 
-    First come the busiest GPU's transfers in random order, then those of the other GPUs, busiest GPU first. Each transfer takes
+    The busiest GPU's transfers are placed first, in random order, then those of the next busiest, and so on. Each transfer gets
     the earliest time at which both of its ends are still free.
 
     Source: Aurora §4.2.
@@ -105,7 +105,7 @@ class OrderStrategy(Protocol):
     Args:
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
         network: the network that carries them.
-        rng: for drawn priorities; equal generator states give equal orders.
+        rng: draws random choices; equal generator states give equal orders.
 
     Returns:
         An Order of all ordered pairs of ranks.

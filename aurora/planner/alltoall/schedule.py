@@ -1,4 +1,4 @@
-"""Orders with their checked schedules: of one all-to-all, and of a placed layer's dispatch and combine."""
+"""Makes orders and their checked schedules, for one all-to-all, and for dispatch and combine of a placed layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,8 +27,9 @@ BEST_RANKS = 64  # most ranks to search for: 2 % shorter at 16 ranks, half a per
 def auto_orders(ranks: int) -> tuple[str, str]:
     """Returns the names of the two orders that "auto" tries; it keeps the one with the shorter schedule.
 
-    On mixed ports, one partner at a time can cost twice the fluid bound; all-at-once covers that case. From MANY_RANKS ranks on
-    it is not tried if the first is within NEAR of its bound. Above BEST_RANKS ranks the search is left out.
+    The first has one partner at a time: a search, or above BEST_RANKS ranks a single open shop. On mixed ports it can take
+    twice the fluid bound; the second, all-at-once, covers that case. From MANY_RANKS ranks on, all-at-once is tried only if the
+    first is not within NEAR of its bound.
     """
     return ("openshop-best" if ranks <= BEST_RANKS else "openshop"), "all-at-once"
 
@@ -40,13 +41,13 @@ def order(
     seed: int = 0,
     startup_s: float | None = None,
 ) -> Schedule:
-    """Orders one all-to-all: its schedule on the cluster's network, checked, with lower bounds.
+    """Orders one all-to-all, and returns its checked schedule on the cluster's network, with lower bounds.
 
     Args:
-        bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal does not travel.
-        cluster: the network; None: equal ports of 100 Gbit/s.
-        method: the name of an order, or "auto", the shorter of two orders.
-        seed: for orders that draw at random.
+        bytes_GG: (G, G) integers, the bytes that rank i sends to rank j; the diagonal is ignored.
+        cluster: the GPUs and their network; None: equal ports of 100 Gbit/s.
+        method: a name in ORDER; "auto", the shorter of two orders; a function as in ORDER; or an Order to time.
+        seed: random seed of orders that draw.
         startup_s: fixed seconds of a message, in place of the cluster's; None: the cluster's.
 
     Returns:
@@ -82,7 +83,7 @@ def order(
 
 @lru_cache(maxsize=64)
 def equal_network(ranks: int) -> Network:
-    """Returns equal ports of DEFAULT_BPS, kept so that repeated calls find its pairs' rates computed."""
+    """Returns a network of equal ports of DEFAULT_BPS; it is cached, with the rates computed from it."""
     return Network.equal(ranks, DEFAULT_BPS)
 
 
@@ -95,7 +96,7 @@ def scheduled(
         bytes_GG: (G, G) int64 with a zero diagonal, bytes from each rank to each other.
         network: the network that carries them.
         method: a name in ORDER; "auto" takes the shortest of `auto_orders`; a function as in ORDER; or the order itself.
-        rng: for drawn priorities.
+        rng: draws random priorities.
 
     Raises:
         BadInput: if the name is not in ORDER, or the function returns no Order.
@@ -133,15 +134,15 @@ def _made(method: str | Order | OrderStrategy, bytes_GG: IntArray, network: Netw
 def hierarchical_order_s(
     bytes_SGG: IntArray, hierarchy: Hierarchy, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, float]:
-    """Makes the order of every step of a hierarchical dispatch from the bytes of all of them, and predicts its seconds.
+    """Makes the one order that every step of a hierarchical dispatch uses, and predicts the seconds of all steps.
 
     Args:
         bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step.
         hierarchy: the servers.
         network: the network that carries them.
-        method: a name in ORDER; "auto" takes the faster of `hierarchical_order` and all-at-once. From MANY_RANKS ranks on the
-            latter is not tried, as to predict it takes up to seconds.
-        rng: for drawn priorities.
+        method: a name in ORDER; "auto" takes the faster of `hierarchical_order` and all-at-once. From MANY_RANKS ranks on,
+            all-at-once is not tried, because its prediction takes up to seconds.
+        rng: draws random priorities.
     """
     made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
     return min(((each, steps_seconds(each, bytes_SGG, network)) for each in made), key=lambda timed: timed[1])
@@ -160,7 +161,13 @@ def _hierarchical_orders(
 def scheduled_steps(
     bytes_SGG: IntArray, hierarchy: Hierarchy | None, network: Network, method: str, *, rng: np.random.Generator
 ) -> tuple[Order, Schedule]:
-    """Makes the order of the steps of a hierarchical dispatch and its checked schedule; a flat one has one, see `scheduled`."""
+    """Makes the order of a dispatch and its checked schedule.
+
+    Args:
+        bytes_SGG: (S, G, G) int64 with zero diagonals, bytes from each rank to each other in each step; S is 1 if it is flat.
+        hierarchy: the servers; None if the dispatch is flat.
+        network, method, rng: as in `scheduled` or, with a hierarchy, `hierarchical_order_s`.
+    """
     if hierarchy is None:
         return scheduled(bytes_SGG[0], network, method, rng=rng)
     made = _hierarchical_orders(bytes_SGG.sum(axis=0), hierarchy, network, method, rng)
@@ -181,9 +188,16 @@ def both_ways(
 ) -> tuple[Order, Order, Schedule]:
     """Makes the orders of a layer's dispatch and combine, and the dispatch's schedule; all are checked.
 
-    If each rank has one partner at a time, or all-to-alls are hierarchical, the combine is the dispatch backwards. Otherwise a
-    receiver takes all that is sent to it, and each direction is ordered by its own senders. there_SGG and back_SGG are the
-    bytes of the dispatch and of the combine in each step.
+    If each rank has one partner at a time, or all-to-alls are hierarchical, the combine's order is the dispatch's reversed.
+    Otherwise only senders keep a sequence, and each direction gets an order of its own.
+
+    Args:
+        there_SGG: (S, G, G) int64, bytes of the dispatch in each step.
+        back_SGG: (S, G, G) int64, bytes of the combine in each step.
+        hierarchy, network, method, rng: as in `scheduled_steps`.
+
+    Returns:
+        (order of the dispatch, order of the combine, schedule of the dispatch).
     """
     made, schedule = scheduled_steps(there_SGG, hierarchy, network, method, rng=rng)
     if hierarchy is None and not made.one_to_one:
@@ -195,7 +209,7 @@ def both_ways(
 def batch_order(network: Network, method: str, seed: int) -> Callable[[IntArray, Hierarchy | None], Order]:
     """Returns a function that makes the order of an all-to-all from its bytes (S, G, G) and its hierarchy.
 
-    The same bytes give the same order, by the same seed. Of a hierarchical all-to-all it expects the dispatch.
+    With one seed, the same bytes give the same order. If the all-to-all is hierarchical, the bytes must be the dispatch's.
     """
     return lambda bytes_SGG, hierarchy: scheduled_steps(bytes_SGG, hierarchy, network, method, rng=np.random.default_rng(seed))[
         0

@@ -1,7 +1,7 @@
 """openshop-best: the shortest open-shop schedule that a search finds, with a few transfers cut in two if that shortens it.
 
-Where transfers take about as long, rounds of perfect matchings without barriers are tried too; `matchings` has such rounds in
-stages, as on NCCL.
+If all transfers take nearly equally long, rounds of perfect matchings without barriers are tried too. The order `matchings` has
+such rounds as stages, for NCCL.
 """
 
 import math
@@ -100,11 +100,11 @@ POWERS = (1.0, 2.0, 4.0)  # how much more a long transfer counts than a short on
 
 
 def matchings(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Rounds of matchings, long transfers first: each pair has one message, and each round is a stage.
+    """Orders transfers in rounds of matchings, long transfers first: each pair has one message, and each round is a stage.
 
-    A round is the matching of the pairs that are left with the largest weight. A pair weighs a power of its seconds, and the
-    seconds that both of its ports have left: so the transfers of a round take about as long, and the busiest ports have no idle
-    round. Of the orders by several POWERS, the one is kept that takes least in stages.
+    A round is the matching of largest weight among the pairs that are left. The weight of a pair grows with a power of its
+    seconds, so that the transfers of a round take nearly equally long; and with the seconds that its ports have left, so that
+    the busiest ports have no idle round. Of the orders for several POWERS, the fastest in stages is kept.
 
     Args: as in `registry.OrderStrategy`; `rng` is not used.
     """
@@ -135,11 +135,15 @@ MOST_RANKS = 4  # takes well under a millisecond; each further rank takes tens o
 def shortest_whole(seconds_GG: FloatArray, known_s: float) -> tuple[IntArray, float] | None:
     """Finds the shortest schedule with one message a pair and one partner at a time (non-preemptive open shop).
 
-    It tries every active schedule, in which nothing can start earlier without delaying something else, except those that a
-    port's remaining load rules out. One of the active schedules is an optimum.
+    It tries every active schedule, that is, one in which no transfer can start earlier without delaying another, except those
+    that a port's remaining load rules out. One of the active schedules is an optimum.
 
-    Returns (X, 2) int64 pairs by start and the makespan, for transfers that take seconds_GG (n, n) alone; None if no schedule
-    is shorter than known_s.
+    Args:
+        seconds_GG: (n, n) float64, seconds of each transfer if it is alone.
+        known_s: makespan to beat, in seconds.
+
+    Returns:
+        (X, 2) int64 pairs sorted by start, and the makespan in seconds; None if no schedule is shorter than known_s.
 
     Source: Giffler & Thompson 1960.
     """
@@ -209,7 +213,7 @@ Cut = tuple[int, int, int]  # source, destination, bytes of the first part
 def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
     """Returns the shortest of many dense open-shop schedules with drawn priorities, with a few transfers split.
 
-    If transfers take about as long, rounds of matchings are tried too. It takes tens of milliseconds.
+    If all transfers take nearly equally long, `matched_rounds` are tried too. The search takes tens of milliseconds.
 
     Up to branch_and_bound.MOST_RANKS ranks the search starts from the shortest schedule with one message a pair. If the start
     is above the bound, up to open_shop.MOST_CUTS pairs are cut in two messages, as long as each further message saves WORTH of
@@ -231,13 +235,13 @@ def openshop_best(bytes_GG: IntArray, network: Network, *, rng: np.random.Genera
 
 
 def search_tries(ranks: int) -> int:
-    """Returns how many dense schedules openshop-best makes for this number of ranks."""
+    """Returns the number of dense schedules that openshop-best tries for this number of ranks."""
     return int(np.clip(BEST_OPERATIONS / max(1, ranks) ** 2.4, SMALL_TRIES, MOST_TRIES))
 
 
 @dataclass(frozen=True)
 class SplitSchedule:
-    """Transfers by start, some of them parts of a pair's transfer."""
+    """A schedule in which some pairs' transfers are cut: one row per part, sorted by start."""
 
     pairs_X2: IntArray  # (source, destination)
     share_X2: FloatArray  # the part of the pair's bytes that a row carries, from and to
@@ -245,7 +249,10 @@ class SplitSchedule:
 
 
 class CutShop:
-    """Dense open shop of one all-to-all, bytes_GG (n, n) int64, in which transfers can be cut in two."""
+    """Makes dense open-shop schedules of one all-to-all, bytes_GG (n, n) int64, with some transfers cut in two.
+
+    A Cut is (source, destination, bytes of the first part).
+    """
 
     def __init__(self, bytes_GG: IntArray, network: Network) -> None:
         self.ranks = len(bytes_GG)
@@ -256,11 +263,11 @@ class CutShop:
         self._startups = network.pair_startup_s_GG.tolist()
 
     def tight(self, makespan_s: float) -> bool:
-        """Tells if many ranks all have so much to do that a schedule of this length is not near the bound."""
+        """Returns whether cuts are not worth a search: above MANY_RANKS ranks, if the makespan is over (1 + TIGHT) x bound."""
         return self.ranks > MANY_RANKS and makespan_s > self.bound_s * (1 + TIGHT)
 
     def run(self, bias_s: FloatArray, cuts: Sequence[Cut], limit_s: float = np.inf) -> DenseSchedule:
-        """Returns the dense schedule with these cuts; bias_s (2 n,) and limit_s as in `dense`."""
+        """Returns the dense schedule in which the transfers of `cuts` are cut; bias_s (2 n,) and limit_s as in `dense`."""
         cut_C4 = np.empty((len(cuts), 4))
         for at, (src, dst, first) in enumerate(cuts):
             startup_s, rate_Bps = self._startups[src][dst], self._rates[src][dst]
@@ -269,7 +276,7 @@ class CutShop:
         return DenseSchedule(*dense(self.seconds_GG, bias_s, locked(cut_C4), limit_s))  # locked as NO_CUTS: compiled once
 
     def useful_cuts(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> list[Cut]:
-        """Returns further cuts that would each remove a wait of one of the two ports that end last in a schedule with `cuts`.
+        """Returns further cuts for a schedule with `cuts`; each would remove a wait of a port that ends last.
 
         A port waits while all partners that it still has traffic with are busy. Cutting a partner's transfer at the instant
         at which the wait begins makes that partner free.
@@ -283,7 +290,7 @@ class CutShop:
         return more
 
     def split(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> SplitSchedule:
-        """Returns a schedule with `cuts`, and which part of its pair's bytes each row carries."""
+        """Returns a schedule made with `cuts` as a SplitSchedule, which tells the part of its pair's bytes in each row."""
         share_X2 = np.tile([0.0, 1.0], (len(schedule.pairs_X2), 1))
         for src, dst, first in cuts:
             before, after = np.flatnonzero((schedule.pairs_X2 == (src, dst)).all(axis=1))
@@ -292,12 +299,12 @@ class CutShop:
 
 
 def best_whole(shop: CutShop, tries: int, rng: np.random.Generator) -> SplitSchedule:
-    """Returns the shortest schedule found with one message a pair; up to MOST_RANKS ranks the shortest of all.
+    """Returns the shortest schedule found with one message per pair; up to MOST_RANKS ranks, it is an optimum.
 
     Args:
         shop: the all-to-all.
-        tries: dense schedules to try.
-        rng: for the drawn priorities.
+        tries: number of dense schedules to try.
+        rng: draws random priorities.
     """
     bound_s = shop.bound_s * (1 + 1e-12)
     first = min(tries, DRAWS)
@@ -323,8 +330,8 @@ def best_split(shop: CutShop, whole: SplitSchedule, tries: int, rng: np.random.G
     Args:
         shop: the all-to-all.
         whole: the schedule to shorten; returned if no cut saves enough.
-        tries: schedules to make at most.
-        rng: for the drawn priorities.
+        tries: maximum number of schedules to make.
+        rng: draws random priorities.
     """
     price_s, near_s = WORTH * shop.bound_s, whole.makespan_s * (1 + NEAR)
     best, best_s = whole, whole.makespan_s

@@ -111,8 +111,7 @@ def spread_split(cost_GE: FloatArray) -> float:
 
     Half an expert e on GPU g costs cost_GE[g, e] / 2 there; a GPU's cost is the sum over its parts. The bound is a dual
     solution of this fractional assignment: sum_e min_g v_g cost_ge for weights v_g >= 0 that sum to one, with v_g inverse to
-    the cost of
-    all experts on GPU g. If GPUs differ only in speed, it is total work / total speed.
+    the cost of all experts on GPU g. If GPUs differ only in speed, it is total work / total speed.
 
     Args:
         cost_GE: (G, E) float64, the cost of expert e on GPU g.

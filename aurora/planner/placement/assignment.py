@@ -51,7 +51,7 @@ def _within(weight_GJ: FloatArray, level: float) -> IntArray | None:
 
 
 def bottleneck_sum_matching(first_GJ: FloatArray, second_GJ: FloatArray) -> IntArray:
-    """Returns the perfect matching that minimises the largest entry used of one matrix plus the largest used of the other.
+    """Returns the perfect matching that minimises (largest matched entry of first_GJ) + (largest matched entry of second_GJ).
 
     A threshold on the first matrix rises while the threshold on the second falls. Each edge that the second threshold removes
     costs one augmenting path of O(n^2). Ties are broken the same way every time.
@@ -184,7 +184,9 @@ def exact(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
 
 
 def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on. Returns as `exact`.
+    """Assigns the busiest group to the strongest GPU, the next busiest to the next strongest, and so on.
+
+    Args and returns: as in `exact`.
 
     GPUs are ranked by their time for all experts, then by their slower port. The assignment is optimal only if rows and columns
     of the traffic are proportional.
@@ -199,17 +201,17 @@ def by_load(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
 
 
 def matching(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Returns the assignment, as `exact`, that minimises the largest dispatch + experts + combine seconds of a GPU, exactly."""
+    """Minimises the largest dispatch + experts + combine seconds of a GPU, exactly. Args and returns: as in `exact`."""
     return bottleneck_matching(costs.exclusive_s_GJ)
 
 
 def contiguous(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns group g to GPU g. Returns as `exact`."""
+    """Assigns group g to GPU g. Args and returns: as in `exact`."""
     return np.arange(len(costs.load_J))
 
 
 def shuffled(costs: GroupCosts, rng: np.random.Generator) -> IntArray:
-    """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1). Returns as `exact`."""
+    """Assigns groups to GPUs at random (RGA of Aurora, arXiv:2410.17043, §8.1). Args and returns: as in `exact`."""
     return rng.permutation(len(costs.load_J))
 
 

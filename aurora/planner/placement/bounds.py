@@ -1,9 +1,9 @@
-"""Lower bounds on a layer over all of its placements: one model, several colocated ones, and over servers; and of all layers.
+"""Lower bounds on the seconds of a layer over all placements: of one model, of colocated models, and with servers.
 
 The share of an expert's tokens that a GPU takes is a number from 0 to 1, so a linear program covers all placements with
 replicas and every split of tokens over them. Its dual solution is evaluated apart from the solver: rounding in the solver makes
-a bound lower, never false. Counting adds what the linear program does not see: an expert whose tokens keep a GPU too long needs
-a second slot, and slots are few; deduplicated tokens cross once for each GPU, or server, that needs them.
+a bound lower, never false. Counting adds two facts that the linear program does not cover: an expert whose tokens keep a GPU
+too long needs a second slot, and slots are few; deduplicated tokens cross once for each GPU, or server, that needs them.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MOST = 4 * SMALL  # the same for all programs of a layer together, above which G
 def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -> float:
     """Returns a lower bound in seconds on `costs.value_s` that holds for all placements within the slots.
 
-    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
+    Traffic between servers is bounded in the same way as traffic between GPUs, with each server taken as one GPU.
 
     Args:
         costs: one layer in W scenarios.
@@ -108,12 +108,12 @@ def _scenario(layer: PhaseSums, w: int) -> PhaseSums:
 
 
 def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas: bool) -> float:
-    """Returns seconds that no placement of all models' experts beats, on ports and on the NICs of servers.
+    """Returns a lower bound in seconds on a layer of colocated models, over all placements of all models' experts.
 
-    What crosses between servers is bounded as what crosses between GPUs, with one GPU for each server.
+    Traffic between servers is bounded in the same way as traffic between GPUs, with each server taken as one GPU.
 
     Args:
-        formula: the objective on ports; NICs only take longer.
+        formula: the objective by ports alone; NICs can only lengthen it.
         costs_M: the layer of each model, in a single scenario.
         replicas: whether the bound covers placements with replicas.
     """
@@ -122,7 +122,7 @@ def colocated_bound_s(formula: Formula, costs_M: Sequence[LayerCosts], replicas:
 
 
 def least_compute_s(parts: Sequence[Part], costs_M: Sequence[LayerCosts], replicas: bool) -> float | None:
-    """Returns a lower bound on the seconds of a term in which GPUs compute; None for other terms.
+    """Returns a lower bound on the seconds of a term of a Formula; None if one of its phases is not compute.
 
     Args:
         parts: the parts of the term.
@@ -207,7 +207,7 @@ def deduplicated_bound(counts_SEE: IntArray, top_k: int, costs: Costs) -> float:
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.
         top_k: experts per token.
-        costs: what no placement changes.
+        costs: seconds and slots that no placement changes.
 
     Returns:
         Seconds.
@@ -280,10 +280,14 @@ def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders:
 
 
 def least_sent(counts_SEE: IntArray, top_k: int, slots_G: IntArray) -> IntArray:
-    """Returns (G,) int64: a lower bound on the tokens that each source sends; a token stays only if all its experts are there.
+    """Returns (G,) int64: a lower bound on the tokens that each source rank sends to other GPUs.
 
-    A token that stays counts for top_k of the experts there, and for top_k * (top_k - 1) ordered pairs of them. Arguments are
-    as in `deduplicated_bound`.
+    A token is not sent only if all its top_k experts are on its own GPU. There it accounts for top_k of the experts' counts,
+    and for top_k * (top_k - 1) of the ordered pairs' counts, which limits the number of such tokens.
+
+    Args:
+        counts_SEE, top_k: as in `deduplicated_bound`.
+        slots_G: (G,) int64, how many experts each GPU can hold.
     """
     left, own_GE = [], np.diagonal(counts_SEE, axis1=1, axis2=2)
     for own_E, own_EE, slots in zip(own_GE, counts_SEE, slots_G.tolist(), strict=True):
@@ -310,12 +314,12 @@ PRICES = 64  # of a replica that the bound tries
 
 
 class LeastRows(NamedTuple):
-    """Rows that cross between servers at least, in the dispatch of one layer.
+    """Lower bounds on the rows that cross between servers in the dispatch of one layer.
 
     Attributes:
-        sent_N: (N,) int64, from each server.
-        all_rows: between all servers.
-        alone_NE: (N, E) int64, to each server for one of its experts, if no other server holds it; zeros if another may.
+        sent_N: (N,) int64, rows that each server sends.
+        all_rows: rows of all servers together.
+        alone_NE: (N, E) int64, rows that server n receives for expert e if no other server holds e; zeros if several may.
     """
 
     sent_N: IntArray
@@ -326,7 +330,8 @@ class LeastRows(NamedTuple):
 def server_counts(costs: LayerCosts) -> IntArray:
     """Returns (N, E, E) int64: tokens that start on each server and choose both experts, as `coactivation_counts`.
 
-    Of counted tokens as many may choose both as choose the rarer one; more pairs make the bounds lower.
+    If only counts of tokens are known, a pair's number is the count of its rarer expert, the most possible; larger numbers make
+    the bounds lower, never false.
 
     Args:
         costs: one layer with deduplicated tokens, on servers with NICs.
@@ -349,15 +354,15 @@ def hierarchical_bound_s(
     slots_MG: Sequence[IntArray],
     replicas: bool,
 ) -> float:
-    """Returns seconds of a layer that no placement of all models' experts beats, if all-to-alls are hierarchical.
+    """Returns a lower bound in seconds on a layer with hierarchical all-to-alls, over all placements of all models' experts.
 
-    What servers send and receive crosses their NICs. A server sends at least the tokens that cannot find all of their experts
-    within its slots. All servers together receive at least what `least_rows` counts. Several models add up.
+    Rows between servers cross NICs. A server sends at least the tokens that cannot find all of their experts within its slots.
+    All servers together receive at least the rows that `least_rows` counts. The rows of several models are added.
 
     Args:
-        objective: the objective of several models; for one it is Eq. 1.
+        objective: the objective of several models; not used for one model, whose objective is Eq. 1.
         costs_M: the layer of each model, with deduplicated tokens, on servers with NICs.
-        counts_M: of each model `server_counts`.
+        counts_M: the `server_counts` of each model.
         top_k_M: experts per token of each model.
         slots_MG: for each model (G,) int64, how many experts each GPU can hold.
         replicas: whether the bound covers placements with replicas, where slots are left for any.
@@ -376,7 +381,10 @@ def hierarchical_bound_s(
 def exact_hierarchical_s(
     costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: IntArray, replicas: bool
 ) -> float | None:
-    """Returns the optimum that `hierarchical_bound_s` bounds for one model; None of large layers, see `exact_server_s`."""
+    """Returns the least seconds of one model's layer with hierarchical all-to-alls; None if it is large (`exact_server_s`).
+
+    Args: as in `hierarchical_bound_s`, for one model.
+    """
     return exact_server_s(costs, slots_G, replicas, _least_times(costs, counts_NEE, top_k, slots_G, replicas))
 
 
@@ -418,11 +426,11 @@ def _least_times(costs: LayerCosts, counts_NEE: IntArray, top_k: int, slots_G: I
 
 
 def least_rows(counts_NEE: IntArray, top_k: int, slots_N: IntArray, replicas: bool) -> LeastRows:
-    """Returns the rows that cross between servers at least, in any placement within the slots.
+    """Returns lower bounds on the rows that cross between servers, over all placements within the slots.
 
-    If some servers hold an expert, its tokens that start elsewhere go to one of them. Every visit of a token to a server is
-    divided evenly over the token's experts there; `least_arriving` bounds each expert's part from below. Which experts have the
-    replicas that there are slots for is chosen freely, by a Lagrangian relaxation.
+    Tokens that start on a server without the expert go to a server that holds it. A row is divided evenly over the token's
+    experts on the server; `least_arriving` bounds each expert's part from below. The relaxation may give the replicas that fit
+    into the slots to any experts (Lagrangian).
 
     Args:
         counts_NEE: (N, E, E) int64, as `server_counts` returns them.

@@ -1,7 +1,7 @@
 """Branch and bound for colocated models, over linear programs: the optimum, or the best assignment found and a lower bound.
 
-An edge puts a group of one model on a GPU. The linear program lets a GPU hold fractions of groups. An edge is open while an
-assignment that uses it may still beat the value asked about; otherwise it is closed.
+An edge (m, g, j) puts group j of model m on GPU g. The linear program lets a GPU hold fractions of groups. An edge is open
+while an assignment with it may still beat a given value in seconds; otherwise it is closed.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,13 @@ HUGE = 1e300
 class LpBound:
     """A lower bound on every assignment that uses open edges only.
 
+    Terms are those of `objective.Formula`; a moved term is one that the assignment changes.
+
     Attributes:
         seconds: the bound; infinite if there is no such assignment.
         spare_MGJ: (M, G, J) seconds; an assignment takes at least `seconds` plus the sum of spare_MGJ over its edges.
-        term_X: (X,) seconds of each moved term in the relaxed optimum.
-        least_X: (X,) seconds, a lower bound on each moved term alone.
+        term_X: (X,) seconds of each moved term in the optimum of the linear program.
+        least_X: (X,) seconds, a lower bound on each moved term by itself.
     """
 
     seconds: float
@@ -40,12 +42,12 @@ class LpBound:
 
 @dataclass(frozen=True)
 class OptimalityProof:
-    """Bounds and open edges that linear programs prove for assignments that beat a given value.
+    """Result of `prove_bound`: a lower bound, and the edges that an assignment better than a given value can use.
 
     Attributes:
         bound_s: lower bound in seconds on all assignments.
-        closed: whether no assignment beats the value by more than SLACK.
-        open_MGJ: (M, G, J) bool, the only edges that an assignment which beats the value can use; none if `closed`.
+        closed: True if no assignment beats the value by more than SLACK.
+        open_MGJ: (M, G, J) bool, the edges that a better assignment can use; all false if `closed`.
         lp: the bound of the last linear program, or of the first if `closed`.
     """
 
@@ -83,7 +85,7 @@ def prove_bound(problem: ColocationProblem, value_s: float) -> OptimalityProof:
 
 
 def lp_bound(problem: ColocationProblem, open_MGJ: BoolArray) -> LpBound:
-    """Returns the bound of the linear program over open edges, from its dual solution: no solver tolerance enters it."""
+    """Returns the bound of the linear program over open edges, computed from its dual solution without solver tolerances."""
     arrays, least_X = problem.arrays, _least_X(problem, open_MGJ)
     nothing_MGJ = np.zeros(open_MGJ.shape)
     if not np.isfinite(least_X).all():
@@ -149,10 +151,10 @@ MOST_CHOICES = 1 << 24  # of groups that GPUs may hold: with more, the search is
 def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[IntArray, float]:
     """Finds the best assignment of the models' groups to GPUs, with a lower bound.
 
-    Linear programs rule out most edges (a group on a GPU) or prove the start optimal. A depth-first search covers the rest,
-    starting at the GPU with the fewest choices, a group of each model. A branch ends when the programme's bound plus the spare
-    seconds of the branch's edges reaches the best value, or when its longest path does. If `problem.until_s` ends the search
-    first, or there are more than MOST_CHOICES, bisection raises the bound: a smaller target value rules out more edges.
+    Linear programs close most edges or prove the start optimal. A depth-first search covers the rest, GPU by GPU, fewest
+    choices first; a choice is one group of each model. A branch ends when a lower bound on it reaches the best value: the
+    program's bound plus the spare seconds of the branch's edges, or the branch's longest path. If `problem.until_s` ends the
+    search first, or there are more than MOST_CHOICES, bisection raises the bound: a smaller target value closes more edges.
 
     Args:
         problem: the models' costs, the objective and the time limit.
@@ -172,12 +174,12 @@ def branch_and_bound(problem: ColocationProblem, group_MG: IntArray) -> tuple[In
 
 
 class Choices(NamedTuple):
-    """The choices of groups, one of each model, that each GPU may hold.
+    """The choices of each GPU. A choice is one group of each model for the GPU to hold.
 
     Attributes:
-        group_CM: (C, M) int64, the group of each model.
+        group_CM: (C, M) int64, the group of each model in each choice.
         spare_s_C: (C,) seconds that the choice adds to the bound.
-        start_G: (G + 1,) int64, where the choices of each GPU begin; least spare first.
+        start_G: (G + 1,) int64; GPU g has the choices start_G[g] to start_G[g + 1] - 1, sorted by rising spare seconds.
         gpu_G: (G,) int64, the GPU that is decided at each depth of the search, fewest choices first.
     """
 
@@ -188,13 +190,13 @@ class Choices(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """State of a depth-first search, from which it goes on when it is called again.
+    """State of a depth-first search, so that it can be interrupted and continued.
 
     Attributes:
-        depth: (1,) int64, how many GPUs are decided; -1 at the end of the search.
-        next_G: (G,) int64, what to try next at each depth.
-        most_s_GX: (G + 1, X) seconds of each moved term that follow from the choices above each depth.
-        bound_s_G: (G + 1,) the bound that follows from these choices.
+        depth: (1,) int64, number of decided GPUs; -1 at the end of the search.
+        next_G: (G,) int64, the choice to try next at each depth.
+        most_s_GX: (G + 1, X) seconds of each moved term on the GPUs decided before each depth, at most.
+        bound_s_G: (G + 1,) the bound in seconds with these GPUs decided.
         used_MJ: (M, J) bool, whether a group of a model is placed.
     """
 

@@ -1,7 +1,7 @@
 """COLOCATE: strategies that assign the groups of colocated models to GPUs.
 
-Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns a ColocatedPlacement. Those in JOINT
-place all models at once; the others keep the models that have a place and place the rest, one model after another.
+Each strategy takes (problem, rng), a ColocationProblem and a random generator, and returns a ColocatedPlacement. Strategies in
+JOINT place all models at once; the others keep the models that are placed already, and place the rest one after another.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class ColocatedPlacement:
 
     Attributes:
         group_MG: (M, G) int64, the group of each model on each GPU.
-        bound_s: seconds; no assignment that the problem allows takes less. Zero if the strategy proves no bound.
+        bound_s: lower bound in seconds on all assignments that the problem allows; zero if the strategy proves none.
     """
 
     group_MG: IntArray
@@ -42,10 +42,10 @@ def _one_by_one(problem: ColocationProblem, place: Callable[[dict[int, IntArray]
 
 
 def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Places each model so that the joint dispatch of it and those placed before is as short as possible, exactly.
+    """Places models one by one, each so that the joint dispatch of it and the models placed before is the shortest possible.
 
-    This is a bottleneck matching on the port time of the dispatches, for two models max(send_a + send_b, recv_a + recv_b) on
-    each GPU.
+    Each step is a bottleneck matching on the port seconds of the joint dispatch. For two models they are
+    max(send_a + send_b, recv_a + recv_b) on each GPU.
 
     Source:
         Aurora (arXiv:2410.17043) §6.2, case II.
@@ -60,7 +60,7 @@ def matching(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedP
 
 
 def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Puts the busiest groups of each model on the GPUs that have the least load of those placed before.
+    """Places models one by one; puts the busiest groups of each on the GPUs with the least load of the models placed before.
 
     For two models this is optimal where each GPU sends as much as it receives.
 
@@ -78,10 +78,10 @@ def sorted_pairs(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
 
 
 def decoupled(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Matches the models' groups with each other first, then the bundles with GPUs. A heuristic.
+    """Bundles one group of each model first, then matches the bundles with GPUs. A heuristic.
 
-    The first matchings, one for each further model, ignore which GPU a bundle sits on; the last minimises the longest time of a
-    bundle on its GPU, beside the models that may not move.
+    The matchings that form bundles, one for each further model, ignore the GPU that a bundle will be on. The last matching
+    minimises the longest time of a bundle on its GPU, together with the models that may not move.
 
     Source:
         Aurora (arXiv:2410.17043) §7.2, for two models.
@@ -111,8 +111,8 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
     """Runs simulated annealing from three starts and returns the best assignment found by the objective.
 
     The starts are `decoupled`, `matching` and each model's own optimum; the result is never worse than any of them. A step
-    swaps the groups of one model, or of all, between two GPUs. Of assignments that the objective finds equal, as a single
-    resource decides, that is taken with which the models take least one after the other.
+    swaps the groups of one model, or of all, between two GPUs. Among assignments with equal objectives, as occur when one
+    resource limits them all, the one is returned whose models would take the least time if they ran one after the other.
     """
     own_optima = [ASSIGN["exact"](costs, rng) for costs in problem.costs_M]
     for model in set(range(len(own_optima))) - set(problem.movers_M.tolist()):
@@ -123,7 +123,10 @@ def local_search(problem: ColocationProblem, rng: np.random.Generator) -> Coloca
 
 
 def exact(problem: ColocationProblem, rng: np.random.Generator) -> ColocatedPlacement:
-    """Finds the optimum of the objective by branch and bound from `local_search`; returns the best found if time is up."""
+    """Finds the optimum of the objective by branch and bound, starting from `local_search`.
+
+    If the time limit ends the search first, it returns the best assignment found, with a lower bound.
+    """
     return ColocatedPlacement(*branch_and_bound(problem, local_search(problem, rng).group_MG))
 
 

@@ -1,4 +1,4 @@
-"""The colocation problem, one layer of models that share the GPUs, as COLOCATE strategies see it, and its annealing."""
+"""The colocation problem: the groups of several models' experts are to be assigned to shared GPUs; and its annealing."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,16 +15,19 @@ from aurora.types.compiled import njit
 
 
 class Arrays(NamedTuple):
-    """A problem as compiled code sees it: the parts of the moved terms, and the paths. A term of one model has one part.
+    """A problem as arrays, for compiled code.
+
+    Part, term and path are those of `objective.Formula`; a moved term is one that the assignment changes. Index n runs over
+    (part, model) pairs, sorted by part; index q over (path, moved term) pairs, sorted by path.
 
     Attributes:
-        seconds_GNJ: (G, N, J) seconds that group j of a model adds to a part on GPU g; N counts the models of each part.
-        model_N: (N,) int64, the model.
-        start_K: (K + 1,) int64, where each part begins among N.
+        seconds_GNJ: (G, N, J) seconds that group j of the pair's model adds to the pair's part on GPU g.
+        model_N: (N,) int64, the model of each pair.
+        start_K: (K + 1,) int64; part k has the pairs start_K[k] to start_K[k + 1] - 1.
         term_K: (K,) int64, the moved term of each part.
-        base_P: (P,) seconds of each path's other terms.
-        first_P: (P + 1,) int64, where each path's moved terms begin among Q.
-        term_Q: (Q,) int64, the moved term.
+        base_P: (P,) seconds of each path's terms that are not moved.
+        first_P: (P + 1,) int64; path p has the entries first_P[p] to first_P[p + 1] - 1 of term_Q.
+        term_Q: (Q,) int64, the moved term of each pair.
     """
 
     seconds_GNJ: FloatArray
@@ -37,20 +40,20 @@ class Arrays(NamedTuple):
 
     @property
     def part_N(self) -> IntArray:
-        """(N,) int64, the part."""
+        """(N,) int64, the part of each (part, model) pair."""
         return np.repeat(np.arange(len(self.term_K)), np.diff(self.start_K))
 
 
 @dataclass(frozen=True)
 class ColocationProblem:
-    """One layer of M models, which share every GPU. A model's groups are placed one on each GPU.
+    """One layer of M models that share all GPUs. Each GPU gets one group of experts of each model.
 
     Attributes:
-        costs_M: costs of each model's groups; Table 2 of Aurora (arXiv:2410.17043) starts with the first model.
-        held: (G,) int64, the group on each GPU of the models that have a place, by the model's number.
-        movable: whether these models' groups may still move.
-        objective: what to minimise, a name of `objectives`.
-        clock: returns seconds.
+        costs_M: costs of each model's groups; the first model is model a of Table 2 of Aurora (arXiv:2410.17043).
+        held: for each model that is placed already, by its number: (G,) int64, its group on each GPU.
+        movable: whether the groups of these models may still move.
+        objective: name of the objective to minimise, one of `objectives`.
+        clock: a function that returns the time in seconds.
         until_s: searches end when the clock returns more.
     """
 
@@ -77,11 +80,11 @@ class ColocationProblem:
         return formula(self.objective, len(self.costs_M))
 
     def value_s(self, group_MG: IntArray) -> float:
-        """Returns the seconds of the layer with the groups (M, G) of each model on the GPUs."""
+        """Returns the objective in seconds; group_MG (M, G) is the group of each model on each GPU."""
         return self.formula.seconds(self._phase_times(group_MG))
 
     def sequential_s(self, group_MG: IntArray) -> float:
-        """Returns the seconds of the layer if the models run one after the other, as `value_s`."""
+        """Returns the seconds of the layer if the models ran one after the other; group_MG as in `value_s`."""
         return sum(map(exclusive, self._phase_times(group_MG)))
 
     def _phase_times(self, group_MG: IntArray) -> list[PhaseTimes]:
@@ -90,7 +93,7 @@ class ColocationProblem:
 
     @cached_property
     def arrays(self) -> Arrays:
-        """The problem as compiled code sees it."""
+        """The problem as arrays, for compiled code."""
         rows: list[tuple[int, FloatArray]] = []
         start_K, term_K = [0], []
         for term, name in enumerate(self.formula.moved):
@@ -122,12 +125,12 @@ class ColocationProblem:
 
     @cached_property
     def count_PX(self) -> IntArray:
-        """(P, X) int64, how often each of the objective's paths holds each moved term."""
+        """(P, X) int64, how often each moved term occurs in each of the objective's paths."""
         return self.formula.count_PX[:, -len(self.formula.moved) :]
 
     @cached_property
     def base_P(self) -> FloatArray:
-        """(P,) seconds of each path's other terms."""
+        """(P,) seconds of each path's terms that are not moved."""
         fixed = len(self.formula.parts) - len(self.formula.moved)
         times_M = [costs.phase_times() for costs in self.costs_M]
         return np.asarray(self.formula.count_PX[:, :fixed] @ self.formula.term_XG(times_M)[:fixed].max(axis=1))
@@ -149,8 +152,8 @@ HOT, COLD = 0.03, 0.0003  # first and last temperature, as shares of the start's
 def anneal(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Generator) -> IntArray:
     """Returns the best assignment that simulated annealing visits; never worse than the start.
 
-    A step swaps the groups of one model, or of all models that may move, between two GPUs. It takes time independent of the
-    number of GPUs, unless it lowers a maximum, which is then searched for again.
+    A step swaps the groups of one model, or of all models that may move, between two GPUs. Its cost does not depend on the
+    number of GPUs, unless it lowers a maximum, which must then be found again.
 
     Args:
         problem: the models' costs and the objective.
@@ -170,7 +173,7 @@ def anneal(problem: ColocationProblem, group_MG: IntArray, rng: np.random.Genera
 
 @njit(cache=True)
 def gpu_terms(arrays, g, group_M, out_X):
-    """Writes (X,) the seconds of each moved term on GPU g with the groups (M,) to out_X."""
+    """Writes the seconds of each moved term on GPU g, if it holds the groups group_M (M,), to out_X (X,)."""
     out_X[:] = 0.0
     for k in range(len(arrays.term_K)):
         seconds = 0.0
@@ -181,7 +184,7 @@ def gpu_terms(arrays, g, group_M, out_X):
 
 @njit(cache=True)
 def longest_path(arrays, most_X):
-    """Returns the seconds of the longest path, from (X,) seconds of each moved term."""
+    """Returns the seconds of the longest path; most_X (X,) are the seconds of each moved term on its slowest GPU."""
     value = 0.0
     for p in range(len(arrays.base_P)):
         total = arrays.base_P[p]

@@ -1,7 +1,7 @@
 """Cost model of one MoE layer: tokens and seconds of each expert, or group of experts, on each GPU, and the time of Eq. 1.
 
-Placement reads profiles only as LayerCosts, expert by expert: of a whole profile, of scenarios that count, or as forecast.
-`LayerCosts.grouped` sums these into GroupCosts for strategies that place whole groups of experts.
+Placement strategies see a profile as LayerCosts, expert by expert: of the whole profile, of several scenarios, or of a
+forecast. `LayerCosts.grouped` sums them to GroupCosts, for strategies that place whole groups of experts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,13 +37,13 @@ class PhaseTimes:
     """Seconds of one model's phases on each GPU.
 
     Attributes:
-        gate_G: (G,) of the gate.
-        port_4G: (4, G) of each GPU's port, by SIDES.
-        expert_G: (G,) of the experts.
-        aggregate_G: (G,) of the aggregation.
-        nic_4G: (4, G) of the NIC that each GPU uses, by SIDES, if the GPUs are in servers; else (4, 1) zeros.
-        steps_2G: (2, G) of a dispatch and a combine in several steps, one after the other, each as long as its busiest port or
-            NIC; else (2, 1) zeros.
+        gate_G: (G,) seconds of the gate.
+        port_4G: (4, G) seconds for which each GPU's port sends and receives in the dispatch, sends and receives in the combine.
+        expert_G: (G,) seconds of the experts.
+        aggregate_G: (G,) seconds of the aggregation.
+        nic_4G: (4, G) seconds of the NIC that each GPU uses, as port_4G, if the GPUs are in servers; else (4, 1) zeros.
+        steps_2G: (2, G) seconds of the steps of a hierarchical dispatch and combine, each as long as its busiest port or NIC;
+            (2, 1) zeros if all-to-alls are flat.
     """
 
     gate_G: FloatArray
@@ -54,7 +54,7 @@ class PhaseTimes:
     steps_2G: FloatArray = field(default_factory=lambda: np.zeros((2, 1)))
 
     def of(self, phase: str) -> FloatArray:
-        """Returns (G,) seconds of a phase: gate, expert, aggregate, one of SIDES, for NICs after "nic_", or of STEPS."""
+        """Returns (G,) seconds of a phase: "gate", "expert", "aggregate", one of SIDES, "nic_" + one of SIDES, or of STEPS."""
         if phase in STEPS:
             return np.asarray(self.steps_2G[STEPS.index(phase)])
         if (side := phase.removeprefix("nic_")) in SIDES:
@@ -63,12 +63,12 @@ class PhaseTimes:
 
     @property
     def dispatch_G(self) -> FloatArray:
-        """(G,) seconds of the dispatch on each GPU: its busier port or NIC, or all steps."""
+        """(G,) seconds of the dispatch on each GPU: the longest of sending, receiving and steps, on its port and its NIC."""
         return longest_of((*self.port_4G[:2], *self.nic_4G[:2], self.steps_2G[0]))
 
     @property
     def combine_G(self) -> FloatArray:
-        """(G,) seconds of the combine on each GPU: its busier port or NIC, or all steps."""
+        """(G,) seconds of the combine on each GPU: the longest of sending, receiving and steps, on its port and its NIC."""
         return longest_of((*self.port_4G[2:], *self.nic_4G[2:], self.steps_2G[1]))
 
 
@@ -93,7 +93,7 @@ def longest_of(seconds: Iterable[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class PortCosts:
-    """Bytes of a token and rates of the ports that it crosses.
+    """Bytes of a token in each direction, and rates of the ports.
 
     Attributes:
         dispatch_bytes: bytes per token in the dispatch.
@@ -109,7 +109,7 @@ class PortCosts:
 
     @cached_property
     def port_s_XG(self) -> FloatArray:
-        """(4, G) seconds per token: sent and received in the dispatch, sent and received in the combine."""
+        """(4, G) seconds per token that each GPU sends and receives in the dispatch, sends and receives in the combine."""
         return np.stack(
             [size / rate for size in (self.dispatch_bytes, self.combine_bytes) for rate in (self.out_Bps, self.in_Bps)]
         )
@@ -149,14 +149,14 @@ class GroupCosts(PortCosts):
 
     @cached_property
     def seconds_XGJ(self) -> FloatArray:
-        """(5, G, J) seconds if GPU g holds group j: sent, received in the dispatch; sent, received in the combine; experts."""
+        """(5, G, J) seconds if GPU g holds group j: sending and receiving in the dispatch, then in the combine; experts."""
         out, into = self.out_Bps[:, None], self.in_Bps[:, None]
         there = self.send_GJ * self.dispatch_bytes / out, self.recv_GJ * self.dispatch_bytes / into
         back = self.recv_GJ * self.combine_bytes / out, self.send_GJ * self.combine_bytes / into
         return np.stack([*there, *back, self.expert_s_GJ])
 
     def phase_s_GJ(self, phase: str) -> FloatArray:
-        """Returns (G, J) seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
+        """Returns (G, J), the seconds of a phase on GPU g if it holds group j; `phase` as in `PhaseTimes.of`."""
         moved = (*SIDES, "expert")
         if phase in moved:
             return np.asarray(self.seconds_XGJ[moved.index(phase)])
@@ -187,13 +187,13 @@ class LayerCosts(PortCosts):
         expert_s_WGE: (W, G, E) seconds of expert e on GPU g.
         gate_s_WG: (W, G) seconds of the gate.
         aggregate_s_WG: (W, G) seconds of the aggregation.
-        worst: how many scenarios count, the longest first: all for the mean, some for the conditional value at risk, one for
+        worst: number of scenarios that count, longest first: all for the mean, some for the conditional value at risk, one for
             the worst case.
         routing: the tokens, if they are deduplicated; None if they are not.
-        nics: the NICs of the servers; None if ports alone limit.
-        steps: the profile and the GPUs, if windows count as steps of some tokens: a GPU then reads an expert's weights in every
-            step in which a token takes that replica, so that a share of tokens takes more than that share of seconds. None if
-            it takes that share.
+        nics: the NICs of the servers; None if only ports limit.
+        steps: the profile and the GPUs, if windows consist of steps of given sizes (`Profile.step_tokens`). A GPU then reads
+            the weights of a replica in every step in which a token chooses it, so half of an expert's tokens take more than
+            half of its seconds. None: seconds are proportional to the share of tokens.
     """
 
     own_WGE: IntArray | FloatArray
@@ -212,7 +212,7 @@ class LayerCosts(PortCosts):
 
     @property
     def token_s_G(self) -> FloatArray:
-        """(G,) cost of computing and moving a token on each GPU, relative to their mean; all 1 if a GPU's cost is zero."""
+        """(G,) cost of computing and moving a token on each GPU, relative to the mean of all; all 1 if any cost is zero."""
         _, recv_s_G, csend_s_G, _ = self.port_s_XG
         token_s_G = self.expert_s_WGE.sum(axis=(0, 2)) / max(1, int(self.load_WE.sum())) + recv_s_G + csend_s_G
         return np.asarray(token_s_G / token_s_G.mean()) if token_s_G.all() else np.ones(len(token_s_G))
@@ -225,7 +225,7 @@ class LayerCosts(PortCosts):
 
     @cached_property
     def nics_as_ports(self) -> "LayerCosts":
-        """The costs as searches see them that know ports alone: a port is as slow as its NIC, if experts are anywhere."""
+        """The costs for searches that know only ports: a port is no faster than its NIC allows if traffic is spread evenly."""
         if self.nics is None:
             return self
         out_Bps, in_Bps = (np.minimum(Bps_G, self.nics.as_ports_Bps_G) for Bps_G in (self.out_Bps, self.in_Bps))
@@ -233,10 +233,11 @@ class LayerCosts(PortCosts):
 
     @cached_property
     def of_servers(self) -> "LayerCosts | None":
-        """The costs with one GPU for each server, whose port are its NICs; None without servers.
+        """The costs with each server taken as one GPU, whose port is the server's NICs; None without servers.
 
-        A server takes the mean of its GPUs, and an expert there what it takes on the best of them. So no placement takes longer
-        than it does on the GPUs.
+        A phase of a server takes the mean of its GPUs' seconds. An expert takes its seconds on the server's fastest GPU,
+        divided by the number of GPUs. So no placement takes longer here than on the GPUs, and lower bounds for servers hold for
+        GPUs.
         """
         if self.nics is None:
             return None
@@ -293,7 +294,11 @@ class LayerCosts(PortCosts):
         return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
-        """Returns the seconds, as `value_s`, of even replicas; held_GP is (G, P) int64, the expert in each slot or -1."""
+        """Returns `value_s` of a placement whose replicas take even shares.
+
+        Args:
+            held_GP: (G, P) int64, the expert in each slot, -1 for none.
+        """
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
         experts, gpus = self.own_WGE.shape[2], len(held_GP)
         if self.steps is None:
@@ -320,13 +325,11 @@ class LayerCosts(PortCosts):
         return own_EWG, np.array(self.load_WE.T, order="C"), expert_s_EWG, near_GG
 
     def phase_times(self, split_EG: FloatArray, hierarchy: Hierarchy | None = None) -> PhaseTimes:
-        """Returns the seconds of each phase on each GPU; a share of an expert's tokens takes that share of its seconds.
-
-        Only for costs with a single scenario.
+        """Returns the seconds of each phase on each GPU; only for costs with a single scenario.
 
         Args:
-            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes; 0 or 1 for deduplicated tokens in
-                flat all-to-alls, and as in `server_split` in hierarchical ones.
+            split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes. With deduplicated tokens: 0 or 1 if
+                all-to-alls are flat, and as `server_split` returns it if they are hierarchical.
             hierarchy: the servers and chunks of hierarchical all-to-alls, whose tokens are deduplicated; None if they are flat.
         """
         if self.routing is not None:
@@ -406,9 +409,10 @@ class LayerCosts(PortCosts):
         return _both_ways(nics.carried(sent_XG), nics.carried(received_XG), token_s_XG)
 
     def phase_s(self, phase: str) -> tuple[FloatArray, FloatArray]:
-        """Returns the seconds of a phase on each GPU as (fixed_G, cost_GE): a GPU takes fixed_G and the costs of its experts.
+        """Returns (fixed_G, cost_GE): in a phase, GPU g takes fixed_G[g] plus the sum of cost_GE[g, e] over its experts e.
 
-        Only for costs with a single scenario. A token that stays on its GPU is not sent, so that costs of sending are negative.
+        Only for costs with a single scenario. For sending, fixed_G counts all tokens of the GPU, and cost_GE is negative,
+        because tokens of experts that the GPU holds are not sent.
 
         Args:
             phase: as in `PhaseTimes.of`.
@@ -509,7 +513,8 @@ def layer_costs(cluster: Cluster, profile: Profile, layer: int, deduplicated: bo
 def aimed_costs(cluster: Cluster, profile: Profile, domains: Sequence[Profile], layer: int, aim: str) -> LayerCosts:
     """Returns the LayerCosts of one layer in each scenario that a placement must serve.
 
-    A scenario is a profile or, without further `domains`, a window of the profile. The aims of SUMMED add all scenarios to one.
+    A scenario is a profile or, if there are no `domains`, a window of the profile. With an aim in SUMMED, all scenarios are
+    added to a single one.
 
     Args:
         cluster: the GPUs.
@@ -531,8 +536,8 @@ def expected_costs(cluster: Cluster, profile: Profile, tokens_WSE: FloatArray, w
         cluster: the GPUs.
         profile: gives the model's bytes and compute curves.
         tokens_WSE: (W, S, E) float64, (token, expert) pairs from each source rank to each expert in each scenario.
-        windows_W: (W,) int64, how many equal windows the pairs of a scenario come in.
-        worst: how many scenarios count, the longest first.
+        windows_W: (W,) int64, number of equal windows over which the pairs of each scenario are spread.
+        worst: number of scenarios that count, longest first.
     """
     each_WSE = tokens_WSE / windows_W[:, None, None]
 

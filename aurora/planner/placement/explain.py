@@ -19,17 +19,17 @@ PARTS = ("gate + dispatch", "expert + combine", "aggregate")  # of Eq. 1
 
 @dataclass(frozen=True)
 class LayerExplanation:
-    """The time of one layer and what it consists of.
+    """The time of one layer, divided into its terms (`objective.Formula`).
 
     Attributes:
         layer: index of the MoE layer.
         terms: names of the X terms that make up a layer's time.
         seconds_X: (X,) seconds of each term.
         gpu_X: (X,) int64, the GPU that takes longest in each term.
-        times_X: (X,) int64, how often the longest path holds each term.
-        value_s: seconds of the layer, the sum of seconds_X times times_X.
+        times_X: (X,) int64, how often each term occurs in the longest path.
+        value_s: seconds of the layer, the sum of seconds_X * times_X.
         assignment_bound_s: lower bound on `value_s` for all assignments of these groups of experts to GPUs.
-        bound_term: the name of the largest term of the relaxed optimum behind `assignment_bound_s`.
+        bound_term: name of the largest term in the linear program's optimum, from which `assignment_bound_s` comes.
         phases_MYG: (M, 5, G) seconds of gate, dispatch, experts, combine and aggregation of each model on each GPU.
     """
 
@@ -45,16 +45,16 @@ class LayerExplanation:
 
 
 def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
-    """Explains the time of every layer of a plan, all windows as one.
+    """Explains the time of every layer of a plan, with all windows added to one.
 
-    With several models, the one with most layers sets the number of layers.
+    With several models, there are as many layers as the model with the most layers has.
 
     Args:
         plan: the plan.
         profiles: the profiles that it was made from, one per model.
 
     Raises:
-        BadInput: if `unexplained` names a reason.
+        BadInput: if the plan cannot be explained; see `unexplained`.
     """
     if (reason := unexplained(plan)) is not None:
         raise BadInput(f"`explain`: {reason}")
@@ -63,7 +63,7 @@ def explain(plan: Plan, profiles: Sequence[Profile]) -> list[LayerExplanation]:
 
 
 def unexplained(plan: Plan) -> str | None:
-    """Returns why the terms of a plan's layers cannot be explained; None if they can."""
+    """Returns the reason, for an error, why the terms of a plan's layers cannot be explained; None if they can."""
     for holds, what, found in (
         (all(model.placement.split_LG is None for model in plan.models), "that holds every expert once", "replicas"),
         (all(model.hierarchy is None for model in plan.models), "with flat all-to-alls", "hierarchical ones"),

@@ -35,7 +35,7 @@ def balanced(load_E: IntArray | FloatArray, slots_J: IntArray, rng: np.random.Ge
 
 
 def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Pairs the most popular expert with the least popular: deals experts by falling load to groups 0..J-1, then J-1..0.
+    """Pairs the most loaded expert with the least loaded: deals experts by falling load to groups 0..J-1, then J-1..0.
 
     Args and returns: as in `balanced`.
 
@@ -49,12 +49,12 @@ def lina(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntAr
 
 
 def contiguous(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Fills groups in order of expert index, as engines do without a plan."""
+    """Fills groups in order of expert index, as engines do without a plan. Args and returns: as in `balanced`."""
     return np.repeat(np.arange(len(slots_J)), slots_J)[: len(load_E)]
 
 
 def shuffled(load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Fills groups in random order."""
+    """Fills groups with experts in random order. Args and returns: as in `balanced`."""
     return rng.permutation(contiguous(load_E, slots_J, rng))
 
 
@@ -62,14 +62,14 @@ PLACE: dict[str, GroupingStrategy] = {"balanced": balanced, "lina": lina, "conti
 
 
 def grouped(place: str, load_E: IntArray, slots_J: IntArray, rng: np.random.Generator) -> IntArray:
-    """Returns the groups that a strategy of PLACE makes, checked, since PLACE holds users' strategies too.
+    """Returns the groups that a strategy of PLACE makes, after checking them, because PLACE also has users' strategies.
 
     Args:
-        place: its name.
+        place: the strategy's name.
         load_E, slots_J, rng: as in `balanced`.
 
     Raises:
-        BadInput: if the groups are not one of J for each expert, or hold more than their slots.
+        BadInput: if an expert has no group from 0 to J - 1, or a group has more experts than slots.
     """
     group_E = np.asarray(PLACE[place](load_E, slots_J, rng))
     whole = group_E.shape == load_E.shape and group_E.dtype.kind in "iu"

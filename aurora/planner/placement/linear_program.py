@@ -1,11 +1,12 @@
-"""Linear programs of one layer over shares of experts, or of groups of them, on GPUs; and a placement that rounds shares.
+"""Linear programs of one layer, whose variables are shares of experts or groups on GPUs; and a placement that rounds shares.
 
-One program minimises the phases' slowest GPUs in several scenarios, the other the longest path of an objective of several
-models. Bounds take the prices of a dual solution and evaluate them apart from the solver: its tolerance never enters.
+`PhaseProgram` is for one model: it minimises the seconds of the phases' slowest GPUs in several scenarios. `path_prices` is for
+several models: it minimises the longest path of their objective. Bounds are computed from the dual solutions apart from the
+solver, so that its tolerance never enters.
 
-Where all-to-alls go over servers, an integer program of small layers has their least seconds exactly. Linear relaxations are
-far from what placements reach there: a token crosses once to each server that it needs, whichever of its experts are there, and
-a server that holds a part of every expert would save most rows. The program knows every token.
+For hierarchical all-to-alls, `exact_server_s` finds the least seconds of small layers by an integer program with a variable for
+every token. Linear relaxations are far below what placements reach there: a token crosses once to each server that it needs, so
+a server that holds a fraction of every expert would seem to save most rows.
 """
 
 from typing import NamedTuple
@@ -44,17 +45,17 @@ def _solved(
 
 
 class PathPrices(NamedTuple):
-    """A dual solution of `path_prices`, so corrected that it gives a bound whatever the solver's tolerance.
+    """A dual solution found by `path_prices`, corrected so that it gives a lower bound whatever the solver's tolerance.
 
-    With s(k, g) the seconds of part k on GPU g, weight_P @ base_P + rest_X @ least_X + sum of weight_KG * s is a lower bound
-    on the longest path of every choice of shares.
+    Part, term and path are those of `objective.Formula`. With s(k, g) the seconds of part k on GPU g,
+    weight_P @ base_P + rest_X @ least_X + sum of weight_KG * s is a lower bound on the longest path, for any shares.
 
     Attributes:
-        term_X: (X,) seconds of each term in the relaxed optimum.
-        weight_P: (P,) weights of the paths, which sum to one.
-        weight_KG: (K, G) weights of each part on each GPU; those of a term's parts sum to the paths' weight of it at most.
-        rest_X: (X,) what is left of the paths' weight of each term.
-        price_E: (E,) prices of the sums.
+        term_X: (X,) seconds of each term in the program's optimum.
+        weight_P: (P,) weights of the paths, which sum to one. A term's weight is the sum of those of its paths.
+        weight_KG: (K, G) weights of each part on each GPU; over a term's parts and GPUs they sum to the term's weight at most.
+        rest_X: (X,) each term's weight minus that sum.
+        price_E: (E,) dual prices of the rows of sum_EV.
     """
 
     term_X: FloatArray
@@ -75,20 +76,21 @@ def path_prices(
     sum_EV: csr_array,
     method: str,
 ) -> PathPrices | None:
-    """Minimises the longest path over shares of edges, each of which puts something on a GPU; None if the solver gives up.
+    """Minimises the longest path over shares of edges by a linear program; returns None if the solver gives up.
 
-    Each part on each GPU is at most its term, and each path at most the longest.
+    An edge puts an expert, or a group, on a GPU; its share is from 0 to 1. A term is at least each of its parts on each GPU,
+    and the objective is at least each path.
 
     Args:
-        cost_KV: (K, V) seconds that each edge adds to each part on its GPU.
+        cost_KV: (K, V) seconds that each edge adds to each part on the edge's GPU.
         gpu_V: (V,) int64, the GPU of each edge.
-        fixed_KG: (K, G) seconds that each part takes there without edges.
+        fixed_KG: (K, G) seconds that each part takes on each GPU without edges.
         term_K: (K,) int64, the term of each part.
-        count_PX: (P, X) int64, how often each path holds each term.
-        base_P: (P,) seconds of each path beside its terms.
-        least_X: (X,) seconds that each term takes at least.
-        sum_EV: (E, V) rows whose edges' shares sum to one.
-        method: of scipy's `linprog`.
+        count_PX: (P, X) int64, how often each term occurs in each path.
+        base_P: (P,) seconds of each path that no share changes.
+        least_X: (X,) lower bounds on the seconds of each term.
+        sum_EV: (E, V), one row for each expert or group: 1 for its edges, whose shares sum to one, 0 for others.
+        method: method of scipy's `linprog`.
     """
     (edges, (paths, terms)), gpus = (len(gpu_V), count_PX.shape), fixed_KG.shape[1]
     part, edge = np.nonzero(cost_KV)
@@ -117,19 +119,21 @@ def path_prices(
 
 
 class PhaseProgram(NamedTuple):
-    """Minimises `cost_V` over variables V: shares of experts on GPUs, GPU by GPU; then the two phases of each scenario.
+    """Linear program of one layer: minimise cost_V @ v subject to at_most_XV @ v <= limit_X, once_EV @ v = 1, v >= lower_V.
 
-    Where not all scenarios count, a threshold and each scenario's excess over it follow (conditional value at risk).
+    The variables are the shares of experts on GPUs, GPU by GPU; then the time of the two phases (gate with dispatch, experts
+    with combine) in each scenario. If not all scenarios count, a threshold and each scenario's excess over it follow
+    (conditional value at risk).
 
     Attributes:
         layer: the layer.
-        least_YW: (2, W) seconds that each phase takes at least.
-        unit_s: seconds of one unit of time.
-        cost_V: (V,) weights of the objective, the aggregation left out where all scenarios count.
+        least_YW: (2, W) lower bounds on the seconds of the phases.
+        unit_s: seconds of one unit of time in the program.
+        cost_V: (V,) weights of the objective. If all scenarios count, it leaves out the aggregation, which is constant.
         at_most_XV: (X, V) rows: sums of GPUs in the order (G, 4, W), slots (G,), and excesses of scenarios (W,), if any.
-        limit_X: (X,) what each row is at most.
-        once_EV: (E, V) rows that sum each expert's shares, which are one in all.
-        lower_V: (V,) lower bounds.
+        limit_X: (X,) upper limit of each row.
+        once_EV: (E, V) rows that sum each expert's shares.
+        lower_V: (V,) lower bounds of the variables.
 
     Source:
         The objective: Aurora (arXiv:2410.17043) Eq. 1. The conditional value at risk as a linear program: Rockafellar & Uryasev
@@ -146,7 +150,10 @@ class PhaseProgram(NamedTuple):
     lower_V: FloatArray
 
     def solved(self) -> tuple[FloatArray, FloatArray]:
-        """Returns ((G, E) each GPU's share of each expert, (X,) price of each row); all zero if the solver gives up."""
+        """Solves the program. Returns (share_GE, price_X): each GPU's share of each expert, and the dual price of each row.
+
+        All are zero if the solver gives up.
+        """
         gpus, experts, _, _ = self.layer.part_s_GEXW.shape
         solution = _solved(self.cost_V, self.at_most_XV, self.limit_X, self.once_EV, self.lower_V, "highs-ds")
         if solution is None:
@@ -154,10 +161,10 @@ class PhaseProgram(NamedTuple):
         return solution.value_V[: gpus * experts].reshape(gpus, experts), solution.price_X
 
     def dual_s(self, price_X: FloatArray) -> float:
-        """Returns a lower bound in seconds on the objective, for any prices: the Lagrangian of the rows.
+        """Returns the Lagrangian of the rows in seconds, which is a lower bound on the objective for any prices.
 
         Args:
-            price_X: (X,) float64, zero or more, the price of each row; the bound is best for the program's dual solution.
+            price_X: (X,) float64, zero or more, the price of each row of at_most_XV; the dual solution gives the best bound.
         """
         layer = self.layer
         gpus, _, sums, scenarios = layer.part_s_GEXW.shape
@@ -215,26 +222,27 @@ def phase_program(layer: PhaseSums, least_YW: FloatArray) -> PhaseProgram:
 
 
 def relaxed_s(layer: PhaseSums, least_YW: FloatArray) -> float:
-    """Returns the program's bound in seconds, from its dual solution; arguments as of `phase_program`."""
+    """Returns the lower bound in seconds that follows from the dual solution of `phase_program`, whose arguments it has."""
     program = phase_program(layer, least_YW)
     return program.dual_s(program.solved()[1])
 
 
 def blocks(costs: LayerCosts, most: int) -> IntArray:
-    """Returns (G,) int64 block numbers: the same for GPUs with the same ports and expert times, and at most `most` of them."""
+    """Returns (G,) int64, the block of each GPU: GPUs with equal ports and expert times share one; there are at most `most`."""
     kind_GX = np.column_stack([costs.expert_s_WGE.sum(axis=(0, 2)), *costs.port_s_XG])
     kinds_KX, kind_G = np.unique(kind_GX, axis=0, return_inverse=True)
     return np.asarray(kind_G.reshape(-1) * min(most, len(kinds_KX)) // len(kinds_KX), dtype=np.int64)
 
 
 def merged(layer: PhaseSums, block_G: IntArray) -> PhaseSums:
-    """Returns the layer with one GPU for each block; no placement takes longer on its slowest block than on its slowest GPU.
+    """Returns the layer with each block of GPUs taken as one GPU, so that its bounds hold for the layer itself.
 
-    A block's sums are the means of its GPUs', and an expert costs there what it costs on the block's best GPU for each sum.
+    The base of a block's sum is the mean of its GPUs'. An expert adds to it as much as on the block's best GPU, divided by the
+    number of GPUs. So no placement takes longer on its slowest block than on its slowest GPU.
 
     Args:
         layer: the layer.
-        block_G: (G,) int64, the number of each GPU's block, from 0 without a gap.
+        block_G: (G,) int64, the block of each GPU, numbered from 0 without a gap.
     """
     members = [block_G == block for block in range(int(block_G.max()) + 1)]
     return layer._replace(
@@ -247,9 +255,9 @@ def merged(layer: PhaseSums, block_G: IntArray) -> PhaseSums:
 def lp_rounding(costs: LayerCosts, slots_G: IntArray) -> IntArray:
     """Places each expert on the GPU that takes its largest share in the linear program, as far as slots last.
 
-    The program sees what is hard to reach by swaps: which GPUs hold how many experts where ports and speeds differ. In large
-    layers it is solved for the sum of all scenarios, or for blocks of GPUs of a kind; an expert then goes to the GPU of its
-    block that would compute least.
+    If ports and speeds differ, the program tells how many experts each GPU should hold, which a search by swaps hardly finds.
+    For large layers it is solved for the sum of all scenarios, or for blocks of equal GPUs; an expert then goes to the GPU of
+    its block that would compute least.
 
     Args:
         costs: one layer in W scenarios.
@@ -295,12 +303,12 @@ class _RowsAtLeast:
 
 
 class TokenKinds(NamedTuple):
-    """Tokens of a layer by where they start and what they choose.
+    """Kinds of a layer's tokens: tokens that start on the same server and choose the same experts are of one kind.
 
     Attributes:
-        server_V: (V,) int64, the server on which tokens of each kind start.
-        experts_VK: (V, K) int64, their experts.
-        count_V: (V,) int64, how many there are.
+        server_V: (V,) int64, the server on which the tokens of each kind start.
+        experts_VK: (V, K) int64, the experts that they choose.
+        count_V: (V,) int64, the number of tokens.
     """
 
     server_V: IntArray
@@ -319,20 +327,20 @@ class TokenKinds(NamedTuple):
 
 
 def exact_server_s(costs: LayerCosts, slots_G: IntArray, replicas: bool, least: PhaseTimes) -> float | None:
-    """Returns the fewest seconds of gates, servers' NICs, experts and aggregations together, of all placements.
+    """Returns the least seconds of a layer with hierarchical all-to-alls, over all placements, by an integer program.
 
-    A server's tokens of an expert that it does not hold all go to one server that does; GPUs of a server share its tokens of an
-    expert in any parts. What else plans count only takes longer: ports inside servers, chunks, and NICs of a server that carry
-    unequally much.
+    The program counts gates, the NICs of servers, experts and aggregations. It leaves out what can only add to that: ports
+    inside servers, chunks, and uneven loads of a server's NICs. If a server does not hold an expert, all of its tokens for that
+    expert go to one server that does. The GPUs of a server may share an expert's tokens there in any parts.
 
     Args:
         costs: one layer with deduplicated tokens, in a single scenario, on servers with NICs.
         slots_G: (G,) int64, how many experts each GPU can hold.
         replicas: whether an expert may be on several GPUs.
-        least: seconds that phases take at least, as of a relaxation: the solver begins with them.
+        least: lower bounds on the seconds of phases, such as a relaxation's, with which the solver begins.
 
     Returns:
-        Seconds that are TOLERANCE below the optimum at most; None if tokens are not known one by one, or the program is large.
+        Seconds, at most TOLERANCE below the optimum; None if only counts of tokens are known, or the program is large.
     """
     kinds, experts = TokenKinds.of(costs), costs.own_WGE.shape[2]
     if kinds is None or len(slots_G) * experts > MOST_PAIRS or len(kinds.count_V) > MOST_KINDS:

@@ -1,7 +1,7 @@
-"""The time of one MoE layer of several models from the times of their phases: Table 2 for two, busiest resource for more.
+"""Formulas for the time of one MoE layer of several models: Table 2 of Aurora for two models, busiest resource for more.
 
-A part sums seconds of phases on one GPU. A term is the longest of its parts on any GPU. A path is a sum of terms. The time of a
-layer is its longest path. These formulas serve planning; the simulator prices a Program.
+A part is a sum of phases on one GPU, such as dispatch_a + dispatch_b. A term is the longest of its parts on any GPU. A path is
+a sum of terms. The time of a layer is its longest path. Plans are made by these formulas; the simulator does not use them.
 """
 
 import string
@@ -47,11 +47,11 @@ TABLE_2: dict[str, tuple[Path, ...]] = {  # paths of two models; Table 2 starts 
 
 @dataclass(frozen=True)
 class Formula:
-    """The seconds of a layer of several models as the longest of some paths.
+    """A formula for the seconds of a layer of several models: the longest of its paths; see this module for the words.
 
     Attributes:
         parts: the parts of each term, by the term's name.
-        paths: the terms of each path.
+        paths: the names of each path's terms.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -64,7 +64,7 @@ class Formula:
 
     @cached_property
     def count_PX(self) -> IntArray:
-        """(P, X) int64, how often each path holds each term."""
+        """(P, X) int64, how often each term occurs in each path."""
         return np.array([[path.count(term) for term in self.parts] for path in self.paths], dtype=np.int64)
 
     def term_XG(self, times_M: Sequence[PhaseTimes]) -> FloatArray:
@@ -77,11 +77,11 @@ class Formula:
         return np.stack([longest_of(map(summed, parts)) for parts in self.parts.values()])
 
     def longest(self, term_X: FloatArray) -> float:
-        """Returns the seconds of the longest path, from (X,) seconds of the terms; it never falls when a term rises."""
+        """Returns the seconds of the longest path; term_X (X,) are the seconds of each term."""
         return float((self.count_PX @ term_X).max())
 
     def seconds(self, times_M: Sequence[PhaseTimes]) -> float:
-        """Returns the seconds of the layer, from the phases of each model."""
+        """Returns the seconds of the layer; times_M are the phases of each model."""
         return self.longest(self.term_XG(times_M).max(axis=1, initial=0.0))
 
 
@@ -94,16 +94,18 @@ def objectives(models: int) -> tuple[str, ...]:
 def formula(objective: str, models: int, nics: bool = False) -> Formula:
     """Returns the Formula of an objective.
 
-    "paper" is Table 2 as printed: a lower bound, not a timeline, as it lets C_a end before F_a, and N_b ignore G_b (G gate, N
-    dispatch, F experts, C combine). In "causal" every transfer waits for the phases that it depends on. N_b ends at
-    max(|N_a + N_b|, G_b + |N_b|). With s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b ends at
-    max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is Table 2. "paper" <= "causal" where combines mirror dispatches.
+    Letters: G gate, N dispatch, F experts, C combine; a and b are the models.
+
+    - "paper" is Table 2 as printed. It is a lower bound rather than a timeline: C_a may end before F_a, and N_b ignores G_b.
+    - In "causal" every transfer waits for the phases that it depends on: N_b ends at max(|N_a + N_b|, G_b + |N_b|). With
+      s = max(end of N_b, end of F_a), C_a ends at s + |C_a|, and C_b at max(s + |C_a + C_b|, end of F_b + |C_b|). The rest is
+      as in Table 2. If combines mirror dispatches, "paper" <= "causal".
 
     Args:
         objective: one of `objectives(models)`.
-        models: how many models share the GPUs, two or more.
-        nics: whether the GPUs are in servers, whose NICs carry what goes between them. All-to-alls of several models then take
-            as long as the busiest port or NIC, which each carries the rows of all, and no less than each of them alone.
+        models: number of models that share the GPUs, two or more.
+        nics: whether the GPUs are in servers with NICs between them. Joint all-to-alls of several models then take as long as
+            the busiest port or NIC, which carries the rows of all models, and at least as long as each model's alone.
 
     Source:
         Aurora (arXiv:2410.17043) Table 2.
@@ -114,12 +116,17 @@ def formula(objective: str, models: int, nics: bool = False) -> Formula:
 
 
 def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
-    """Returns the seconds of a layer of one model, by Eq. 1, or of several, by `formula`; arguments as there."""
+    """Returns the seconds of a layer: of one model by Eq. 1, of several by `formula`.
+
+    Args:
+        objective, nics: as in `formula`; not used for one model.
+        times_M: the phases of each model.
+    """
     return exclusive(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
 
 
 def letters(models: int) -> list[str]:
-    """Returns the letters that stand for models in the names of terms: a, b, ..., z, then numbers."""
+    """Returns the letters of models in the names of terms: "a", "b", ..., "z", then numbers."""
     return [string.ascii_lowercase[m] if m < len(string.ascii_lowercase) else str(m) for m in range(models)]
 
 

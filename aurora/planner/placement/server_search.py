@@ -1,4 +1,4 @@
-"""Server search: simulated annealing of single experts over GPUs, so that few rows cross between servers.
+"""Server search: places experts by simulated annealing, so that few rows cross between servers.
 
 A token crosses once to each server that holds experts of it, but not to its own. So the tokens are the edges of a hypergraph
 over experts, and the rows that cross are its connectivity, the objective of hypergraph partitioning. Limits on the seconds of
@@ -31,17 +31,17 @@ TINY = 1e-9  # of all seconds, where a float sum must not count as above a limit
 
 
 class Limits(NamedTuple):
-    """Limits to the slots and seconds of GPUs and servers, and the seconds of experts there.
+    """Limits on the slots and seconds of GPUs and servers, and the seconds that experts take there.
 
     Attributes:
         server_G: (G,) int64, the server of each GPU.
         slots_G: (G,) int64, how many experts each GPU can hold.
         gpu_s_GE: (G, E) seconds of each expert on each GPU.
-        server_s_NE: (N, E) seconds of each expert on each server, divided over all of its GPUs.
-        most_gpu_s: seconds that a GPU may take.
-        most_server_s: seconds that a server may take.
-        beside_s_G: (G,) seconds that each GPU takes for other work.
-        beside_s_N: (N,) the same of each server, divided over all of its GPUs.
+        server_s_NE: (N, E) seconds of each expert on each server, if all GPUs of the server share it.
+        most_gpu_s: maximum seconds of a GPU.
+        most_server_s: maximum seconds of a server.
+        beside_s_G: (G,) seconds of other work on each GPU.
+        beside_s_N: (N,) seconds of other work on each server, if all of its GPUs share it.
     """
 
     server_G: IntArray
@@ -55,9 +55,9 @@ class Limits(NamedTuple):
 
 
 class ServerTables(NamedTuple):
-    """Tables that follow from the placement, by which a move or swap is priced quickly.
+    """Tables that follow from the placement, from which the gain of a move or swap is computed quickly.
 
-    A token is a bit in W words, so that one operation counts 64 tokens.
+    Sets of tokens are bits in W words of 64, so that one operation covers 64 tokens.
 
     Attributes:
         gpu_E: (E,) int64, the GPU of each expert.
@@ -65,11 +65,11 @@ class ServerTables(NamedTuple):
         gpu_s_G: (G,) seconds of each GPU, other work included.
         server_s_N: (N,) seconds of each server, other work included.
         chosen_EW: (E, W) uint64, the tokens that choose each expert.
-        hits_NBW: (N, B, W) uint64, the B binary digits of how many of a token's experts each server holds; one more on the
-            token's own server.
-        none_NW: (N, W) uint64, the tokens of which a server holds no expert.
-        sole_NW: (N, W) uint64, the tokens of which a server holds one expert.
-        carry_W: (W,) uint64, what is carried from one digit to the next.
+        hits_NBW: (N, B, W) uint64, for each token the number of its experts that each server holds, plus one on the token's own
+            server; B bits of the number, each in its own row of words.
+        none_NW: (N, W) uint64, the tokens for which that number is zero.
+        sole_NW: (N, W) uint64, the tokens for which it is one.
+        carry_W: (W,) uint64, scratch memory for carries between bits.
     """
 
     gpu_E: IntArray
@@ -88,19 +88,19 @@ def server_search(
 ) -> IntArray:
     """Moves and swaps experts, by simulated annealing, so that fewer rows cross between servers.
 
-    Then it levels the GPUs inside each server, which changes no row between servers. The best of several runs counts.
+    Then it balances the GPUs inside each server, which changes no row between servers. The best of several runs is returned.
     Deterministic for a given `rng`.
 
     Args:
-        experts_UK: (U, K) int, the experts of each token. Of more than MOST_TOKENS some are drawn.
-        server_U: (U,) int64, the server that each token starts on, or NONE to count that server like others.
-        limits: what the placement is held to. Where the start is above a limit, the search lowers that first.
+        experts_UK: (U, K) int, the experts of each token. If there are more than MOST_TOKENS tokens, that many are drawn.
+        server_U: (U,) int64, the server that each token starts on; NONE: rows to every server count.
+        limits: limits of the placement. If the start exceeds some, the search first lowers the excess.
         gpu_E: (E,) int64, the GPU of each expert to start from; not changed.
-        rng: for the draws.
+        rng: for the random draws.
 
     Returns:
-        (E,) int64, the GPU of each expert. It has no more seconds above limits than gpu_E. If gpu_E has none, it has no more
-        rows of the tokens that the search saw.
+        (E,) int64, the GPU of each expert. Its seconds in excess of limits are no more than gpu_E's. If gpu_E has no excess, it
+        has no more rows between servers than gpu_E, counted for the tokens that the search used.
     """
     experts, gpus = len(gpu_E), len(limits.slots_G)
     best_E, best = gpu_E.copy(), (np.inf, 0)
@@ -117,7 +117,7 @@ def server_search(
 
 
 def some_tokens(experts_UK: IntArray, server_U: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Returns the tokens as int64, of more than MOST_TOKENS some; arguments as in `server_search`."""
+    """Returns (experts_UK, server_U) as int64, of MOST_TOKENS drawn tokens if there are more; arguments as in `server_search`."""
     some_U = rng.choice(len(server_U), MOST_TOKENS, replace=False) if len(server_U) > MOST_TOKENS else slice(None)
     return np.array(experts_UK[some_U], dtype=np.int64), np.array(server_U[some_U], dtype=np.int64)
 
@@ -293,7 +293,12 @@ def _shift(limits: Limits, tables: ServerTables, a: int, h: int) -> None:
 
 
 def gpu_seconds(gpu_s_GE: FloatArray, gpu_E: IntArray) -> FloatArray:
-    """Returns (G,) the seconds of the experts on each GPU; gpu_s_GE (G, E) are those of each expert on each GPU."""
+    """Returns (G,) the seconds of the experts on each GPU.
+
+    Args:
+        gpu_s_GE: (G, E) seconds of each expert on each GPU.
+        gpu_E: (E,) int64, the GPU of each expert.
+    """
     return np.bincount(gpu_E, gpu_s_GE[gpu_E, np.arange(len(gpu_E))], len(gpu_s_GE)).astype(np.float64)
 
 
@@ -315,12 +320,12 @@ def _level(limits: Limits, gpu_E: IntArray) -> None:
 
 
 class Homes(NamedTuple):
-    """A layer whose experts each have a home: the server that serves them for all servers without a replica.
+    """A layer in which each expert has a home: the server that serves it for all servers that hold no replica of it.
 
     Attributes:
         experts_UK: (U, K) int64, the experts of each token.
-        server_U: (U,) int64, the server that each token starts on, or NONE if all servers' are alike.
-        limits: what placements are held to.
+        server_U: (U,) int64, the server that each token starts on; NONE if tokens are taken to start on all servers alike.
+        limits: limits of placements.
         server_E: (E,) int64, the home of each expert.
         from_NE: (N, E) the part of each expert's tokens that starts on each server.
     """
@@ -333,47 +338,51 @@ class Homes(NamedTuple):
 
     @property
     def weight_N(self) -> FloatArray:
-        """(N,) the part of all ranks that each server has."""
+        """(N,) number of ranks of each server / number of all ranks."""
         return np.bincount(self.limits.server_G) / len(self.limits.server_G)
 
     @property
     def spare_N(self) -> IntArray:
-        """(N,) int64, how many slots of each server are left."""
+        """(N,) int64, number of slots of each server that are left beside the experts whose home it is."""
         slots_N = np.bincount(self.limits.server_G, weights=self.limits.slots_G, minlength=len(self.from_NE)).astype(np.int64)
         return slots_N - np.bincount(self.server_E, minlength=len(slots_N))
 
     def shares(self, serving_NE: IntArray) -> FloatArray:
-        """(N, E) the share of each expert by which `serving_servers` gives each server what serving_NE (N, E) says."""
+        """Returns (N, E), the share of each expert that each server takes, from which `serving_servers` derives serving_NE.
+
+        Args:
+            serving_NE: (N, E) int64, the server that serves expert e for tokens that start on server n.
+        """
         share_NE = np.zeros(serving_NE.shape)
         np.add.at(share_NE, (serving_NE, np.arange(len(self.server_E))), self.weight_N[:, None])
         return share_NE
 
     def seconds(self, serving_NE: IntArray) -> FloatArray:
-        """(N,) the seconds of each server, if it serves what serving_NE (N, E) says, divided over its GPUs."""
+        """Returns (N,) the seconds of each server's experts, if all of its GPUs share them; serving_NE as in `shares`."""
         server_s_N = np.zeros(len(serving_NE))
         np.add.at(server_s_N, serving_NE, self.from_NE * self.limits.server_s_NE[serving_NE, np.arange(len(self.server_E))])
         return server_s_N
 
     def rows(self, serving_NE: IntArray, server: int) -> int:
-        """Rows of a server's tokens that cross."""
+        """Returns the number of rows that cross from a server to others; serving_NE as in `shares`."""
         return int(_rows(self.experts_UK, self.server_U, serving_NE[server], server))
 
 
 def server_replicas(layer: Homes, most_N: IntArray, least: int = 1) -> FloatArray | None:
-    """Chooses which servers hold replicas of which experts, and which share of an expert each takes.
+    """Chooses the servers that hold replicas of each expert, and the share of the expert that each of them takes.
 
-    First, experts come to `least` servers each, so that this saves the most rows. Then each server takes, one by one, the
-    experts that save most of its own rows. At last servers above the limit give work away: another server that holds an expert
-    serves one more of those without it, or a replica is given up; each time what costs the fewest rows for a second.
+    First, each expert gets to `least` servers, so that the most rows are saved. Then each server takes, one by one, the experts
+    that save the most of its own rows. Last, servers above their limit of seconds give work away: another holder of an expert
+    serves one more server in their place, or they give up a replica; always the change with the fewest rows per second saved.
 
     Args:
         layer: the experts' homes.
-        most_N: (N,) int64, how many replicas each server holds at most; more where `least` needs them.
-        least: on how many servers each expert is at least.
+        most_N: (N,) int64, maximum number of replicas on each server; exceeded if `least` needs it.
+        least: minimum number of servers that hold each expert.
 
     Returns:
-        (N, E) float64, the share of each expert that each server takes, zero where it does not hold it; None if the slots do
-        not allow `least`.
+        (N, E) float64, the share of each expert that each server takes, zero if the server does not hold it; None if the slots
+        do not suffice for `least`.
     """
     servers, every_E = len(layer.from_NE), np.arange(len(layer.server_E))
     every_N1, spare_N = np.arange(servers)[:, None], layer.spare_N
@@ -452,14 +461,14 @@ def _given_away(share_N: FloatArray, weight_N: FloatArray, full: int, server_s_N
 
 
 def levelled(layer: Homes, share_NE: FloatArray, make: ReplicaStrategy, rng: np.random.Generator) -> Placement:
-    """Returns the placement of a layer whose servers take given shares of experts, on GPUs by load.
+    """Places the experts of each server on its GPUs so that loads are balanced; each server takes given shares of experts.
 
-    A server's spare slots take further replicas of its experts.
+    Spare slots of a server get further replicas of its experts.
 
     Args:
         layer: the experts' homes.
-        share_NE: (N, E) float64, as `server_replicas` returns them, of as many experts as a server has slots or fewer.
-        make: places the experts of a server on its GPUs.
+        share_NE: (N, E) float64, as `server_replicas` returns them; a server has at most as many experts as slots.
+        make: a replica strategy, which places the experts of one server on its GPUs.
         rng: for `make`.
     """
     limits, experts = layer.limits, len(layer.server_E)

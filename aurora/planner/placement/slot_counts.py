@@ -1,4 +1,4 @@
-"""Slots per GPU that memory and options allow, equal shares of experts, free slots filled by replicas, and failure domains."""
+"""Computes the expert slots of each GPU from memory and options, divides experts over them, and fills free slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ CACHE_KEPT = 0.9  # part of the KV cache without replicas that these leave
 
 
 def memory_slots_G(cluster: Cluster, profiles: Sequence[Profile]) -> IntArray:
-    """Returns (G,) int64: how many experts per layer of profiles[0] fit on each GPU beside all models' weights outside experts.
+    """Returns (G,) int64: how many experts of profiles[0] fit on each GPU in every layer.
+
+    The weights outside experts of all models take their memory first.
 
     Raises:
         InfeasiblePlan: if the weights outside experts exceed a GPU's memory.
@@ -54,16 +56,16 @@ def slots_G(cluster: Cluster, profile: Profile, options: PlanOptions) -> IntArra
 
 @dataclass(frozen=True)
 class SlotRoom:
-    """Expert slots of a GPU beside its other weights, activations and KV cache; `str` is the formula.
+    """Number of expert slots that fit on a GPU beside its other weights, activations and KV cache; `str` shows the formula.
 
     Attributes:
-        slots: how many.
-        memory_bytes: of the smallest GPU.
-        other_bytes: weights outside experts.
-        activation_bytes: rows of the largest step that a GPU sends and receives, there and back.
-        cache_bytes: of the KV cache that is kept free.
-        cache_tokens: tokens that it holds; None if bytes per token are not known.
-        slot_bytes: an expert's weights over all layers.
+        slots: number of slots.
+        memory_bytes: memory of the smallest GPU.
+        other_bytes: bytes of weights outside experts.
+        activation_bytes: bytes of the rows that a GPU sends and receives in the largest step, in dispatch and combine.
+        cache_bytes: bytes reserved for the KV cache.
+        cache_tokens: number of tokens that fit in them; None if the profile does not tell the bytes per token.
+        slot_bytes: bytes of one slot: an expert's weights over all layers.
     """
 
     slots: int
@@ -76,10 +78,12 @@ class SlotRoom:
 
     @classmethod
     def of(cls, cluster: Cluster, profile: Profile, options: PlanOptions) -> Self:
-        """Returns the slots that fit beside `options.kv_tokens`, or else nine tenths of the cache that fits without replicas.
+        """Computes the slots that fit beside a KV cache for `options.kv_tokens` tokens.
+
+        If `kv_tokens` is None, the cache gets nine tenths of the memory that it could have without replicas.
 
         Raises:
-            BadInput: with `kv_tokens`, if the profile does not tell the bytes of a token.
+            BadInput: if `kv_tokens` is given, but the profile does not tell the KV cache's bytes per token.
         """
         memory_bytes, slot_bytes = min(gpu.memory_bytes for gpu in cluster.gpus), profile.expert_bytes * profile.layers
         pairs = int(profile.tokens_TLSE.sum(axis=3).max())
@@ -120,13 +124,13 @@ def check_slots(cluster: Cluster, profile: Profile, slots_G: IntArray) -> None:
 
 
 def shared_slots_MG(cluster: Cluster, profiles: Sequence[Profile]) -> list[IntArray]:
-    """Returns, of each model, `memory_slots_G` beside all other models' weights outside experts."""
+    """Returns `memory_slots_G` of each model, (M, G), if the GPUs also hold the other models' weights outside experts."""
     others_M = [[*profiles[:model], *profiles[model + 1 :]] for model in range(len(profiles))]
     return [memory_slots_G(cluster, [profile, *others]) for profile, others in zip(profiles, others_M, strict=True)]
 
 
 def replicas_fit(cluster: Cluster, profiles: Sequence[Profile]) -> bool:
-    """Returns whether the GPUs' memory, all together, holds all experts of all models once and one of them twice."""
+    """Returns whether the memory of all GPUs together holds all experts of all models, and at least one replica."""
     others = sum(profile.other_bytes for profile in profiles)
     spare = sum(gpu.memory_bytes - others for gpu in cluster.gpus)
     once = sum(profile.layers * profile.experts * profile.expert_bytes for profile in profiles)
@@ -134,7 +138,7 @@ def replicas_fit(cluster: Cluster, profiles: Sequence[Profile]) -> bool:
 
 
 def even_slots(experts: int, slots_G: IntArray) -> IntArray:
-    """Returns (G,) int64: experts divided over GPUs as equally as their slots (G,) allow.
+    """Returns (G,) int64, the number of experts on each GPU if they are divided as equally as the slots slots_G (G,) allow.
 
     Raises:
         BadInput: if the experts outnumber the slots.
@@ -164,16 +168,17 @@ def failure_domains(cluster: Cluster, slots_G: IntArray) -> FailureDomains:
 def filled(
     placement: Placement, load_LE: IntArray | None = None, equal: bool = True, slots: int | None = None
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Fills all GPUs, in all layers, with replicas of others' experts.
+    """Adds replicas until every GPU holds the same number of experts in every layer.
 
-    The least busy GPU is filled first. The hottest expert is repeated whose even part makes no GPU busier than the layer's
-    busiest; if there is none, the coldest.
+    The least busy GPU gets the next replica: of the hottest expert whose even part leaves the GPU no busier than the layer's
+    busiest one; if there is none, of the coldest expert.
 
     Args:
         placement: the placement.
-        load_LE: (L, E), tokens of each expert; None: all alike.
-        equal: whether a token takes equally long on all GPUs; if not, a GPU's tokens of all layers tell how fast it is.
-        slots: experts of a GPU, at most as many as there are; None: the most that one of them holds.
+        load_LE: (L, E), tokens of each expert; None: all are equal.
+        equal: whether a token takes equally long on all GPUs. If not, the tokens that the placement gives a GPU, over all
+            layers, are taken as its speed.
+        slots: number of experts of each GPU afterwards, at most E; None: as many as the fullest GPU holds.
 
     Returns:
         By layer and GPU equally many experts, ascending, each at most once on a GPU.
@@ -190,7 +195,7 @@ def filled(
 
 
 def redundant_experts(placement: Placement) -> int:
-    """Returns how many slots a layer has beyond its experts if all GPUs have as many as the fullest in any layer."""
+    """Returns the slots of a layer minus its experts, if every GPU has as many slots as the fullest GPU of any layer."""
     return max(len(held) for layer in placement.slots_LG for held in layer) * placement.gpus - placement.experts
 
 

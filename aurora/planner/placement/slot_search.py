@@ -1,11 +1,11 @@
-"""Slot search: local search over what each expert slot of each GPU holds, replicas included, for one scenario or several.
+"""Slot search: local search over the experts in the slots of all GPUs, replicas included, for one scenario or several.
 
-The objective is the mean of the scenarios that count, each by Aurora's Eq. 1 (`PhaseSums`).
+The objective is the mean over the scenarios that count, each by Aurora's Eq. 1 (`PhaseSums`).
 
-Each step takes the best change of a critical GPU, one that is slowest in a phase of a scenario that counts: it swaps one of its
-slots with another GPU's, moves it to an empty slot, gives one of its experts a further replica elsewhere, or puts another
-expert in the place of a replica. Where none of these helps, two GPUs exchange all that they hold. Without numba's JIT
-(NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
+A GPU is critical if it is slowest in a phase of a scenario that counts. Each step takes the best change of a critical GPU: it
+swaps one of its slots with another GPU's, moves an expert to an empty slot, gives one of its experts a further replica
+elsewhere, or puts another expert in the place of a replica. If none of these helps, two GPUs exchange all their experts.
+Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
 
 import numpy as np
@@ -38,9 +38,10 @@ ENOUGH_GPUS = 8  # a change that helps is taken when it is the best of this many
 
 @njit(cache=True, nogil=True)
 def best_swap(layer, slots, scratch, g, best_s):
-    """Returns the best swap or move of a slot of GPU g: (objective, slot, other GPU, its slot, changes priced).
+    """Finds the best swap or move of a slot of GPU g.
 
-    The slots and the other GPU are EMPTY if none brings the objective below best_s.
+    Returns (objective in seconds, slot, other GPU, its slot, number of changes evaluated). Slots and GPU are EMPTY if no change
+    brings the objective below best_s.
     """
     held_GP, share_GP, holds_GE, weight_W = slots.held_GP, slots.share_GP, slots.holds_GE, slots.weight_W
     part_s_GEXW, aggregate_s_W, sum_s_GXW = layer.part_s_GEXW, layer.aggregate_s_W, slots.sum_s_GXW
@@ -95,9 +96,9 @@ def best_swap(layer, slots, scratch, g, best_s):
 
 @njit(cache=True, nogil=True)
 def best_exchange(layer, slots, scratch, g, best_s):
-    """Returns the best GPU for GPU g to exchange all experts with: (GPU, changes priced).
+    """Finds the best GPU for GPU g to exchange all experts with.
 
-    The GPU is EMPTY if none brings the objective below best_s.
+    Returns (GPU, number of changes evaluated). The GPU is EMPTY if no exchange brings the objective below best_s.
     """
     held_GP, slots_G, base_s_GXW, row_GXW = slots.held_GP, layer.slots_G, layer.base_s_GXW, scratch.row_GXW
     rest_YW, seconds_W = scratch.rest_YW, scratch.seconds_W
@@ -126,10 +127,13 @@ def best_exchange(layer, slots, scratch, g, best_s):
 
 @njit(cache=True, nogil=True)
 def best_count_change(layer, slots, scratch, gain_G, g, best_s):
-    """Returns the best change of counts that relieves GPU g: (objective, GPU, slot, expert to put there, changes priced).
+    """Finds the best change of replica counts that relieves GPU g.
 
-    Either one of its experts gets a replica elsewhere, in an empty slot or in place of another replica, or one of its replicas
-    gives way to an expert of a critical GPU or to none. Only a relief that lowers the objective below best_s is followed up.
+    Either one of its experts gets a further replica elsewhere, in an empty slot or in place of another replica; or one of its
+    replicas is replaced by an expert of a critical GPU, or removed. The search for a place or an expert is skipped if the
+    relief alone does not bring the objective below best_s.
+
+    Returns (objective in seconds, GPU, slot, expert to put there, number of changes evaluated).
     """
     held_GP, count_E, holds_GE = slots.held_GP, slots.count_E, slots.holds_GE
     to, place, come, priced = EMPTY, EMPTY, EMPTY, 0
@@ -161,10 +165,10 @@ def best_count_change(layer, slots, scratch, gain_G, g, best_s):
 
 @njit(cache=True, nogil=True)
 def count_changed(layer, slots, scratch, h, x, e, best_s):
-    """Returns the objective if a replica of x leaves GPU h and a further one of e comes there.
+    """Returns the objective if GPU h loses its replica of expert x and gets a replica of expert e.
 
-    At or above best_s it is a lower bound. Each of x, e and h may be EMPTY: without h, the new replica of e takes its share
-    away from the others, as if at no cost.
+    A value of best_s or more is only a lower bound on the objective. x EMPTY: no replica leaves. e EMPTY: none comes. h EMPTY:
+    the other replicas of e give up a share for a new one, whose own cost is left out.
     """
     part_s_GEXW, sum_s_GXW, count_E, gpu_EG = layer.part_s_GEXW, slots.sum_s_GXW, slots.count_E, slots.gpu_EG
     row_GXW, row_G, gpu_G, rest_YW = scratch.row_GXW, scratch.row_G, scratch.gpu_G, scratch.rest_YW
@@ -286,10 +290,10 @@ def slot_search(
     share_GP: FloatArray | None = None,
     effort: int = EFFORT,
 ) -> tuple[IntArray, float]:
-    """Changes what slots hold, to lower the seconds of Eq. 1 over the scenarios that count.
+    """Changes the experts in slots by local search, to lower the seconds of Eq. 1 over the scenarios that count.
 
-    It descends from the start; then it restarts `kicks` times, from the best slots after random changes. A search may go on
-    from the result of another. Deterministic for a given state of `rng`.
+    It descends from the start; then it restarts `kicks` times, from the best slots after random changes. The result can be the
+    start of another search. Deterministic for a given state of `rng`.
 
     Args:
         layer: the costs.
@@ -297,9 +301,9 @@ def slot_search(
         rng: for the restarts.
         kicks: number of restarts.
         replicas: whether counts of replicas may change; otherwise slots only swap and move.
-        share_GP: (G, P) float64, fixed shares of their experts' tokens, which move with their slots, in this very array; counts
-            then stay. None: the replicas of an expert share its tokens evenly.
-        effort: a limit to the changes that restarts price, times scenarios; the first descent may price DESCENT times as many.
+        share_GP: (G, P) float64, fixed shares of the experts' tokens in the slots; they move together with the experts, in this
+            array itself, and replica counts do not change. None: the replicas of an expert share its tokens evenly.
+        effort: maximum of changes evaluated x scenarios in the restarts; the first descent may take DESCENT times as many.
 
     Returns:
         ((G, P) int64, the expert in each slot; the objective in seconds). Never worse than the start.
@@ -314,10 +318,10 @@ def slot_search(
 
 
 def fill(layer: PhaseSums, held_GP: IntArray) -> tuple[IntArray, float]:
-    """Puts replicas into all empty slots, the one first that lowers the seconds of Eq. 1 most.
+    """Puts replicas into all empty slots, first the one that lowers the seconds of Eq. 1 most.
 
-    Where none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them
-    least, both of the EXTREMES busiest and idlest. A GPU that holds every expert keeps its empty slots.
+    If none lowers them, it takes the busiest expert whose replica does not raise them, or else the one that raises them least;
+    only the EXTREMES busiest and idlest experts are tried for this. A GPU that holds every expert keeps its empty slots.
 
     Args:
         layer: the costs.

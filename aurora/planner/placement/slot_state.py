@@ -1,12 +1,13 @@
-"""Slots of one layer during a search, compiled: what experts add to the seconds of GPUs, what slots hold, the objective.
+"""State of a slot search in one layer, compiled: the experts in slots, the seconds that they add to GPUs, and the objective.
 
-The seconds of Aurora's Eq. 1 (arXiv:2410.17043) are four sums over the experts that a GPU holds: what the GPU sends and
-receives in the dispatch, and its experts' work with what it sends and with what it receives in the combine. The first phase
-(gate + dispatch) is the larger of the first two, the second phase (experts + combine) that of the others. A scenario takes the
-largest first phase of a GPU, the largest second phase and the aggregation. `rebalance` has one sum of a GPU in one scenario.
+The seconds of Aurora's Eq. 1 (arXiv:2410.17043) follow from four sums over the experts that a GPU holds: (0) gate and sending
+in the dispatch, (1) gate and receiving in the dispatch, (2) experts and sending in the combine, (3) experts and receiving in
+the combine. The first phase (gate + dispatch) is the larger of sums 0 and 1, the second phase (experts + combine) that of 2 and
+3. A scenario takes the largest first phase of a GPU, the largest second phase, and the aggregation. `rebalance` uses one sum
+per GPU and one scenario.
 
-Each search calls its price by name. numba caches no function that takes another as an argument, and a call that is not inlined
-hands over all arrays of a state, which made rebalancing 25 times as slow.
+Each search calls its price function by name: numba does not cache functions that take functions as arguments, and calls that
+are not inlined pass all arrays of a state, which made rebalancing 25 times as slow.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -24,14 +25,14 @@ PARTS = 4  # sums of a GPU: sent and received in the dispatch; experts with rece
 
 
 class PhaseSums(NamedTuple):
-    """Phase sums of one layer in W scenarios: what each expert adds to them, and what they are without experts.
+    """The four sums of each GPU (see this module) in W scenarios: the seconds without experts, and those that experts add.
 
     Attributes:
-        part_s_GEXW: (G, E, 4, W) seconds that an expert adds to each sum of a GPU.
-        base_s_GXW: (G, 4, W) seconds of each sum of a GPU that holds no expert.
+        part_s_GEXW: (G, E, 4, W) seconds that each expert adds to each sum of each GPU.
+        base_s_GXW: (G, 4, W) seconds of each sum of each GPU without experts.
         aggregate_s_W: (W,) seconds of the aggregation on the slowest GPU.
         slots_G: (G,) int64, how many experts each GPU can hold.
-        worst: how many scenarios count, the longest first.
+        worst: number of scenarios that count, longest first.
     """
 
     part_s_GEXW: FloatArray
@@ -70,7 +71,7 @@ class PhaseSums(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def add_share(part_s_GEXW, row_GXW, at, g, e, share):
-    """Adds a share of expert e on GPU g to row `at`."""
+    """Adds `share` of expert e's seconds on GPU g to row_GXW[at]."""
     for x in range(row_GXW.shape[1]):
         for w in range(row_GXW.shape[2]):
             row_GXW[at, x, w] += share * part_s_GEXW[g, e, x, w]
@@ -78,7 +79,7 @@ def add_share(part_s_GEXW, row_GXW, at, g, e, share):
 
 @njit(cache=True, nogil=True)
 def copy_with_share(part_s_GEXW, sum_s_GXW, row_GXW, at, g, e, share):
-    """Sets row `at` to the sums of GPU g with a share of expert e more."""
+    """Sets row_GXW[at] to the sums of GPU g plus `share` of expert e's seconds there."""
     for x in range(PARTS):
         for w in range(row_GXW.shape[2]):
             row_GXW[at, x, w] = sum_s_GXW[g, x, w] + share * part_s_GEXW[g, e, x, w]
@@ -94,12 +95,12 @@ class Slots(NamedTuple):
     Attributes:
         held_GP: (G, P) int64, the expert in each slot, EMPTY for none.
         share_GP: (G, P) float64, the share of its expert's tokens that each slot takes.
-        count_E: (E,) int64, the replicas of each expert.
-        gpu_EG: (E, G) int64, the GPUs that hold each expert, in its first count_E places.
+        count_E: (E,) int64, the number of replicas of each expert.
+        gpu_EG: (E, G) int64; gpu_EG[e, : count_E[e]] are the GPUs that hold expert e.
         holds_GE: (G, E) bool, whether a GPU holds an expert.
         sum_s_GXW: (G, 4, W) seconds of each sum of each GPU.
         top_YWR: (2, W, TOP) int64, the slowest GPUs of each phase of each scenario, slowest first; EMPTY where there are fewer.
-        top_s_YWR: (2, W, TOP) seconds of this phase there.
+        top_s_YWR: (2, W, TOP) seconds of the phase on these GPUs.
         seconds_W: (W,) seconds of each scenario.
         weight_W: (W,) 1 / worst for the scenarios that count, 0 for the others.
     """
@@ -118,7 +119,10 @@ class Slots(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def start_slots(layer, held_GP, share_GP):
-    """Returns the Slots of a start: held_GP (G, P) the expert in each slot, share_GP (G, P) what share it takes there."""
+    """Returns the Slots to start from.
+
+    held_GP (G, P) is the expert in each slot, share_GP (G, P) the share of its tokens there.
+    """
     gpus, experts, parts, scenarios = layer.part_s_GEXW.shape
     slots = Slots(
         held_GP,
@@ -138,7 +142,7 @@ def start_slots(layer, held_GP, share_GP):
 
 @njit(cache=True, nogil=True)
 def load_slots(layer, slots, held_GP, share_GP):
-    """Sets all slots anew. An expert that is in two slots of a GPU, as EPLB's may be, keeps the first."""
+    """Sets all slots to held_GP and share_GP; if an expert is in two slots of a GPU, as in EPLB, only the first counts."""
     slots.held_GP[:] = EMPTY
     slots.count_E[:] = 0
     slots.holds_GE[:] = False
@@ -151,7 +155,7 @@ def load_slots(layer, slots, held_GP, share_GP):
 
 @njit(cache=True, nogil=True)
 def swap(layer, slots, g, p, h, q):
-    """Swaps what slot p of GPU g and slot q of GPU h hold; slot q may be empty."""
+    """Swaps the experts in slot p of GPU g and slot q of GPU h; slot q may be empty."""
     a, share_a = _take(layer, slots, g, p)
     if slots.held_GP[h, q] != EMPTY:
         b, share_b = _take(layer, slots, h, q)
@@ -161,7 +165,7 @@ def swap(layer, slots, g, p, h, q):
 
 @njit(cache=True, nogil=True)
 def exchange(layer, slots, g, h):
-    """Exchanges all that GPUs g and h hold."""
+    """Exchanges all experts of GPUs g and h."""
     ours_P, our_share_P = slots.held_GP[g].copy(), slots.share_GP[g].copy()
     theirs_P, their_share_P = slots.held_GP[h].copy(), slots.share_GP[h].copy()
     for p in range(len(ours_P)):
@@ -179,7 +183,7 @@ def exchange(layer, slots, g, h):
 
 @njit(cache=True, nogil=True)
 def overwrite(layer, slots, h, q, e):
-    """Puts a further replica of expert e into slot q of GPU h, in place of what is there; e EMPTY: leaves the slot empty."""
+    """Replaces the expert in slot q of GPU h by a further replica of expert e; e EMPTY: empties the slot."""
     if slots.held_GP[h, q] != EMPTY:
         x, _ = _take(layer, slots, h, q)
         even_out(layer, slots, x)
@@ -226,18 +230,18 @@ def even_out(layer, slots, e):
 
 
 class Scratch(NamedTuple):
-    """Memory for pricing changes.
+    """Working memory for the evaluation of changes.
 
     Attributes:
-        row_GXW: (G, 4, W) seconds of each sum of the GPUs that a change alters, in its first places.
-        gpu_G: (G,) int64, these GPUs.
-        row_G: (G,) int64, the place of each GPU in row_GXW, EMPTY for those that stay as they are.
-        ours_PXW: (P, 4, W) sums of a GPU without the expert of each of its slots.
-        theirs_QXW: (P, 4, W) the same of another GPU.
-        rest_YW: (2, W) seconds of each phase on the slowest GPU that a change leaves alone.
-        most_YW: (2, W) the same with some of the GPUs that it alters.
+        row_GXW: (G, 4, W) seconds of each sum, in its first rows, of the GPUs that a change alters.
+        gpu_G: (G,) int64, the GPU of each row.
+        row_G: (G,) int64, the row of each GPU in row_GXW; EMPTY for GPUs that the change does not alter.
+        ours_PXW: (P, 4, W) sums of one GPU without the expert in slot p, for each of its slots.
+        theirs_QXW: (P, 4, W) the same for another GPU.
+        rest_YW: (2, W) seconds of each phase on the slowest GPU that a change does not alter.
+        most_YW: (2, W) the same maximum over these and some of the altered GPUs.
         seconds_W: (W,) seconds of each scenario after a change.
-        ranked_W: (W,) these, largest first.
+        ranked_W: (W,) the same, largest first.
     """
 
     row_GXW: FloatArray
@@ -289,7 +293,7 @@ def price(layer, slots, scratch):
 
 @njit(cache=True, nogil=True)
 def find_gains(slots, gain_G):
-    """Fills gain_G: how far the objective falls if a critical GPU is no longer slowest; -1 for the other GPUs."""
+    """Fills gain_G (G,): seconds by which the objective falls if a critical GPU takes no time; -1 for GPUs not critical."""
     gain_G[:] = -1.0
     for y in range(2):
         for w in range(len(slots.seconds_W)):
@@ -319,7 +323,7 @@ def _find_slowest(sum_s_GXW, top_YWR, top_s_YWR):
 
 @njit(cache=True, nogil=True)
 def find_rest(sum_s_GXW, top_YWR, top_s_YWR, row_G, rest_YW):
-    """Fills rest_YW (2, W) with the seconds of each phase on the slowest GPU without a row in row_G."""
+    """Fills rest_YW (2, W) with the seconds of each phase on the slowest of the GPUs whose row_G is EMPTY."""
     for y in range(2):
         for w in range(rest_YW.shape[1]):
             at = 0
@@ -347,7 +351,7 @@ def find_rest_of_two(top_YWR, top_s_YWR, g, h, rest_YW):
 
 @njit(cache=True, nogil=True)
 def objective(seconds_W, weight_W, ranked_W, worst, best_s):
-    """The objective of seconds_W, or, where that is enough to be at least best_s, a lower bound on it."""
+    """Returns the objective for scenarios that take seconds_W (W,); or a lower bound on it, if that reaches best_s."""
     value_s = 0.0
     for w in range(len(weight_W)):
         value_s += weight_W[w] * seconds_W[w]
@@ -371,12 +375,12 @@ def _tail_mean(seconds_W, ranked_W, worst):
 
 @njit(cache=True, nogil=True, inline="always")
 def with_share(row_GXW, at, part_s_GEXW, g, e, share, y, w):
-    """The seconds of phase y of row `at` in scenario w, with a share of expert e on GPU g more."""
+    """Returns the seconds of phase y in scenario w for row_GXW[at] plus `share` of expert e's seconds on GPU g."""
     one_s = row_GXW[at, 2 * y, w] + share * part_s_GEXW[g, e, 2 * y, w]
     return larger(one_s, row_GXW[at, 2 * y + 1, w] + share * part_s_GEXW[g, e, 2 * y + 1, w])
 
 
 @njit(cache=True, nogil=True, inline="always")
 def larger(a, b):
-    """The larger of two numbers; compiles to one instruction."""
+    """Returns the larger of two numbers; compiles to one instruction."""
     return a if a > b else b
