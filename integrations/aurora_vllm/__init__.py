@@ -1,4 +1,4 @@
-"""aurora as a vLLM plugin: planned expert placement, ordered all-to-all, traffic records. Inert until it is configured."""
+"""aurora as a vLLM plugin: planned expert placement, ordered all-to-all, traffic records. It is inert until configured."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ways of an all-to-all in vLLM, timed before serving as serving performs them: its own, by ordered messages, and by push."""
+"""Times, before serving begins, the ways to perform an all-to-all in vLLM: its own, by ordered messages, and by push."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Exchange = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]  # of hidd
 
 
 class EngineAllToAll(NamedTuple):
-    """vLLM's own all-to-all of the model's MoE layers, and what it carries.
+    """vLLM's own all-to-all of the model's MoE layers, and the sizes of the batches that it carries.
 
     Attributes:
         exchange: performs a dispatch and its combine as vLLM does.
         slots_LG: by MoE layer, the experts that each rank holds, in the sequence of its weights.
         row: layout of a token's row.
-        most_tokens: of a rank in one batch.
+        most_tokens: largest number of tokens that a rank has in one batch.
         graphs: whether vLLM captures CUDA graphs.
-        device: of the tokens.
+        device: device of the tokens.
     """
 
     exchange: Exchange
@@ -43,14 +43,16 @@ class EngineAllToAll(NamedTuple):
 
 
 def time_ways(transport: Transport, engine: EngineAllToAll, exchange_of: Mapping[str, Exchange]) -> OrderCalibration:
-    """Times a dispatch and its combine in each way. A collective call: all ranks make it and get the same result.
+    """Times a dispatch and its combine in each way, for batches of several sizes.
 
-    Tokens choose experts evenly. CUDA graphs are captured and replayed where vLLM does so.
+    A collective call: all ranks make it and get the same result. The tokens choose experts evenly. CUDA graphs are captured and
+    replayed if vLLM does so.
 
     Args:
-        transport: by which ranks tell each other their seconds.
-        engine: what is carried.
-        exchange_of: by way, what performs it; the last way is kept unless another one is faster.
+        transport: carries the measured seconds between the ranks.
+        engine: gives the sizes of the batches.
+        exchange_of: by the name of each way, a function that performs a dispatch and its combine. The last way is kept unless
+            another one is faster.
     """
     from aurora.runtime.order_calibration import calibrate_calls
 

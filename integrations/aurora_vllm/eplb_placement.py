@@ -1,4 +1,4 @@
-"""A placement that follows its traffic through EPLB: rank 0 decides after each of its windows, and all ranks take its maps.
+"""A placement that follows its traffic through EPLB: rank 0 decides after each of EPLB's windows, and broadcasts expert maps.
 
 EPLB applies one expert map per rebalance window. With synchronous moves a decision is split into rounds: between two forward
 passes come as many of them as lengthen a pass by a tenth, or one round.
@@ -33,10 +33,10 @@ WAIT_S = 0.001  # between two looks whether it has come
 
 
 class PassTimes:
-    """The seconds between forward passes, and their tokens, since they were last asked for.
+    """Start times and tokens of the forward passes since the last `take`.
 
     Args:
-        clock: returns seconds.
+        clock: returns the present time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,16 +44,19 @@ class PassTimes:
         self._passes: deque[tuple[float, int]] = deque(maxlen=MOST_PASSES)
 
     def add(self, tokens: int) -> None:
-        """Adds a forward pass, which begins now."""
+        """Adds a forward pass with `tokens` tokens that begins now."""
         self._passes.append((self._clock(), tokens))
 
     def shortest_s(self) -> float:
-        """Returns the seconds from pass to pass, the least of the last RECENT; 0 if there were fewer than two."""
+        """Returns the least seconds from one pass to the next among the last RECENT; 0 if there were fewer than two passes."""
         began_s_P = np.array([began_s for began_s, _ in self._passes])
         return float(np.diff(began_s_P)[-RECENT:].min(initial=np.inf)) if len(began_s_P) > 1 else 0.0
 
     def take(self) -> tuple[float, float] | None:
-        """Returns the median seconds from pass to pass and their median tokens; None if there were fewer than two."""
+        """Returns the median seconds from pass to pass and the median tokens of a pass, and forgets the passes.
+
+        Returns None if there were fewer than two.
+        """
         passes, self._passes = self._passes, deque(maxlen=MOST_PASSES)
         if len(passes) < 2:
             return None
@@ -62,29 +65,30 @@ class PassTimes:
 
 
 class EplbPlacement:
-    """Experts in EPLB's physical experts, on one rank.
+    """Chooses, on one rank, the experts of EPLB's physical experts (slots), so that they follow the traffic.
 
-    Rank 0 has the follower; what it decides goes to all ranks as maps, so that their clocks and step times may differ. No error
-    leaves this class, and no decision keeps serving waiting for long: experts then stay where they are, and one line and a
-    counter say so.
+    Rank 0 alone runs the controller, in a thread (the follower), and broadcasts its decisions as expert maps. So all ranks
+    apply the same maps, although their clocks differ. Neither an error nor a late decision stops serving: the experts stay
+    where they are, a line in the log says so, and a counter counts it.
 
     Args:
-        settings: what users set of the controller, and whether it only says what it would do.
+        settings: the controller's options, and whether this is a dry run, in which nothing moves.
         facts: facts about the model and this rank.
-        cluster: the ranks' GPUs and ports; None: equal ones, and moves cost nothing until they are measured.
+        cluster: the ranks' GPUs and ports; None: equal GPUs, and moves count as free until one has been measured.
         stalls: whether serving waits while experts move.
-        broadcast: gives a tensor rank 0's values on all ranks; a collective call.
-        metrics: count what happens.
-        alive: returns whether what moves experts still runs.
-        clock: returns seconds.
-        profile: tells by its compute curves what load costs on each kind of GPU; None: the cluster's speeds tell.
+        broadcast: overwrites a tensor with rank 0's values on all ranks; a collective call.
+        metrics: counts decisions, moves and failures.
+        alive: returns whether EPLB's part that moves experts still runs.
+        clock: returns the present time in seconds.
+        profile: gives the seconds that a load takes on each kind of GPU, by its compute curves; None: the cluster's speeds do.
 
     Attributes:
         layers: number of MoE layers of the model.
-        heartbeat: a step of it is a decision, or moves that others wait for.
+        heartbeat: watches decisions and moves, and beats while none of them is stuck.
         passes: the forward passes of this window.
-        in_pieces: whether what moves experts asks for `next_piece` between passes; else a decision's moves come at once.
-        under_way: whether a decision or moves are left for the next pass, the same on all ranks.
+        in_pieces: True: EPLB moves experts in pieces and calls `next_piece` between passes. False: all moves of a decision are
+            in the map that `next_map` returns.
+        under_way: whether a decision is awaited or moves are left for the next pass; the same on all ranks.
     """
 
     def __init__(
@@ -118,28 +122,36 @@ class EplbPlacement:
             compile_decisions()
 
     def change_ranks(self, rank: int, ranks: int) -> None:
-        """Goes on without lost ranks: a new controller begins with what EPLB holds, and with equal GPUs."""
+        """Goes on as rank `rank` of `ranks` without the lost ranks.
+
+        A new controller begins with the experts that EPLB holds now, and takes all GPUs for equal.
+        """
         self._facts, self._cluster = replace(self._facts, rank=rank, ranks=ranks), None
         self._controller = self._follower = self._wanted = self._asked_s = None
         self._handover, self._late, self.under_way = MovesHandover(), False, False
         self._rounds.clear()
 
     def next_map(self, load_LE: torch.Tensor, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns (L, P) int64, the expert in each physical expert from now on, the same on all ranks. A collective call.
+        """Returns (L, P) int64, the expert that each physical expert is to hold next; called after each window.
+
+        A collective call; the result is the same on all ranks.
 
         Args:
             load_LE: (L, E) tokens of each expert in the window, the same on all ranks.
-            physical_LP: (L, P) the expert in each physical expert now, rank by rank.
+            physical_LP: (L, P) the expert that each physical expert holds now, rank by rank.
         """
         return self._agreed(lambda held_LGP: self._decide(load_LE.numpy(), held_LGP), physical_LP)
 
     def next_piece(self, physical_LP: torch.Tensor) -> torch.Tensor:
-        """Returns the same as `next_map`, on the way to what was decided on. A collective call, to be made if `under_way`."""
+        """Returns (L, P) int64, the map after the next rounds of moves of the last decision.
+
+        A collective call, to be made between passes if `under_way`; argument as in `next_map`.
+        """
         return self._agreed(self._go_on, physical_LP)
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Context manager in which experts of the last decision move."""
+        """Context manager around the moves of one map; it times them."""
         began_s = self._clock()
         with self.heartbeat.step():
             yield

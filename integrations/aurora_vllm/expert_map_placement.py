@@ -1,4 +1,4 @@
-"""A placement that follows its traffic without EPLB: experts move between forward passes, and expert maps with them."""
+"""A placement that follows its traffic without EPLB: between forward passes, weights move and expert maps are rewritten."""
 
 import logging
 import time
@@ -27,16 +27,16 @@ LOG = logging.getLogger("vllm.aurora")
 
 
 class ExpertSlots:
-    """The experts of one of vLLM's MoE layers on this rank, which get others between two forward passes.
+    """The slots of one MoE layer of vLLM on this rank, whose experts can be replaced between two forward passes.
 
-    Weights and maps are written where they are, so that captured CUDA graphs read the new ones.
+    Weights and maps are overwritten in place, so that captured CUDA graphs read the new ones.
 
     Args:
         held: the experts in the layer's slots.
-        weights: tensors whose first axis is the slots.
-        maps: (E,) each, the slot of every expert, -1 for none, as vLLM's kernels and loaders read them.
+        weights: the layer's weight tensors; their first axis is the slots.
+        maps: tensors (E,) that vLLM's kernels and loaders read: the slot of every expert on this rank, -1 for none.
         orders: the planned orders of dispatch and combine; None: they are not planned.
-        alltoalls: returns the layer's all-to-alls, as many as aurora performs and has begun to.
+        alltoalls: returns those of the layer's all-to-alls that aurora performs and that have been built.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ExpertSlots:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The planned dispatch and combine; none if they are not planned."""
+        """The planned dispatch and combine as operations; empty if they are not planned."""
         return self._ops
 
     @ops.setter
@@ -67,7 +67,7 @@ class ExpertSlots:
                 alltoall.planned_orders = dispatch, combine
 
     def empty_weights(self) -> dict[str, torch.Tensor]:
-        """Returns memory for the weights of an expert, by name."""
+        """Returns uninitialised memory for the weights of one expert, by name."""
         return {name: whole.new_empty(whole.shape[1:]) for name, whole in self._weights.items()}
 
     def weights(self, expert: int) -> dict[str, torch.Tensor]:
@@ -81,11 +81,11 @@ class ExpertSlots:
         wanted: Sequence[int],
         arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Serves by an expert map from the next forward pass on.
+        """Replaces experts in the slots; the next forward pass serves by the new expert map.
 
         Args:
-            expert_map: of all ranks.
-            wanted: the experts in this rank's slots, as many as before.
+            expert_map: the new map of the layer, over all ranks.
+            wanted: the new expert of each of this rank's slots, as many as before.
             arrived: weights by name of each expert that was not in its slot before.
         """
         for slot, (before, expert) in enumerate(zip(self._held, wanted, strict=True)):
@@ -101,14 +101,14 @@ class ExpertSlots:
 
 
 class BetweenPasses:
-    """Communication of one rank between two forward passes, and the tokens that it counts in them.
+    """Lets one rank communicate between two forward passes, and holds the counts of tokens in the passes.
 
     Args:
         transport: carries tensors between the expert-parallel ranks.
-        time_slices: grant the port for an exchange.
+        time_slices: grants the port for an exchange.
 
     Attributes:
-        tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
+        tokens_LE: (L, E) int64, to which each pass adds this rank's tokens of each expert; None: they are not counted.
     """
 
     def __init__(self, transport: Transport, time_slices: TimeSlices) -> None:
@@ -116,7 +116,7 @@ class BetweenPasses:
         self.tokens_LE: torch.Tensor | None = None
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's tensor of one shape: (R, *row.shape) on the CPU. A collective call."""
+        """Gathers the tensor `row` of every rank, all of one shape: (R, *row.shape) on the CPU. A collective call."""
         return self.transport.gather(row)
 
     def exchange_between_steps(self, order: Order, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> float:
@@ -128,28 +128,29 @@ class BetweenPasses:
             return time.perf_counter() - start_s
 
     def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Does work on this rank's experts, and returns the seconds that it took, on a GPU too."""
+        """Performs `work` on this rank's experts. Returns the seconds that it took, those on the GPU included."""
         start_s = _finished_s()
         work()
         return _finished_s() - start_s
 
 
 class ExpertMapPlacement:
-    """Experts by a model's expert maps, on one rank: rank 0 decides beside serving, and experts move between forward passes.
+    """Makes the experts of one rank follow the traffic by expert maps.
 
-    All ranks make the same forward passes, dummy passes of idle ranks included, because each has collectives of all of them.
+    Rank 0 decides in a thread beside serving; experts move between forward passes. All ranks must make the same forward passes,
+    dummy passes of idle ranks included, because each pass makes collective calls.
 
     Args:
-        settings: what users set of the controller, and whether it only says what it would do.
+        settings: the controller's options, and whether this is a dry run, in which nothing moves.
         facts: facts about the model and this rank.
-        cluster: the ranks' GPUs and ports; None: equal ones, and moves cost nothing until they are measured.
+        cluster: the ranks' GPUs and ports; None: equal GPUs, and moves count as free until one has been measured.
         layers: the model's MoE layers.
         placement: the placement in force.
-        choices: counts what the routers chose.
+        choices: counts the experts that the routers chose.
         transport: carries tensors between the ranks.
-        time_slices: grant the port.
-        metrics: count what happens.
-        profile: tells by its compute curves what load costs on each kind of GPU; None: the cluster's speeds tell.
+        time_slices: grants the port.
+        metrics: counts decisions, moves and failures.
+        profile: gives the seconds that a load takes on each kind of GPU, by its compute curves; None: the cluster's speeds do.
     """
 
     def __init__(
@@ -187,11 +188,14 @@ class ExpertMapPlacement:
         self.heartbeat = HeartbeatThread(metrics.beat, self._gets_on, tells=False)  # its follower does
 
     def begin(self) -> None:
-        """Begins to follow the traffic with the next forward pass. Called on all ranks after warm-up."""
+        """Makes the placement follow the traffic from the next forward pass on. Called on all ranks after warm-up."""
         self._serving = True
 
     def begin_pass(self) -> None:
-        """Does what is due before a forward pass: a slice of weights, a change of the placement. A collective call."""
+        """Does the next piece of a change before a forward pass: sends a slice of weights, or puts a placement into force.
+
+        A collective call.
+        """
         if not self._serving:
             return
         now_s = time.monotonic()
@@ -202,12 +206,12 @@ class ExpertMapPlacement:
             self._live.next_step(True)
 
     def count(self, rows: slice) -> None:
-        """Counts what the routers chose for some rows of the pass that ends. Called on its stream."""
+        """Counts the experts that the routers chose for `rows` of the pass that ends. Called on the stream of the pass."""
         if (tokens_LE := self._context.tokens_LE) is not None and self._serving:
             tokens_LE += self._choices.counted(rows)
 
     def close(self) -> None:
-        """Ends the follower; what is under way is given up."""
+        """Stops following the traffic; moves that are under way are given up."""
         self._live.close()
         if self._follower is not None:
             self._follower.close()

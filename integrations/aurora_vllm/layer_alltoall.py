@@ -1,5 +1,7 @@
-"""A MoE layer's all-to-all: a token travels once to each rank, or to each server, that needs it, in the planned order, the one
-that is measured to be fastest, or one made per batch."""
+"""A MoE layer's all-to-all in vLLM: a token travels once to each rank, or to each server, that holds experts that it chose.
+
+The order is the planned one, the one that was measured to be fastest, or one that is made for each batch.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,28 @@ ReportPhase = Callable[[str, int, Span | None, IntArray], None]  # phase, layer,
 class LayerAllToAll:
     """Dispatch and combine of one MoE layer on one rank.
 
-    If no rank would send another SMALL_BYTES or more, all rows go straight to their ranks and at once, which is faster than
-    taking turns, and than several steps.
+    In a small batch, in which no rank would send SMALL_BYTES or more to another, every rank sends all its rows at once and
+    straight to their ranks. That is faster than taking turns or going over servers.
 
     Args:
         layer: the MoE layer's index.
         transport: carries tensors between the expert-parallel ranks.
-        time_slices: grant the port for an all-to-all.
+        time_slices: grants the port for an all-to-all.
         slots_G: for each rank, the experts it holds, in the sequence of its weights.
         planned_orders: (order of the dispatch, order of the combine); None: `order_of_batch` makes one for every batch, the
             same on all ranks.
-        hierarchy: the servers and chunks of the all-to-all, which then has two hops, unless `watched` has it flat; None: it is
-            flat.
+        hierarchy: the servers and chunks of an all-to-all over servers (two hops); None: all-to-alls are flat (one hop).
         network: the ranks' network, for orders made per batch; None: equal ports.
-        report: called with (phase, layer, Span, bytes_GG (G, G)) of each all-to-all once it has been started.
-        clock: marks when all-to-alls begin and end.
+        report: called with (phase, layer, Span, bytes_GG (G, G)) for each all-to-all, once all its work has been launched.
+        clock: marks the beginning and the end of all-to-alls.
         device: device of the tokens.
-        watched: chooses in place of the planned orders, and whether an all-to-all has two hops; one for all layers. None: as
-            planned.
+        watched: shared by all layers; chooses for each batch, by measurement, the order, and flat or two hops. None: the order
+            is `planned_orders`, and the hops are those of `hierarchy`.
 
     Attributes:
-        planned_orders: as given; others may take their place between two batches.
-        at_once: the orders of a small batch.
-        expert_map: by which tokens are sent; `place` sets another one.
+        planned_orders: as given; may be replaced between two batches.
+        at_once: the orders (dispatch, combine) of a small batch.
+        expert_map: maps experts to ranks; `place` replaces it.
     """
 
     def __init__(
@@ -76,10 +77,10 @@ class LayerAllToAll:
         self.at_once, self.planned_orders = (at_once, at_once.reversed), planned_orders
 
     def place(self, expert_map: ExpertMap, local: Sequence[int]) -> None:
-        """Sends tokens by another expert map from the next batch on.
+        """Replaces the expert map by which tokens are sent, from the next batch on.
 
         Args:
-            expert_map: of all ranks.
+            expert_map: the new map, over all ranks.
             local: the experts of this rank, in the sequence of its weights.
         """
         self.expert_map = expert_map
@@ -94,12 +95,12 @@ class LayerAllToAll:
         Args:
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
-            own_rows: the rows that this rank counts: neither padding nor counted by another rank.
+            own_rows: the rows whose choices this rank counts; others are padding, or another tensor-parallel rank counts them.
 
         Returns:
-            (rows, weights, index, batch): the P rows that came to this rank (P, H), their weights (P, K), their experts (P, K),
-            and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that is not
-            on this rank.
+            (rows, weights, index, batch): the P rows that arrived at this rank (P, H), their weights (P, K), their experts
+            (P, K), and the DispatchedBatch for `combine`. A choice that another rank serves has weight zero and an expert that
+            is not on this rank.
         """
         batch = DispatchedBatch(self, own_rows)
         layout, rows = batch.start(hidden, index.long(), weights)
@@ -123,7 +124,7 @@ class LayerAllToAll:
         return batch.finish(answers.contiguous())
 
     def orders(self, bytes_GG: IntArray) -> tuple[Order, Order]:
-        """Returns the orders of dispatch and combine for a batch that is not small."""
+        """Returns the orders of dispatch and combine for a batch that is not small; bytes_GG (G, G): from rank to rank."""
         if self.planned_orders is not None:
             return self.planned_orders
         order = order_of_batch(_between(bytes_GG), self.hierarchy, self.network)
@@ -135,12 +136,12 @@ class DispatchedBatch(ExpertParallelLayer):
 
     Args:
         alltoall: the layer's all-to-all.
-        own_rows: the rows that this rank counts.
+        own_rows: as in `LayerAllToAll.dispatch`.
 
     Attributes:
-        received: number of rows that came to this rank.
-        tokens_G: (G,) how many choices of all ranks' own tokens each rank computes.
-        aggregate: the time of the weighted sum at the end; None before it has been started.
+        received: number of rows that arrived at this rank.
+        tokens_G: (G,) number of choices that each rank's experts compute, counted over the own rows of all ranks.
+        aggregate: time span of the weighted sum at the end; None before the sum has been launched.
     """
 
     tokens_G: IntArray
@@ -172,17 +173,17 @@ class DispatchedBatch(ExpertParallelLayer):
         return self.combine(self._layout, answers)
 
     def report(self, phase: str) -> None:
-        """Reports an all-to-all all of whose work has been started."""
+        """Reports the all-to-all of `phase` to the layer's `report`. Called once all its work has been launched."""
         alltoall = self._alltoall
         took = span(self._began, alltoall.clock.mark())
         alltoall.report(phase, alltoall.layer, took, self._bytes_SGG.sum(axis=0))
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the layout of a row per server or per rank, whatever top_k."""
+        """Returns the layout with a row per server if the layer is hierarchical, else per rank; for every top_k."""
         return RowPerServer if self.hierarchical else RowPerRank
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Gathers the row counts of all ranks, and with them how many choices each computes."""
+        """Gathers the row counts of all ranks; with them, in the same message, the numbers for `tokens_G`."""
         assert isinstance(layout, RowPerRank)
         tokens_R = torch.bincount(layout.rank_NK[self._own_rows].flatten(), minlength=self.transport.ranks)
         mine, watched = torch.cat([tokens_R, layout.counts]), self._alltoall.watched
@@ -192,7 +193,10 @@ class DispatchedBatch(ExpertParallelLayer):
         return counts
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether a batch is not small and goes over servers. A watch that is asked must see its exchanges."""
+        """Returns whether this batch goes over servers: it is not small, and `watched`, if there is one, chooses so.
+
+        If `watched` has been asked, the batch's exchanges must run inside its `exchanging`, so that it can time its choice.
+        """
         self._small, watched = _is_small(flat_RR * row_bytes), self._alltoall.watched
         return not self._small and (watched is None or watched.over_servers(flat_RR, row_bytes))
 
@@ -217,7 +221,7 @@ class DispatchedBatch(ExpertParallelLayer):
 
     @contextmanager
     def computing(self, phase: str) -> Iterator[None]:
-        """Context manager of the weighted sum, after the combine."""
+        """Context manager around the weighted sum after the combine; reports the combine and times the sum."""
         self.report("combine")
         began = self._alltoall.clock.mark()
         yield
@@ -225,10 +229,10 @@ class DispatchedBatch(ExpertParallelLayer):
 
 
 def order_of_batch(bytes_GG: IntArray, hierarchy: Hierarchy | None, network: Network) -> Order:
-    """Returns an order for one batch: an open shop of ranks or, of a hierarchical all-to-all, of servers.
+    """Returns an order for one batch: an open-shop schedule of the ranks, or of the servers if the all-to-all is hierarchical.
 
     Args:
-        bytes_GG: (G, G) with a zero diagonal, bytes from each rank to each other, of all steps together.
+        bytes_GG: (G, G) with a zero diagonal, bytes from each rank to each other, summed over the all-to-all's steps.
         hierarchy: the servers; None: the all-to-all is flat.
         network: the ranks' network.
     """

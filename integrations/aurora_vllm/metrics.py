@@ -1,4 +1,4 @@
-"""Prometheus metrics of the all-to-all: on vLLM's /metrics where it collects from all processes, else on a port of our own."""
+"""Prometheus metrics of the all-to-all, on vLLM's /metrics if vLLM collects from all processes, else on a port of their own."""
 
 import time
 from collections.abc import Mapping
@@ -45,23 +45,24 @@ class _Layer:
 
 
 class Metrics:
-    """Counters, histograms and gauges of one rank. Bounds come from the plan's cluster and drift from its profile.
+    """Counters, histograms and gauges of one rank. Bounds are computed from the plan's cluster, and drift from its profile.
 
-    A metric without a value is left out: bound, gap, drift and the plan's time without a plan, drift also without a record, and
-    balancedness without traffic.
-    If several processes export to one folder, counters and histograms add up, and of a gauge the latest value is shown; labels
-    keep ranks apart, so both concern only a rank that was started again.
+    A metric without a value is left out. Bound, gap, drift and the plan's time need a plan; drift also needs a record, and
+    balancedness needs traffic.
+
+    If a rank was started again, two processes export metrics with the same labels to one folder: their counters and histograms
+    add up, and gauges show the latest value.
 
     Args:
         model_name: the name under which vLLM serves the model; a label of all metrics, as of vLLM's own.
         rank: this expert-parallel rank, the label `ep_rank`.
         decoder_layers: for each MoE layer, by index, the number of its decoder layer, the label `layer`.
         plan: the plan that is served; None: vLLM's own placement, without bounds and drift.
-        settings: give the plan's file.
+        settings: the plugin's settings; they name the plan's file.
         registry: where the metrics are registered.
 
     Raises:
-        ValueError: if `registry` has metrics of these names already.
+        ValueError: if `registry` already has metrics of these names.
     """
 
     def __init__(
@@ -107,7 +108,10 @@ class Metrics:
                 written.labels(**self._labels).set(path.stat().st_mtime)
 
     def change_ranks(self, rank: int) -> None:
-        """Counts from now on what concerns this number among fewer ranks, for which there is no plan and so no bound."""
+        """Counts from now on as rank `rank`, the number of this rank after others were lost.
+
+        There is no plan for the ranks that are left, so there are no bounds any more.
+        """
         self._rank, self._plan = rank, None
 
     def add_exchange(self, phase: str, seconds: float, bytes_GG: IntArray) -> None:
@@ -116,7 +120,7 @@ class Metrics:
         Args:
             phase: "dispatch" or "combine".
             seconds: how long it took on this rank, waiting for others included.
-            bytes_GG: (G, G) bytes from each rank (row) to each rank; the diagonal is not sent.
+            bytes_GG: (G, G) bytes from each rank (row) to each rank (column); the diagonal is not sent.
         """
         between_GG = bytes_GG.copy()
         np.fill_diagonal(between_GG, 0)
@@ -132,7 +136,7 @@ class Metrics:
                 of.gap.set(of.total_s / of.total_bound_s - 1)
 
     def add_tokens(self, layer: int, tokens_G: IntArray) -> None:
-        """Adds what the GPUs' experts compute in one layer of a forward pass.
+        """Adds the tokens that each rank's experts compute in one layer of a forward pass.
 
         Args:
             layer: the MoE layer's index.
@@ -149,7 +153,7 @@ class Metrics:
         of.mean, of.most = of.mean + float(tokens_G.mean()), of.most + most
 
     def refresh(self) -> None:
-        """Sets the balancedness of all layers with traffic, unless that was less than `REFRESH_S` ago."""
+        """Sets the balancedness of all layers with traffic, at most once in REFRESH_S seconds."""
         now_s = time.monotonic()
         if now_s - self._refreshed_s < REFRESH_S:
             return
@@ -159,11 +163,11 @@ class Metrics:
                 of.mean, of.most, self._refreshed_s = 0.0, 0, now_s
 
     def add_lost_record(self) -> None:
-        """Adds a record that could not be written."""
+        """Counts a record that could not be written."""
         self._lost_records.inc()
 
     def update_drift(self, tokens_TLE: IntArray) -> None:
-        """Sets the plan's drift, what chance explains of it, and the tokens behind it.
+        """Sets the gauges of drift: the distance of the traffic from the plan's profile beyond chance, chance, and the tokens.
 
         Args:
             tokens_TLE: (T, L, E) this rank's recorded tokens by window, MoE layer and expert.
@@ -180,7 +184,7 @@ class Metrics:
 
 
 def exchange_bound(bytes_GG: IntArray, network: Network) -> float:
-    """Returns a lower bound in seconds on all-to-alls that carry these bytes, by the ports and, on servers, by their NICs.
+    """Returns a lower bound in seconds on an all-to-all: the busiest port or, in a network of servers, the busiest NIC.
 
     Args:
         bytes_GG: (G, G) bytes from each rank to each other; of a hierarchical all-to-all those of both hops.
@@ -206,17 +210,17 @@ COUNTED = "Tokens behind the drift: as recorded by this rank; a token counts onc
 
 
 def drift(tokens_TLE: IntArray, planned_TLE: IntArray) -> tuple[float, float]:
-    """Returns how far two samples of traffic are apart, and how far chance alone would bring them, both from 0 to 1.
+    """Returns the distance between two samples of traffic, and the distance that chance alone explains, both from 0 to 1.
 
-    The distance is the total variation of the experts' shares, averaged over layers. Tokens of a request choose alike, so a
-    sample counts as fewer independent tokens, as many times fewer as its windows differ more than independent tokens would.
+    The distance is the total variation between the experts' shares, averaged over layers. Tokens of one request choose similar
+    experts, so windows differ more than windows of independent tokens would. By that factor, a sample counts as fewer tokens.
 
     Args:
         tokens_TLE: (T, L, E) recorded tokens by window.
         planned_TLE: (T, L, E) tokens of the plan's profile by window.
 
     Returns:
-        The distance, and the level below which it stays with probability LEVEL if both are samples of the same traffic.
+        The distance, and the distance below which two samples of the same traffic stay with probability LEVEL.
     """
     load_LE, planned_LE = tokens_TLE.sum(axis=0), planned_TLE.sum(axis=0)
     independent_LE, other_LE = load_LE / _overdispersion(tokens_TLE), planned_LE / _overdispersion(planned_TLE)

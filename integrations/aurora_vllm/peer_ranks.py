@@ -1,7 +1,7 @@
-"""Ranks of one server and the store that they share: agreement on the plan before loading, and the processes of all ranks.
+"""Lets the ranks of one server agree, over a store that they share, whether to serve by the plan, and finds lost ranks.
 
-Either every rank serves by the plan, or none does. When a collective fails, the processes tell which ranks are lost: gloo's
-error messages name an address, not a rank.
+Either every rank serves by the plan, or none does. When a collective fails, lost ranks are found by their process ids, because
+gloo's error messages name an address and no rank.
 """
 
 import datetime
@@ -23,7 +23,7 @@ REPLY_MARGIN_S = 10.0  # other ranks wait this much longer for rank 0's verdict 
 
 
 class Verdict(NamedTuple):
-    """Verdict that the ranks agreed on."""
+    """Agreement of all ranks on whether they serve by the plan."""
 
     refusal: str | None  # why the ranks do not serve by the plan; None if they do
     report_here: bool  # whether this rank is the one that logs the refusal
@@ -32,9 +32,9 @@ class Verdict(NamedTuple):
 def agree(
     store: Any, key: str, rank: int, ranks: int, fingerprint: str, refusal: str | None, timeout_s: float
 ) -> Verdict:  # fmt: skip
-    """Reports this rank's state to the others and returns the verdict, which is the same on all ranks.
+    """Tells the other ranks whether this one can serve by the plan, and returns the verdict, which is the same on all ranks.
 
-    Rank 0 decides. If it does not answer in time, the first rank that gives up decides for all.
+    Rank 0 decides. If it does not answer in time, the first rank that gives up waiting decides for all.
 
     Args:
         store: a torch.distributed Store that all ranks reach.
@@ -87,7 +87,7 @@ EXIT_S = 2.0  # within which a dying process is seen to have exited
 
 
 class PeerProcesses:
-    """Host, process id and status folder of every rank, exchanged once over a torch.distributed Store under `key`."""
+    """Host, process id and status folder of every rank, which the ranks exchange once over a torch.distributed Store."""
 
     def __init__(self, store: Any, key: str, rank: int, ranks: int, folder: str = "") -> None:
         """Publishes this rank's process."""
@@ -97,7 +97,7 @@ class PeerProcesses:
         self._process_R: dict[int, tuple[str, int, str]] = {}
 
     def read_all(self) -> bool:
-        """Reads what the other ranks published. Returns False if a rank has published nothing."""
+        """Reads the entries that the other ranks published. Returns False if a rank has published none."""
         if not self._store.check([f"{self._key}/process/{rank}" for rank in range(self._ranks)]):
             return False
         for rank in range(self._ranks):
@@ -106,13 +106,13 @@ class PeerProcesses:
         return True
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Forgets all but some ranks: `kept` counts among those that were there until now. Ranks keep their numbers."""
+        """Forgets all ranks but those at the positions `kept` among the ranks known so far; ranks keep their numbers."""
         left = list(self._process_R)
         self._process_R = {left[index]: self._process_R[left[index]] for index in kept}
 
     @property
     def here(self) -> dict[int, str]:
-        """The status folder of each rank that runs on this host, ascending."""
+        """The status folder of each rank that runs on this host, by rank, ascending."""
         return {rank: folder for rank, (host, _, folder) in sorted(self._process_R.items()) if host == self._host}
 
     @property
@@ -130,12 +130,12 @@ class PeerProcesses:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process of this host runs, or is stopped. A zombie does not."""
+    """Returns whether a process of this host exists, running or stopped. A zombie counts as gone."""
     return process_state(pid) != GONE
 
 
 def process_state(pid: int) -> str:
-    """Returns whether a process of this host runs, is stopped, or is gone. A zombie is gone."""
+    """Returns the state of a process of this host: RUNS, STOPPED or GONE. A zombie is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             letter = file.read().rsplit(")", 1)[1].split()[0]
@@ -145,14 +145,14 @@ def process_state(pid: int) -> str:
 
 
 class Processes(Protocol):
-    """The processes of a server's ranks."""
+    """Interface of objects that know the processes of a server's ranks."""
 
     def lost(self) -> list[int]:
         """Returns the ranks whose process has exited."""
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent has ended, whatever this process waits for."""
+    """Makes this process end as soon as its parent has ended, even while this process waits for something."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -166,7 +166,10 @@ def end_with_parent() -> None:
 
 @contextmanager
 def naming_lost_ranks(processes: Processes | None) -> Iterator[None]:
-    """Context manager that turns an error into a RankFailed that names the lost ranks, if `processes` knows them."""
+    """Context manager that turns an error into a RankFailed which names the lost ranks.
+
+    Errors pass unchanged if no rank is known to be lost, or if `processes` is None.
+    """
     try:
         yield
     except (RuntimeError, RankFailed) as error:

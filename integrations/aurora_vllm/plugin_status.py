@@ -1,4 +1,6 @@
-"""The plugin's account of itself, in the log and as metrics: whether it is engaged, its heartbeat, how experts follow."""
+"""State of the plugin in the log and as metrics: whether it is engaged, its heartbeat, and the controller's decisions.
+
+The plugin is engaged if it does all that its settings ask for."""
 
 import logging
 import math
@@ -35,13 +37,13 @@ STUCK_S = 5.0  # a step that takes longer is stuck; with BEAT_S below the 10 s w
 
 
 class PluginStatus:
-    """State of the plugin in one rank, engaged or not, as the gauge `aurora_engaged` shows from the start.
+    """State of the plugin in one rank, which the gauge `aurora_engaged` shows: 1 if it is engaged, else 0 and a reason.
 
     Args:
         settings: the plugin's settings.
         model_name: the name under which vLLM serves the model.
         rank: this expert-parallel rank.
-        reports: whether this process logs what holds for all processes of the server.
+        reports: whether this process is the one that logs messages that hold for all processes of the server.
         registry: where the gauge is registered; it is served at `metrics_port` if vLLM cannot show it.
     """
 
@@ -61,10 +63,10 @@ class PluginStatus:
         self.show = MetricsWriter(registry).write_soon
 
     def engaged(self, how: str) -> None:
-        """Says what serves by what, once in the log, and that the plugin is engaged unless it falls short.
+        """Logs how the model is served, and sets the gauge to 1 unless `falls_short` was called.
 
         Args:
-            how: what serves by what, as a part of a sentence.
+            how: text for the log: who places experts, who orders all-to-alls (`ServedPlan.summary`).
         """
         if not self._falls_short:
             self._set(1, "")
@@ -72,16 +74,16 @@ class PluginStatus:
             LOG.info("aurora: %s", how)
 
     def stands_aside(self, reason: str, report_here: bool | None = None) -> None:
-        """Says that vLLM serves without the plugin; arguments and errors as in `falls_short`."""
+        """Logs that vLLM serves without the plugin, and sets the gauge to 0; arguments and errors as in `falls_short`."""
         self.falls_short(reason, report_here, f"; {WITHOUT_PLUGIN}")
 
     def falls_short(self, reason: str, report_here: bool | None = None, consequence: str = "") -> None:
-        """Says that the plugin does not do all that its settings ask for.
+        """Logs that the plugin does not do all that its settings ask for, and sets the gauge to 0.
 
         Args:
-            reason: why, and what it does not do.
-            report_here: whether this rank is the one that logs it; None: the one that logs what holds for all.
-            consequence: what vLLM does instead, the end of the sentence.
+            reason: a sentence: what the plugin does not do, and why.
+            report_here: whether this rank logs a warning; None: the process with `reports` does.
+            consequence: end of the sentence: what vLLM does instead.
 
         Raises:
             RankFailed: if the settings say that the plugin is required.
@@ -99,13 +101,13 @@ class PluginStatus:
 
 
 class HeartbeatThread:
-    """Beats in a thread of its own, unless a step takes longer than STUCK_S. One line says when it ceases to beat.
+    """Thread that calls `beat` every BEAT_S seconds while the watched work lives and no step of it takes longer than STUCK_S.
 
     Args:
-        beat: called every BEAT_S while all is well.
-        alive: returns whether what is watched still runs.
-        tells: whether that line is said here.
-        clock: returns seconds.
+        beat: the function to call.
+        alive: returns whether the watched work still runs.
+        tells: whether to log a warning when the beats cease.
+        clock: returns the present time in seconds.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class HeartbeatThread:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context manager of one step of what is watched."""
+        """Context manager around one step of the watched work."""
         self._began_s = self._clock()
         try:
             yield
@@ -131,12 +133,12 @@ class HeartbeatThread:
 
     @property
     def well(self) -> bool:
-        """True if what is watched runs and is not stuck."""
+        """True if the watched work runs and is not stuck in a step."""
         began_s = self._began_s
         return self._alive() and (began_s is None or self._clock() - began_s < STUCK_S)
 
     def look(self) -> None:
-        """Beats if all is well; else says so, if it was well until now."""
+        """Beats if all is well. Else logs a warning, the first time."""
         before, self._beats = self._beats, self.well
         if self._beats:
             self._beat()
@@ -152,13 +154,13 @@ class HeartbeatThread:
 class ControlMetrics:
     """Metrics of the controller, which runs on rank 0, and the heartbeat of each rank.
 
-    Where processes share metrics through files, a full disk may prevent that a value is kept. One line says so, and
-    serving goes on.
+    If processes share metrics through files and the disk is full, values are lost: one line in the log says so, and serving
+    goes on.
 
     Args:
         model_name: the name under which vLLM serves the model, a label of all metrics.
         rank: this expert-parallel rank, the label `ep_rank`.
-        registry: where the metrics are registered. If it has metrics of these names already, these are not shown.
+        registry: where the metrics are registered. If it already has metrics of these names, these here are not shown.
     """
 
     def __init__(self, model_name: str, rank: int, registry: CollectorRegistry = REGISTRY) -> None:
@@ -199,16 +201,16 @@ class ControlMetrics:
             self._lost = True
 
     def beat(self) -> None:
-        """Says that what moves experts is well."""
+        """Sets the heartbeat to the present time: the part that moves experts is well."""
         with self._kept():
             self._heartbeat.labels(**self._labels).set_to_current_time()
 
     def tell(self, line: str, status: "ControlStatus") -> None:
-        """Logs a line that the follower says, and counts the decision or the failure that it tells of.
+        """Logs a line of the follower, and counts the decision or the failure that the line reports.
 
         Args:
             line: the line.
-            status: of the follower.
+            status: the follower's status, from which a new decision or failure is seen.
         """
         if (decision := status.last) is not None and decision is not self._told:
             self._told = decision
@@ -232,18 +234,18 @@ class ControlMetrics:
             self._decisions.labels(**self._labels, kind=decision.kind).inc()
 
     def moved(self, moved_bytes: int, seconds: float) -> None:
-        """Adds the moves of a decision, which is in force now."""
+        """Adds the bytes and seconds of a decision's moves; the decision is in force now."""
         with self._kept():
             self._bytes.labels(**self._labels).inc(moved_bytes)
             self._seconds.labels(**self._labels).inc(seconds)
         self.changed()
 
     def changed(self) -> None:
-        """Says that the placement in force is new."""
+        """Sets the time of the last change of the placement to now."""
         with self._kept():
             self._changed.labels(**self._labels).set_to_current_time()
 
     def failed(self) -> None:
-        """Adds a window in which there was an error."""
+        """Counts a failure: a window in which an error or a late decision left the experts where they are."""
         with self._kept():
             self._failures.labels(**self._labels).inc()

@@ -1,6 +1,7 @@
-"""All-to-alls of MoE layers by ordered push: rows go straight into peers' memory, and the host knows shapes alone.
+"""All-to-alls of MoE layers by ordered push: kernels write rows straight into peers' memory, and the host knows only shapes.
 
-Orders and expert maps are data on the device, so that captured CUDA graphs keep to new ones from the next replay on.
+Orders and expert maps are tensors on the device. When they are overwritten, captured CUDA graphs use the new ones from the next
+replay on.
 """
 
 from __future__ import annotations
@@ -29,24 +30,31 @@ MakeMemory = Callable[[int], SymmetricMemory]
 
 
 class PushedRounds(NamedTuple):
-    """A batch of a layer between its dispatch and its combine: what came in each of its rounds, and how many rows in all."""
+    """A batch of a layer between its dispatch and its combine.
+
+    A batch with more tokens than the buffers hold is pushed in several rounds.
+
+    Attributes:
+        rounds: the dispatched rows of each round.
+        received: number of rows of all rounds, places for rows that were not sent included.
+    """
 
     rounds: list[Dispatched]
     received: int
 
 
 class PushedLayer:
-    """Dispatch and combine of one MoE layer on one rank, by each of PUSHES.
+    """Dispatch and combine of one MoE layer on one rank, in each of the ways PUSHES.
 
     Args:
-        push: the buffers, which all layers share: of len(PUSHES) times as many layers.
+        push: the buffers, which all layers share, with a table for each way and layer.
         layer, layers: the MoE layer's index, and how many there are.
         slots_G: for each rank, the experts it holds.
-        order: of the dispatch, and backwards of the combine.
+        order: the order of the dispatch; the combine has it reversed.
 
     Attributes:
         push: as given.
-        rank_E: (E + 1,) the rank of each expert; the last is of none.
+        rank_E: (E + 1,) the rank of each expert; the last entry, the number of ranks, stands for no expert.
     """
 
     def __init__(self, push: OrderedPush, layer: int, layers: int, slots_G: Slots, order: Order) -> None:
@@ -60,7 +68,7 @@ class PushedLayer:
 
     @property
     def planned_orders(self) -> tuple[Order, Order]:
-        """The orders of dispatch and combine; others may take their place between two batches."""
+        """The orders of dispatch and combine; they may be replaced between two batches."""
         return self._orders
 
     @planned_orders.setter
@@ -71,25 +79,25 @@ class PushedLayer:
             self.push.set_order(self._tables[name], orders[0], gated)
 
     def place(self, expert_map: ExpertMap, _local: Sequence[int]) -> None:
-        """Sends tokens by another expert map, without replicas, from the next batch on."""
+        """Replaces the expert map by which tokens are sent, from the next batch on; it must have no replicas."""
         self.rank_E[:-1] = expert_map.rank_P[expert_map.physical_EM[:, 0]].to(self.rank_E.device)
         self._elsewhere.copy_((self.rank_E[:-1] != self.push.rank).int().argmax())
 
     def dispatch(
         self, way: str, hidden: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, most_tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, PushedRounds]:
-        """Sends this rank's tokens to the ranks of their experts. A collective call, for which the host waits for nothing.
+        """Sends this rank's tokens to the ranks of their experts. A collective call in which the host waits for nothing.
 
         Args:
             way: one of PUSHES.
             hidden: (N, H), hidden states of this rank's tokens.
             weights, index: (N, K), the weights and the experts that the router chose for each token.
-            most_tokens: of any rank in this batch, the same on all ranks.
+            most_tokens: largest number of tokens of any rank in this batch; the same on all ranks.
 
         Returns:
-            (rows, weights, index, batch): a row for each token that a rank could have sent (P, H), zero where it did not, their
-            weights (P, K), their experts (P, K), and the PushedRounds for `combine`. A choice that another rank serves has
-            weight zero and an expert that is not on this rank.
+            (rows, weights, index, batch): rows (P, H), one for each token that any rank could have sent, zero if it was not
+            sent here; the rows' weights (P, K) and experts (P, K); and the PushedRounds for `combine`. A choice that another
+            rank serves has weight zero and an expert that is not on this rank.
         """
         push, packing = self.push, MessageFormat(hidden.shape[1], index.shape[1], hidden.dtype)
         rank_NK, tail = self.rank_E[index.long()], packing.tail(weights, index)
@@ -118,16 +126,16 @@ class PushedLayer:
 def pushed_layers(
     transport: Transport, make_memory: MakeMemory, engine: EngineAllToAll, plan: Plan | None
 ) -> tuple[OrderedPush, dict[int, PushedLayer]] | str:
-    """Makes the buffers, and by MoE layer what uses them, in the plan's orders, if they are flat. A collective call.
+    """Makes the buffers of the push, and a PushedLayer for each MoE layer. A collective call.
 
     Args:
-        transport: by which the ranks tell each other whether they could.
+        transport: by which the ranks tell each other whether they succeeded.
         make_memory: see `OrderedPush`.
-        engine: what is carried.
-        plan: the plan; None: all at once.
+        engine: gives the layers, and the sizes of their batches.
+        plan: gives the orders, if it is for flat all-to-alls. None: ranks send to all others at once.
 
     Returns:
-        Both; or why a rank could not make them, the same on all ranks.
+        The buffers, and the layers by index; or, as a sentence that is the same on all ranks, why a rank could not make them.
     """
     from aurora.runtime.transports.push import LANES, OrderedPush
 
@@ -150,10 +158,10 @@ def pushed_layers(
 
 
 def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
-    """Checks by some tokens that each of PUSHES brings back what was sent. A collective call.
+    """Checks, with a few tokens, that each of PUSHES returns every row to its token unchanged. A collective call.
 
     Raises:
-        RuntimeError: if it does not.
+        RuntimeError: if other values come back.
     """
     token_N1, row = torch.arange(min(engine.most_tokens, 16), device=engine.device)[:, None], engine.row
     columns = torch.arange(row.width, device=engine.device)
@@ -170,11 +178,13 @@ def check_answers(layer: PushedLayer, engine: EngineAllToAll) -> None:
 
 
 def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> MakeMemory | str:
-    """Returns what makes memory that all ranks write, or why there is none, the same on all ranks. A collective call.
+    """Returns a function that makes memory into which all ranks can write; called with bytes.
+
+    Returns a sentence instead if these ranks cannot have such memory. A collective call; all ranks get the same answer.
 
     Args:
         group: the ranks' process group on GPUs; on CPUs it is not used.
-        transport: by which the ranks tell each other what they are.
+        transport: by which the ranks tell each other their GPUs.
         on_one_host: whether all ranks run on this machine.
     """
     from aurora.profiler.devices import linked_by_nvlink
@@ -191,6 +201,6 @@ def memory_of_peers(group: Any, transport: Transport, on_one_host: bool) -> Make
 
 
 def told(transport: Transport, text: str) -> list[str]:
-    """Returns what each rank tells the others. A collective call."""
+    """Gathers a short text of each rank, cut off at NAME_BYTES. Returns them by rank. A collective call."""
     told_RX = transport.gather(torch.tensor([*text.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")], dtype=torch.uint8))
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in told_RX.tolist()]

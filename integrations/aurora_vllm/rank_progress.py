@@ -1,4 +1,6 @@
-"""Progress of each rank, in a file for each that the other ranks of its host map: no locks, no messages, no system calls."""
+"""Progress of each rank, written to a memory-mapped file that the other ranks of its host read.
+
+Neither side takes locks, sends messages or makes system calls."""
 
 import mmap
 import os
@@ -23,13 +25,13 @@ _COMPUTE, _IDLE = PHASES.index(COMPUTE), PHASES.index(IDLE)
 
 
 class RankProgress:
-    """Progress of this rank, as others see it.
+    """Writer of this rank's progress.
 
     Args:
-        path: the file to write to; None: nobody sees it.
+        path: the file to write to; None: the progress is not published.
 
     Attributes:
-        exchange: a context manager for each kind of exchange.
+        exchange: for each of EXCHANGES a context manager, inside which this rank waits for the others.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -43,13 +45,13 @@ class RankProgress:
         self.beat()
 
     def begin_pass(self, tokens: int) -> None:
-        """Says that a forward pass begins, with so many tokens of this rank."""
+        """Notes that a forward pass begins, with `tokens` tokens of this rank."""
         self._tokens, self._compute_ns, self._phase = tokens, 0, _IDLE
         self._set(_COMPUTE)
         self._began_ns = self._since_ns
 
     def end_pass(self) -> None:
-        """Says that the forward pass has ended."""
+        """Notes that the forward pass has ended, and its times."""
         self._set(_IDLE)
         words, number = self._words, self._words[PASSES]
         at = RING + number % RING_PASSES * PASS_WORDS
@@ -59,24 +61,24 @@ class RankProgress:
         words[PASSES], words[LAYER] = number + 1, NO_LAYER
 
     def layer(self, number: int) -> None:
-        """Says that a MoE layer begins."""
+        """Notes that the MoE layer with index `number` begins."""
         self._words[LAYER] = number
 
     def arrive(self, phase: int) -> None:
-        """Says that this rank waits for all others, in the exchange with this index in PHASES."""
+        """Notes that this rank has arrived at an exchange and waits for all others; `phase` is an index in PHASES."""
         self._exchanges += 1
         self._set(phase)
 
     def leave(self) -> None:
-        """Says that the exchange has ended."""
+        """Notes that the exchange has ended, and that this rank computes again."""
         self._set(_COMPUTE)
 
     def idle(self) -> None:
-        """Says that nothing is computed."""
+        """Notes that this rank computes nothing."""
         self._set(_IDLE)
 
     def count_anew(self) -> None:
-        """Forgets the exchanges until now, some of which failed on some ranks and not on others."""
+        """Counts exchanges from zero again, so that ranks agree after an exchange that failed on some of them only."""
         self._exchanges = 0
         self._set(_IDLE)
 
@@ -91,11 +93,11 @@ class RankProgress:
     # What the watchdog's thread writes
 
     def serve(self) -> None:
-        """Says that warm-up is over."""
+        """Notes that warm-up is over."""
         self._words[SERVES] = 1
 
     def end(self) -> None:
-        """Says that this rank ends as it should, unless it ends because its engine has."""
+        """Notes that this rank ends as intended. If its engine process is gone, nothing is noted: the rank counts as lost."""
         self._words[LEFT] = os.getppid() == self._words[ENGINE]
 
     def beat(self) -> None:
@@ -103,7 +105,7 @@ class RankProgress:
         self._words[BEAT] = time.monotonic_ns()
 
     def balance(self, balancer: str, layers: int) -> None:
-        """Says what EPLB's background thread does, and of how many layers it has begun the moves so far."""
+        """Notes the state of EPLB's background thread, one of BALANCERS, and of how many layers it has begun the moves."""
         words, now = self._words, (BALANCERS.index(balancer), layers)
         if (words[BALANCER], words[BALANCER_LAYERS]) != now:
             words[BALANCER_SINCE], words[BALANCER_PASSES] = time.monotonic_ns(), words[PASSES]
@@ -116,7 +118,7 @@ class RankProgress:
         return 0.0 if phase in (_COMPUTE, _IDLE) else (time.monotonic_ns() - since_ns) / 1e9
 
     def publish_links(self) -> None:
-        """Publishes the addresses of this rank's connections, and those at their ends that acknowledge or answer nothing."""
+        """Publishes the addresses of this rank's TCP connections, and those of peers that acknowledge or answer nothing."""
         own, peers, silent = connections()
         if self._asked != self._exchanges:
             self._asked, self._unanswering = self._exchanges, unanswering(peers)
@@ -127,7 +129,7 @@ class RankProgress:
 
 
 class Waiting:
-    """Context manager of the exchanges of one kind. An exchange that fails does not end."""
+    """Context manager around each exchange of one kind. After an error the rank is still shown as waiting in the exchange."""
 
     def __init__(self, progress: RankProgress, phase: str) -> None:
         self._progress, self._phase = progress, PHASES.index(phase)
@@ -141,11 +143,11 @@ class Waiting:
 
 
 class RankFiles:
-    """The files of a server's ranks on this host, as a reader of all of them.
+    """Reader of the progress of all ranks of a server that run on this host.
 
     Args:
-        folder: where they are.
-        ranks: the ranks that are looked for; None: those that have a file now.
+        folder: folder of the ranks' files.
+        ranks: the ranks to read; None: the ranks that have a file now.
     """
 
     def __init__(self, folder: Path, ranks: list[int] | None = None) -> None:
@@ -154,13 +156,13 @@ class RankFiles:
         self._words: dict[int, memoryview] = {}
 
     def keep(self, ranks: list[int]) -> None:
-        """Forgets all ranks but these, for good."""
+        """Forgets all ranks except `ranks`, and deletes their files."""
         for lost in set(self.ranks) - set(ranks):
             file_of(self._folder, lost).unlink(missing_ok=True)
         self.ranks = ranks
 
     def serving(self) -> bool:
-        """Returns whether the warm-up of all ranks is over, and none has ended as it should."""
+        """Returns whether all ranks are past their warm-up, and none has ended as intended."""
         for rank in self.ranks:
             if rank not in self._words:
                 with suppress(OSError, ValueError):
@@ -169,7 +171,7 @@ class RankFiles:
         return all(each is not None and each[SERVES] and not each[LEFT] for each in words)
 
     def states(self, window_s: float) -> dict[int, RankState]:
-        """Returns the state of each rank, with the passes of the last `window_s` seconds."""
+        """Returns the state of each rank, including its forward passes of the last `window_s` seconds."""
         words_R = {rank: self._words[rank] for rank in self.ranks}
         now_ns, engines = time.monotonic_ns(), {words[ENGINE] for words in words_R.values()}
         owners = {rank: set(words[OWN : OWN + ADDRESSES]) - {0} for rank, words in words_R.items()}
@@ -182,7 +184,7 @@ class RankFiles:
         return (time.monotonic_ns() - words[BEAT]) / 1e9 if runs else float("inf")
 
     def lost(self) -> list[int]:
-        """Returns the ranks whose process, or whose engine's, has ended, if it is not this one."""
+        """Returns the ranks whose worker or engine process has ended, except those that this process belongs to."""
         self.serving()
         pids = {rank: {words[WORKER], words[ENGINE]} for rank, words in sorted(self._words.items()) if not words[LEFT]}
         return [r for r, both in pids.items() if os.getpid() not in both and GONE in map(process_state, both)]

@@ -1,4 +1,6 @@
-"""The parent of vLLM's servers, one for each data-parallel rank: starts them, alone decides who is lost, tells the others."""
+"""The parent of vLLM's servers, one per data-parallel rank: starts them, decides which ranks are lost, and tells the survivors.
+
+A change is a numbered switch from one set of serving ranks to another, when ranks are lost or join."""
 
 from __future__ import annotations
 
@@ -45,16 +47,16 @@ OF_ENGINE = "VLLM::"  # how vLLM's own names of its processes begin
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a rank.
+    """Observation of one rank at one time.
 
     Attributes:
-        exit_code: of its server; None while it runs.
+        exit_code: exit code of its server; None while it runs.
         processes: process ids of its engine and workers.
-        stopped: whether one of its processes is stopped.
-        runnable: whether one of them computes, or waits for a processor.
+        stopped: whether one of its processes is stopped (SIGSTOP).
+        runnable: whether one of its processes computes, or waits for a processor.
         status: status of its engine, as vLLM's fault tolerance names it; None: no answer.
-        change: the last change that it has completed.
-        failed: the request of the change that it refused or could not complete; empty: none.
+        change: number of the last change that it has completed.
+        failed: id of the request whose change it refused or could not complete; empty: none.
     """
 
     exit_code: int | None = None
@@ -67,17 +69,17 @@ class Look:
 
 
 class ServingRanks:
-    """Decides which ranks are lost, and numbers the changes: pure, by looks and the time of each.
+    """Decides from observations which ranks are lost, and numbers the changes. It does no input or output of its own.
 
     Args:
         ranks: the numbers of the ranks.
-        hang_s: seconds without an answer, or stopped, after which a rank is lost; STARVED times as many where its processes
-            are runnable, since a busy machine lets them wait.
+        hang_s: seconds for which a rank may be stopped, or not answer, before it is lost. While its processes are runnable, it
+            is STARVED times as long, because a busy machine lets them wait.
 
     Attributes:
         alive: ranks that serve.
         dead: ranks that were lost.
-        change: number of the last change that began.
+        change: number of the last change that began; 0: none yet.
     """
 
     def __init__(self, ranks: Sequence[int], hang_s: float) -> None:
@@ -88,7 +90,17 @@ class ServingRanks:
         self._processes: dict[int, frozenset[int]] = {}
 
     def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
-        """Takes a look at each rank that is alive. Returns why ranks are lost, and counts them among the dead."""
+        """Moves the ranks that are lost from `alive` to `dead`; a change begins if there are any.
+
+        Time in which this process itself did not run, more than STALLED_S between two calls, does not count.
+
+        Args:
+            looks: an observation of each rank in `alive`.
+            now_s: the time of the observations, in seconds.
+
+        Returns:
+            For each rank that was found lost now, the reason.
+        """
         if (stalled_s := now_s - self._looked_s) > STALLED_S:
             for since_s in (self._answered_s, self._runnable_s):
                 since_s.update({rank: at_s + stalled_s for rank, at_s in since_s.items()})
@@ -118,7 +130,7 @@ class ServingRanks:
         return f"{'it is stopped' if look.stopped else 'it does not answer'} for {now_s - answered_s:.3g} s"
 
     def join(self, rank: int) -> None:
-        """Counts a lost rank, which was started again, among those that serve. A change begins."""
+        """Moves a lost rank that was started again from `dead` to `alive`. A change begins."""
         self.dead.remove(rank)
         self.alive, self.change = sorted([*self.alive, rank]), self.change + 1
         self._processes.pop(rank)
@@ -126,13 +138,16 @@ class ServingRanks:
         self._runnable_s.pop(rank, None)
 
     def give_up(self, rank: int) -> None:
-        """Counts a rank that could not join among the dead again. A change begins."""
+        """Moves a rank that could not join back from `alive` to `dead`. A change begins."""
         self.alive.remove(rank)
         self.dead.append(rank)
         self.change += 1
 
     def faulted(self, looks: dict[int, Look], now_s: float) -> bool:
-        """Returns whether a rank that made the last change waits for another one, for a second. A change then begins."""
+        """Returns whether a rank that completed the last change has been unhealthy for FAULT_S; then another change begins.
+
+        Args: as in `lost`.
+        """
         again = self.change > 0 and any(looks[r].status == "unhealthy" and looks[r].change == self.change for r in self.alive)
         self._healthy_s = self._healthy_s if again else now_s
         if found := now_s - self._healthy_s > FAULT_S:
@@ -140,18 +155,18 @@ class ServingRanks:
         return found
 
     def complete(self, looks: dict[int, Look]) -> bool:
-        """Returns whether all ranks that are alive serve after the last change."""
+        """Returns whether all ranks in `alive` are healthy and have completed the last change."""
         return all(looks[rank].status == "healthy" and looks[rank].change == self.change for rank in self.alive)
 
 
 def describe_exit(code: int) -> str:
-    """Returns how a process ended."""
+    """Returns the end of a process in words: "exit code 1", or "killed by signal 9" for -9."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 @dataclass(eq=False)
 class RankServer:
-    """One server of vLLM: of a data-parallel rank, or of all ranks."""
+    """One vLLM server process: of one data-parallel rank, or of all ranks."""
 
     rank: int
     url: str
@@ -161,7 +176,7 @@ class RankServer:
     _read: int = field(default=0)
 
     def new_lines(self) -> list[str]:
-        """Returns whole lines of its log that were not returned before, and notes its phase."""
+        """Returns the whole lines of its log that were not returned before, and updates `phase` from them."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             whole, _, _ = file.read().rpartition(b"\n")
@@ -179,13 +194,14 @@ class RankServer:
 
 @dataclass(eq=False)
 class RankServers:
-    """Servers of vLLM and what belongs to them: the router, and with `survive` the keeper of the store.
+    """vLLM's servers, the router in front of them and, with `survive`, the keeper of the store at which ranks meet.
 
     Args:
-        command: called with (rank, its port, the keeper's store or ""); returns the words and the environment of its server.
+        command: called with (rank, its port, address of the keeper's store or ""); returns the command line of the rank's
+            server, as words, and its environment.
         ranks: numbers of the data-parallel ranks; one number for a server of all ranks.
-        port: port of the only server; None: there are several, with ports of their own behind the router.
-        folder: where logs are written.
+        port: port of the only server; None: there are several servers, with ports of their own behind the router.
+        folder: folder for logs.
         hang_s: seconds without an answer after which a rank is lost.
         survive: whether the others serve on when a rank is lost.
         session: the HTTP client.
@@ -218,10 +234,10 @@ class RankServers:
         self._others: list[asyncio.subprocess.Process] = []  # the keeper and the router
 
     async def start(self) -> None:
-        """Starts all servers and the router, and tells how far they are. Returns when all serve.
+        """Starts all servers and the router, and tells the user of their progress. Returns when all serve.
 
         Raises:
-            RankFailed: if a server ends before.
+            RankFailed: if a server ends before it serves.
         """
         ports = [self.port] if self.port is not None else free_ports(len(self.ranks))
         self._starts += 1  # the logs say why there is another
@@ -257,7 +273,7 @@ class RankServers:
         self.changes.serving.set()
 
     async def watch(self) -> str:
-        """Watches the servers while they serve. Returns why they do not any more."""
+        """Watches the servers, and handles lost and joining ranks, until serving ends. Returns the reason why it ended."""
         asked: dict[int, asyncio.Task[Any]] = {}
         try:
             while not (ended := await self._watch_once(asked)):
@@ -344,7 +360,7 @@ class RankServers:
             asked[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
 
     async def end(self) -> None:
-        """Ends all processes, which write their records before. None is left on return."""
+        """Ends all processes, after they have written their records. No process is left on return."""
         self.changes.serving.clear()
         processes = [server.process for server in self.servers.values()] + self._others
         for process in processes:
@@ -464,7 +480,7 @@ class RankServers:
 
 
 def free_ports(number: int) -> list[int]:
-    """Returns ports of this host that nobody listens on."""
+    """Returns `number` ports of this host on which nobody listens."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -473,7 +489,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
-    """Returns, by process group and process id, name and state (as in /proc/PID/stat) of all processes that have not ended."""
+    """Returns all processes that have not ended: by process group and process id, (name, state letter) as in /proc/PID/stat."""
     found: dict[int, dict[int, tuple[str, str]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
@@ -485,7 +501,7 @@ def process_groups() -> dict[int, dict[int, tuple[str, str]]]:
 
 
 def reason(log: Path) -> str:
-    """Returns the line of a log that probably says why its process ended."""
+    """Returns the line of a log file that most likely tells why its process ended."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and " WARNING " not in line]
     errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception): |error: ", line)]
     return f"{(errors or lines[-1:] or ['nothing was written'])[0][-400:]} (see {log})"

@@ -1,4 +1,4 @@
-"""Course of `aurora vllm`: what is checked before loading, the servers' command lines, advice while they serve, and the end."""
+"""Steps of `aurora vllm`: checks before loading, the servers' command lines, advice while they serve, and the end."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ REFUSED = (  # options of vLLM that divide ranks over servers in another way, or
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """A model that is to be served, with all that was checked before anything is loaded.
+    """Checked parameters of one `aurora vllm`: the model, vLLM's options, the ranks and the plan.
 
     Attributes:
         model: the model, as vLLM takes it.
-        given: values of READ, by name with underscores.
-        words: vLLM's other options, with those that were added.
+        given: values of those of vLLM's options that aurora reads (READ), by name with underscores.
+        words: vLLM's other options, including those that aurora adds.
         ranks: numbers of the data-parallel ranks of this host; one number for a server of all ranks.
         size: number of data-parallel ranks of all hosts.
-        tensor: GPUs of a data-parallel rank.
+        tensor: number of GPUs of a data-parallel rank.
         cluster: the ranks' GPUs.
         state: folder for logs, record and plan.
         plan: the plan that the server begins with; None: vLLM's own placement.
@@ -90,7 +90,14 @@ class ServeCommand:
         return self.size > 1
 
     def command(self, rank: int, port: int, store: str, rpc_port: int) -> tuple[list[str], dict[str, str]]:
-        """Returns the words and the environment of a rank's server; see `RankServers`."""
+        """Returns the command line, as words, and the environment of a rank's server.
+
+        Args:
+            rank: the data-parallel rank.
+            port: port of its server.
+            store: address of the keeper's store; empty: there is none, because ranks do not serve on without lost ones.
+            rpc_port: data-parallel RPC port, equal for all ranks.
+        """
         given, environ = self.given, dict[str, str]()
         own = given.additional_config["aurora"] | ({"fault_store": store} if store else {})
         config = {**given.additional_config, "aurora": own}
@@ -123,12 +130,12 @@ def prepare(
     survive: bool,
     say: Callable[[str], None],
 ) -> ServeCommand:
-    """Checks everything that is known before loading, and decides how vLLM is started.
+    """Checks all that can be checked before a model is loaded, and decides how vLLM is started.
 
     Args:
         model: the model, as vLLM takes it, or a shipped model's name.
         words: vLLM's own options.
-        cluster: cluster file; None: what NVML or vLLM's platform says.
+        cluster: cluster file; None: the GPUs that NVML or vLLM's platform reports.
         state: folder for logs, record and plan; None: one for this model and these ranks.
         apply: whether to serve by a plan.
         survive: whether the others serve on when a rank is lost.
@@ -279,12 +286,12 @@ async def serve(
     Args:
         command: what to start.
         hang_s: seconds without an answer after which a rank is cut off.
-        after_s: seconds of serving after which advice is asked for; None: after ENOUGH_TOKENS.
-        as_json: whether advice is returned instead of printed.
+        after_s: seconds of serving after which `aurora recommend` runs; None: after ENOUGH_TOKENS recorded tokens.
+        as_json: whether the advice is returned instead of printed.
         say: called with sentences for the user.
 
     Returns:
-        Why the server ended, empty if it was asked to; and with `as_json` the advice.
+        (reason why the server ended, empty if the user ended it; the advice with `as_json`, else None).
 
     Raises:
         RankFailed: if vLLM does not start.
@@ -374,9 +381,10 @@ async def _tokens(session: ClientSession, url: str) -> float:
 
 
 async def advise(command: ServeCommand, as_json: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """Has `aurora recommend` say what a plan would bring by the record, and keeps the plan for the next start.
+    """Runs `aurora recommend` on the recorded traffic, which tells the gain of a plan, and keeps the plan for the next start.
 
-    It runs beside the servers in a process of its own. Returns what it says with `as_json`.
+    It runs beside the servers in a process of its own. With `as_json` its JSON output is returned instead of printed; None if
+    it failed.
     """
     folder, began = command.state, time.time()
     words = ["import", str(folder / "seen"), "--format", "vllm-record", "-o", str(folder / "profile.npz")]

@@ -1,6 +1,6 @@
-"""The workers' metrics on vLLM's /metrics with one API server: workers write them to files, which that process shows.
+"""Shows the workers' metrics on vLLM's /metrics if there is one API server: workers write them to files, and that server reads.
 
-With several API servers vLLM collects from all processes by itself.
+With several API servers vLLM itself collects the metrics of all processes.
 """
 
 import atexit
@@ -26,7 +26,7 @@ WRITE_S = 2.0  # between two writes
 
 
 def open_status_folder() -> None:
-    """Creates the folder of this server's status files, once, for all processes that it starts, and shows their metrics."""
+    """Creates the folder of this server's status files, once, and shows the metrics that child processes write there."""
     if FOLDER in os.environ:
         return
     try:
@@ -52,7 +52,7 @@ class WorkersMetrics(Collector):  # type: ignore[misc]
         self._folder = folder
 
     def describe(self) -> list[Metric]:
-        """Returns nothing: what there will be is not known."""
+        """Returns an empty list, because the metrics are not known before workers have written them."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -77,7 +77,7 @@ class MetricsWriter:
             threading.Thread(target=self._run, args=(Path(folder),), daemon=True, name="aurora-metrics").start()
 
     def write_soon(self) -> None:
-        """Has them written now."""
+        """Wakes the thread, so that the metrics are written now."""
         self._soon.set()
 
     def collect(self) -> Iterator[Metric]:
@@ -98,5 +98,5 @@ class MetricsWriter:
 
 
 def metrics_file(folder: Path) -> Path:
-    """Returns the path of this process's metrics."""
+    """Returns the path of the file in `folder` with this process's metrics."""
     return folder / f"metrics-{os.getpid()}.prom"

@@ -1,4 +1,4 @@
-"""The plan that a rank serves by: whether it fits the model and the settings, and which experts and orders it gives."""
+"""The plan that a rank serves by: checks that it fits model and settings, and looks up the rank's experts and orders."""
 
 import hashlib
 import re
@@ -33,14 +33,14 @@ _BESIDE = re.compile(r"(^|\.)(\w*mtp\w*|nextn\w*|eagle\w*|vis\w+|audio\w*|expert
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Identity of a model's routing."""
+    """Identity of a model's routing, by which a plan is known to be for the model."""
 
     layers: tuple[int, ...]  # indices of the decoder layers that have experts
     fingerprint: str  # of these layers' router weights, as `router_fingerprint` makes it
 
 
 def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | None, int | None]:
-    """Returns a model's checkpoint and its experts per layer; None each if there are none to read.
+    """Returns a model's checkpoint and its number of experts per layer; None for each that cannot be read.
 
     Args:
         name: the model's folder, or its name in the local Hugging Face cache.
@@ -55,9 +55,9 @@ def read_model(name: str, revision: str | None = None) -> tuple[Checkpoint | Non
 
 
 def read_checkpoint(folder: Path, experts: int) -> Checkpoint | None:
-    """Reads the routers' weights from the safetensors of a model's folder; None if no router has `experts` rows.
+    """Reads the routers' weights from the safetensors of a model's folder; returns None if no router has `experts` rows.
 
-    Multi-token prediction layers, which lie behind the decoder layers or apart, are not read.
+    Layers of multi-token prediction are not read.
 
     Raises:
         BadInput: if there is no config.json, it has no number of layers or no block size that fits, or a file holds no weights.
@@ -139,10 +139,10 @@ def check_fit(plan: Plan, checkpoint: Checkpoint, experts: int, ranks: int) -> N
 
 
 def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
-    """Returns the hierarchy by which vLLM's all-to-alls are performed, or may be; None if they are flat or vLLM's own.
+    """Returns the servers and chunks by which all-to-alls are, or may be, performed; None if they are flat or vLLM's own.
 
     Raises:
-        BadInput: if the settings ask for one, and the plan knows of no servers.
+        BadInput: if the settings ask for hierarchical all-to-alls, and the plan's cluster has no fabric of servers.
     """
     if settings.order in ("stock", "push") or settings.all_to_all == "flat":
         return None
@@ -157,20 +157,21 @@ def served_hierarchy(plan: Plan, settings: Settings) -> Hierarchy | None:
 
 
 class ServedPlan:
-    """The plan and the all-to-all's order of one expert-parallel rank; without a plan, vLLM's placement.
+    """The plan and the order of all-to-alls by which one expert-parallel rank serves; without a plan, vLLM's own placement.
 
     Args:
-        settings: give the plan's file and the order.
+        settings: the plugin's settings; they name the plan's file and the order.
         rank, ranks: this expert-parallel rank, and how many there are.
         checkpoint: identity of the model that will be loaded; None if it cannot be read beforehand, so that no plan fits.
         experts: the model's number of experts per layer; None if unknown.
 
     Attributes:
         plan: the plan; None if there is none or it is refused.
-        physical_LP: (L, P) int64, the expert in each physical expert, rank by rank; None if EPLB does not place them.
+        physical_LP: (L, P) int64, the planned expert of each of EPLB's physical experts, rank by rank; None: the plan's experts
+            are placed without EPLB, or there is no plan.
         hierarchy: the servers and chunks of the all-to-alls; None if they are flat.
-        order: what orders all-to-alls, as in Settings; "online" if the plan's order is for flat all-to-alls and these are
-            hierarchical by the settings, or the other way round.
+        order: the setting `order`; but "online" if the plan's orders are for flat all-to-alls and the settings ask for
+            hierarchical ones, or the other way round.
         checkpoint: as given.
     """
 
@@ -205,10 +206,13 @@ class ServedPlan:
         return None
 
     def place_physical_experts(self, redundant: int) -> str | None:
-        """Fills EPLB's physical experts by the plan, and free slots by replicas. Returns the refusal reason; else None.
+        """Assigns the plan's experts to EPLB's physical experts, and further replicas to slots that are left.
 
         Args:
-            redundant: how many more physical experts than experts vLLM holds in a layer.
+            redundant: number of physical experts of a layer minus its experts, as vLLM is configured.
+
+        Returns:
+            The refusal reason if this number does not fit the plan; else None.
         """
         assert self.plan is not None
         model = self.plan.models[0]
@@ -226,17 +230,20 @@ class ServedPlan:
         self.keep_stock()
 
     def keep_stock(self) -> None:
-        """Leaves the all-to-all to vLLM."""
+        """Leaves the all-to-all, but not the placement, to vLLM."""
         self.hierarchy, self.order = None, "stock"
 
     def change_ranks(self, rank: int, ranks: int) -> None:
-        """Goes on with other ranks than planned for: all-to-alls are flat, and ordered batch by batch or vLLM's."""
+        """Drops the plan, because the ranks are no longer those that it was made for.
+
+        All-to-alls are flat from now on: vLLM's own if they were, else in an order that is made for each batch.
+        """
         self.plan, self.hierarchy, self._rank, self._ranks = None, None, rank, ranks
         self.order = "stock" if self.order == "stock" else "online"
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what must be equal on all ranks: placement, orders, and the settings that hold for all of them."""
+        """Hash of the placement, the orders and the settings that must be equal on all ranks."""
         models = [] if self.plan is None else [(m.profile_digest, m.placement.slots_LG) for m in self.plan.models]
         orders = [] if self.plan is None else [[order.pairs_X2.tolist() for order in self.plan.models[0].dispatch_L]]
         physical = [] if self.physical_LP is None else self.physical_LP.tolist()
@@ -249,7 +256,7 @@ class ServedPlan:
         return hashlib.sha256(repr(shared).encode()).hexdigest()
 
     def summary(self) -> str:
-        """Returns what serves by what, for the log: who places experts, who orders all-to-alls, and where a record goes."""
+        """Returns text for the log: who places the experts, who orders all-to-alls, and where records are written."""
         settings = self._settings
         experts = "vLLM places the experts"
         if self.plan is not None and settings.plan is not None:
@@ -267,7 +274,7 @@ class ServedPlan:
 
     @property
     def measures_hops(self) -> bool:
-        """True if each batch's all-to-alls have two hops or are flat, as is measured to be faster."""
+        """True if measurements decide for each batch whether its all-to-alls are flat or hierarchical (two hops)."""
         return self.order == self._settings.all_to_all == "auto" and self.hierarchy is not None
 
     @property
@@ -277,18 +284,18 @@ class ServedPlan:
 
     @property
     def profile(self) -> Profile | None:
-        """The profile that the plan was made from; None without a plan, or if its file is gone or is another one."""
+        """The profile that the plan was made from; None without a plan, or if its file is gone or has changed."""
         return None if self.plan is None or self._settings.plan is None else planned_profile(self.plan, self._settings.plan)
 
     def moe_layer(self, decoder_layer: int) -> int | None:
-        """Returns the MoE layer's index of a decoder layer; None if it is not in the checkpoint, as draft layers are not."""
+        """Returns a decoder layer's index among the MoE layers; None if the checkpoint lacks it, as it lacks draft layers."""
         if self.checkpoint is None:
             return decoder_layer
         layers = self.checkpoint.layers
         return layers.index(decoder_layer) if decoder_layer in layers else None
 
     def physical_experts(self, layer: int | None) -> IntArray | None:
-        """Returns (P,) int64: the expert in each of a MoE layer's physical experts; None if EPLB does not place them."""
+        """Returns (P,) int64: the planned expert of each physical expert of a MoE layer; None as in `physical_LP`."""
         return None if self.physical_LP is None or layer is None else self.physical_LP[layer]
 
     def local_experts(self, layer: int | None) -> tuple[int, ...] | None:
@@ -306,11 +313,11 @@ class ServedPlan:
 
 
 def planned_profile(plan: Plan, path: Path) -> Profile | None:
-    """Returns the profile that a plan was made from; None if its file is gone or is another one.
+    """Returns the profile that a plan was made from; None if the profile's file is gone or has changed since.
 
     Args:
         plan: a plan of one model.
-        path: its file, beside which it names its profile.
+        path: the plan's file; the plan names its profile relative to it.
     """
     model = plan.models[0]
     if not model.profile_path:

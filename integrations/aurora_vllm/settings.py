@@ -28,31 +28,33 @@ class Settings:
 
     Args:
         plan: file of a plan of one model, for as many GPUs as vLLM has expert-parallel ranks; None: vLLM's own placement.
-        order: what performs all-to-alls, in which order: "stock" (vLLM's allgather and reduce-scatter), "plan" and "online" (by
-            messages, in the plan's order or a new one for every batch, which turns CUDA graphs off), "push" (rows written into
-            peers' memory, in the plan's order, under CUDA graphs, on GPUs that NVLink connects; else "stock") or "auto" (with a
-            plan the fastest of vLLM's own and those that keep CUDA graphs as they are, by tokens, as measured before serving).
-        all_to_all: "flat" (each row goes straight to its rank), "hierarchical" (once to each server, and from there to its
-            ranks) or "auto" (as planned; with the order "auto" by measurement, where the plan's cluster has servers).
+        order: way and order of all-to-alls. "stock": vLLM's allgather and reduce-scatter. "plan": messages in the plan's order,
+            without CUDA graphs. "online": messages in an order that is made for every batch, without CUDA graphs. "push": GPUs
+            that NVLink connects write rows into each other's memory, in the plan's order, under CUDA graphs; on others as
+            "stock". "auto": with a plan, those ways that need no change of CUDA graphs are timed before serving, and each batch
+            takes the fastest for its number of tokens; without a plan "stock".
+        all_to_all: hops of all-to-alls. "flat": each row goes straight to its rank. "hierarchical": each row goes once to each
+            server, and from there to its ranks. "auto": as planned; with the order "auto", and a plan whose cluster has
+            servers, as measured to be faster.
         record: folder into which every rank writes its record; None: no record.
-        record_every_s: seconds between two writes.
+        record_every_s: seconds between two writes of the record.
         colocate: a name, equal for all servers that share these GPUs in time slices; None: this server has its GPUs to itself.
         priority: with colocate: "interactive" (its compute and its all-to-alls go before those of batch servers) or "batch".
-        slice_s: with colocate, of a batch server with a plan: seconds of a port that a slice of its all-to-alls takes at most,
-            between which interactive servers send; None: none is cut.
-        metrics_port: rank r serves its metrics at this port + r; None: vLLM's own /metrics alone, where it can show them.
-        metrics_host: address that `metrics_port` listens on: loopback, unless asked for another.
-        agree_s: seconds that ranks wait for each other's report before the model is built.
-        adapt: whether the placement follows the traffic: through EPLB, or by expert maps where kernels honour them.
-        loss: with adapt: time that the slowest GPUs lose by the placement in force, as a share, up to which it is kept.
+        slice_s: with colocate, for a batch server with a plan: its all-to-alls are cut into slices that hold a port for at most
+            so many seconds, and interactive servers may send between slices; None: all-to-alls are not cut.
+        metrics_port: rank r serves its metrics at this port + r; None: only on vLLM's own /metrics, if that can show them.
+        metrics_host: address that `metrics_port` listens on.
+        agree_s: seconds that ranks wait for each other's report on the plan before the model is built.
+        adapt: whether the placement follows the traffic: through EPLB, or by expert maps if the kernels honour them.
+        loss: with adapt: the placement in force is kept while it costs the slowest GPUs at most this share of their time.
         bytes_per_s: with adapt: bytes of expert weights that may move in a second; None: as many as pay.
         period_s: with adapt and without EPLB, which has a `step_interval`: seconds between two windows of traffic.
-        dry_run: with adapt: whether nothing moves, and the log says what would.
-        fault_store: address of the store at which ranks meet that go on without lost ones; `aurora vllm` sets it.
-        required: whether the server ends if the plugin cannot do what is asked for, instead of serving without it.
+        dry_run: with adapt: whether nothing moves, and the log says what would move.
+        fault_store: address of the store at which ranks meet when they go on without lost ones; `aurora vllm` sets it.
+        required: whether the server ends if the plugin cannot do what its settings ask for; False: vLLM serves without it.
 
     Raises:
-        BadInput: if a value is out of range, or two do not fit each other.
+        BadInput: if a value is out of range, or two values contradict each other.
     """
 
     plan: Path | None = None
@@ -124,7 +126,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
         environ: environment variables; a value in `given` has precedence.
 
     Raises:
-        BadInput: if a name is unknown, a value has the wrong type, or an all-to-all of aurora's is needed and not asked for.
+        BadInput: if a name is unknown, a value has the wrong type, or a setting needs another `order` than the one given.
     """
     names = [field.name for field in fields(Settings)]
     asked: dict[str, Any] = {name: environ[key] for name in names if (key := PREFIX + name.upper()) in environ}
@@ -148,7 +150,7 @@ def read_settings(given: Any, environ: Mapping[str, str]) -> Settings | None:
 
 
 def misspelt(additional: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields a sentence for each name that is close to one of the plugin's, but is none of them.
+    """Yields a sentence for each key or variable that is probably a misspelt name of the plugin's.
 
     Args:
         additional: vLLM's additional_config.

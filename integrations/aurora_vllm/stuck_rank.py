@@ -1,4 +1,4 @@
-"""Names the rank that the others wait for, from what each rank was last seen doing: a pure function of their states."""
+"""Finds the rank that the others wait for, by a pure function of the last observed state of each rank."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.2  # of the passes' time that a slow rank takes longer than the 
 
 
 class Pass(NamedTuple):
-    """A forward pass that has ended."""
+    """Size and times of a forward pass that has ended."""
 
     size: int  # binary digits of the number of own tokens
     compute_s: float  # outside of exchanges
@@ -34,22 +34,24 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank as it was last seen.
+    """Last observed state of one rank.
 
     Args:
-        process: state of its processes, the worker's and the engine's.
+        process: state of its processes, the worker's and the engine's: RUNS, or STOPPED or GONE if one of them is.
         silent_s: seconds since its watchdog's last sign of life.
-        phase: one of PHASES.
-        since_s: seconds since it is in the phase.
+        phase: the present phase, one of PHASES.
+        since_s: seconds since the phase began.
         exchanges: number of exchanges that it has arrived at; the n-th is the same on all ranks.
         layer: index of the MoE layer that it computes; None: it is in none.
-        passes: the forward passes of the last seconds, by the exchanges before their end.
+        passes: its recent forward passes; the key is the number of exchanges before the end of the pass, so the same pass has
+            the same key on all ranks.
         unacknowledged: ranks that do not acknowledge bytes which it has sent repeatedly.
-        balancer: what EPLB's background thread does, one of BALANCERS: "rests" (nothing is to be moved), "plans", "waits" (for
-            the others' plans), "moves" (a layer's experts), "ready" (they are there, and a forward pass has to take them).
-        balancer_s: seconds since the balancer is in that state.
-        balancer_passes: forward passes since then.
-        balancer_layers: number of layers whose moves it has begun.
+        balancer: state of EPLB's background thread, one of BALANCERS: "rests" (nothing to move), "plans", "waits" (for the
+            plans of other ranks), "moves" (sends a layer's experts), "ready" (the experts have arrived, and the next forward
+            pass has to put them in place).
+        balancer_s: seconds since that state began.
+        balancer_passes: forward passes since that state began.
+        balancer_layers: number of layers whose moves the thread has begun.
     """
 
     process: str = RUNS
@@ -67,7 +69,7 @@ class RankState:
 
     @property
     def waits(self) -> bool:
-        """True if it has been in an exchange for too long."""
+        """True if the rank has waited in an exchange for WAIT_S or longer."""
         return self.phase in EXCHANGES and self.since_s >= WAIT_S
 
 
@@ -85,15 +87,18 @@ class StuckRank(NamedTuple):
 def stuck_rank(states: Mapping[int, RankState], complete: bool = True) -> StuckRank | None:
     """Returns the rank that the others wait for; None if no rank is stuck.
 
-    A rank whose process is gone or stopped is named at once. Else, where ranks have waited in an exchange for WAIT_S, it is
-    the rank that has not arrived there; if all have, their bytes do not come, and it is the rank at the end of most links with
-    bytes that nobody acknowledges, or after UNEXPLAINED_S an unknown one where no link shows any. Else it is a rank that
-    computes the same passes SLOW times as long as the others with as many tokens; or one whose balancer has ended or is behind,
-    while forward passes go on.
+    The first of these that applies:
+
+    - A rank whose process is gone or stopped.
+    - If ranks have waited in an exchange for WAIT_S: a rank that has not arrived there. If all have arrived, bytes do not come
+      through; then it is the rank at the ends of most links with unacknowledged bytes. If there are no such links, it is a rank
+      that is an exchange behind or, after UNEXPLAINED_S, an unknown rank.
+    - A rank that takes SLOW times as long as the others to compute the same passes with as many tokens.
+    - A rank whose EPLB thread has ended, or is behind the others' while forward passes go on.
 
     Args:
-        states: of each rank that is seen.
-        complete: whether these are all ranks; if not, an exchange at which all of these have arrived may lack another.
+        states: the state of each observed rank.
+        complete: whether these are all ranks. If not, the rank that has not arrived may be one that is not observed.
     """
     return _ended(states) or _late(states, complete) or _slow(states) or _balancer(states)
 

@@ -1,4 +1,4 @@
-"""Links of this process that carry no bytes: what its TCP connections say, and which addresses answer."""
+"""Finds links of this process that carry no bytes, from the state of its TCP connections and by asking addresses to answer."""
 
 import errno
 import ipaddress
@@ -14,7 +14,7 @@ CLOSED_PORT = 9  # nobody listens there, so that a host refuses at once
 
 
 def connections() -> tuple[set[str], set[str], set[str]]:
-    """Returns this process's addresses in TCP connections, those at their other ends, and those that acknowledge nothing."""
+    """Returns addresses of this process's TCP connections: (its own, its peers', those of peers that acknowledge nothing)."""
     own, peers, silent, inodes = set[str](), set[str](), set[str](), set(_sockets())
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/thread-self/net/{name}") as file:
@@ -29,7 +29,10 @@ def connections() -> tuple[set[str], set[str], set[str]]:
 
 
 def unanswering(addresses: set[str]) -> set[str]:
-    """Returns the hosts that neither refuse nor accept a connection, if another does: else a firewall may hide them all."""
+    """Returns the addresses that neither accept nor refuse a connection within ANSWER_S.
+
+    If no address answers, returns none of them, because a firewall may hide them all.
+    """
     with ThreadPoolExecutor(max(len(addresses), 1)) as pool:
         silent = {address for address, answers in zip(addresses, pool.map(_answers, addresses), strict=True) if not answers}
     return silent if silent < addresses else set()

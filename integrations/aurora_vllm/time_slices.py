@@ -29,7 +29,7 @@ class TimeSlices:
         arbiter: port arbiter of this server on this GPU; None if no other server shares it.
         holds_between_layers: whether this server keeps the GPU between the all-to-alls of a forward pass. False under tensor
             parallelism, because its ranks wait for each other there.
-        slice_s: as of `SlicePolicy`.
+        slice_s: as in `SlicePolicy`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TimeSlices:
     def exchanging(self, transport: Transport) -> Iterator[None]:
         """Context manager for one all-to-all: waits for the port, and releases it once the transfers inside are done.
 
-        A server that shares its port with no other does not wait for them.
+        If no other server shares the port, it waits neither for the port nor for the transfers.
         """
         if self.arbiter is None:
             yield
@@ -79,12 +79,12 @@ class TimeSlices:
         return self._slice_s < float("inf")
 
     def cut(self, transport: Transport, order: Order, bytes_SGG: IntArray, network: Network) -> ExchangeStep:
-        """Returns what performs each exchange of an all-to-all, in slices that wait for the port by themselves.
+        """Returns the function that performs each exchange of an all-to-all in slices, each of which waits for the port.
 
         Args:
             transport: carries tensors between the expert-parallel ranks.
             order: the order of each exchange.
-            bytes_SGG: (S, G, G) bytes from each rank to each other in each exchange; only a single one is cut.
+            bytes_SGG: (S, G, G) bytes from each rank to each other in each exchange. If there are several, none is cut.
             network: the ports' rates.
         """
         from aurora.planner.arbitration import slices_of
@@ -109,7 +109,9 @@ def join_port_arbiter(
     finish: Callable[[], None] = lambda: None,
     policy: SlicePolicy = SlicePolicy(),
 ) -> "ProcessPortArbiter":
-    """Joins this rank to the servers that share `folder`. Rank 0 takes the server's slot and publishes it.
+    """Joins this rank to the servers that share GPUs through `folder`.
+
+    Each server has a slot in a table in the folder. Rank 0 takes a free one and publishes it to the server's other ranks.
 
     Args:
         store: a torch.distributed Store that all ranks of this server reach.

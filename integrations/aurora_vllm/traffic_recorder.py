@@ -1,6 +1,6 @@
-"""Record of one rank's traffic and timings, accumulated while it serves.
+"""Recorder of one rank's traffic and timings while it serves.
 
-Experts that tokens chose are counted, and phases of a forward pass are timed, without waiting for the device.
+It counts the experts that tokens choose and times the phases of forward passes, without making the host wait for the GPU.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aurora.types.arrays import FloatArray, IntArray
 
 
 class ChoiceCounts:
-    """Counts of one forward pass, which may still be on their way from the device.
+    """Counts of one forward pass, which may still be on their way from the GPU to the host.
 
     Args:
         counts_LE: (L, E) int64, in memory of the host.
-        copied: the event after which the counts are there; None if they are.
+        copied: CUDA event after which the counts have arrived; None: they have.
     """
 
     def __init__(self, counts_LE: torch.Tensor, copied: Any = None) -> None:
@@ -44,11 +44,11 @@ class ChoiceCounts:
 
 
 class ChoiceCounter:
-    """Counts choices in a buffer that forward passes write, those that are replayed from CUDA graphs included.
+    """Counts the choices in a buffer into which forward passes write the experts that their routers chose.
 
     Args:
-        chosen_NLK: (N, L, K) integers, the experts that each row's router chose in each decoder layer of the last pass. It
-            stays in its place, so that captured passes write into it.
+        chosen_NLK: (N, L, K) integers, the experts that were chosen for each row in each decoder layer of the last pass. It is
+            never reallocated, so passes that are replayed from CUDA graphs write into it too.
         decoder_layers: for each MoE layer of this process, by index, the number of its decoder layer.
         layers: number of MoE layers of the whole model.
         experts: number of experts of a layer.
@@ -65,7 +65,7 @@ class ChoiceCounter:
     def counted(self, rows: slice) -> torch.Tensor:
         """Returns (L, E) int64 on the device: how often each expert was chosen in some rows of the last pass.
 
-        Called after the pass, on its stream; starts work and returns.
+        Called after the pass, on its stream; queues the work and returns.
 
         Args:
             rows: the rows that are counted; others are padding, or another rank counts them.
@@ -77,7 +77,7 @@ class ChoiceCounter:
         return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1].view(layers, experts)
 
     def count(self, rows: slice) -> ChoiceCounts:
-        """Counts the choices of some rows of the last pass, as `counted` does, in memory of the host."""
+        """Counts as `counted` does, and begins to copy the counts to the host."""
         counts_LE = self.counted(rows)
         if not counts_LE.is_cuda:
             return ChoiceCounts(counts_LE)
@@ -93,7 +93,7 @@ Mark = Any  # host seconds, or an event on the GPU's stream
 
 @dataclass(frozen=True)
 class Span:
-    """The time between two marks of one PhaseClock."""
+    """Time between two marks of one PhaseClock."""
 
     start: Mark
     end: Mark
@@ -105,7 +105,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Seconds that it took. On a GPU this waits for the second mark."""
+        """Seconds between the marks. On a GPU, reading this waits for the second mark."""
         if isinstance(self.end, float):
             return float(self.end - self.start)
         self.end.synchronize()
@@ -113,7 +113,7 @@ class Span:
 
 
 class PhaseClock:
-    """Marks points of this rank's work: host time on a CPU, events of the current stream on a GPU.
+    """Marks points in this rank's work: by the host's time on a CPU, by events of the current stream on a GPU.
 
     Args:
         on_gpu: whether the work runs on a GPU.
@@ -123,7 +123,7 @@ class PhaseClock:
         self._on_gpu = on_gpu
 
     def mark(self) -> Mark | None:
-        """Returns a mark; None while a CUDA graph is captured, because its replays would not pass here."""
+        """Returns a mark; None while a CUDA graph is captured, because replays of the graph do not run this code."""
         if not self._on_gpu:
             return time.perf_counter()
         if torch.cuda.is_current_stream_capturing():
@@ -144,7 +144,7 @@ PENDING_LIMIT = 32  # forward passes that are added up together
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """Facts about the model and the rank that a record states beside the traffic."""
+    """Facts about the model and the rank that are written to a record with the traffic."""
 
     model: str  # the model's name
     fingerprint: str  # a hash of the router weights; empty if unknown
@@ -173,9 +173,10 @@ class _Pass:
 
 
 class TrafficRecorder:
-    """Counts tokens by forward pass, in at most MAX_WINDOWS windows. When they are full, the width of all windows doubles.
+    """Counts tokens in windows of forward passes, at most MAX_WINDOWS of them.
 
-    Passes are only noted at first; `accumulate` adds up many of them at once, once their counts have come from the device.
+    When more would be needed, pairs of windows are merged, so that each has twice as many passes. Passes are first kept as they
+    are; `accumulate` adds up many of them at once, when their counts have arrived from the GPU.
 
     Args:
         facts: facts about the model and this rank, for the record.
@@ -200,13 +201,13 @@ class TrafficRecorder:
             phase: a name in TIMED.
             seconds: how long it took; None: unknown, nothing is noted.
             tokens: number of rows in the phase; 0: the time does not enter the compute curves.
-            active: number of experts with tokens; 0: those that this rank's rows of the pass chose.
+            active: number of experts with tokens; 0: the number of experts that this rank's rows of the pass chose.
         """
         if seconds is not None:
             self._timings.append((layer, phase, seconds, tokens, active))
 
     def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts) -> None:
-        """Ends a forward pass of real tokens, and adds up what is noted if that is enough.
+        """Ends a forward pass of real tokens, and calls `accumulate` if PENDING_LIMIT passes are waiting.
 
         Args:
             step: the pass's number, the same on all ranks.
@@ -219,7 +220,7 @@ class TrafficRecorder:
             self.accumulate()
 
     def accumulate(self) -> None:
-        """Adds all noted passes to the record. Waits for their counts."""
+        """Adds all waiting passes to the record. Waits for their counts."""
         timings = []
         while self._passes:
             each = self._passes.popleft()
@@ -247,7 +248,7 @@ class TrafficRecorder:
 
         Args:
             step: the forward pass's number.
-            layers: indices of S MoE layers.
+            layers: indices of some MoE layers, S of them.
             load_SE: (S, E) how often each expert was chosen in each of these layers.
         """
         window = step // self._width

@@ -1,4 +1,4 @@
-"""The watchdog of one rank: a thread that looks at what all ranks of its host do, and says which one the others wait for."""
+"""The watchdog of one rank: a thread that reads the progress of all ranks of its host, and reports a rank that is stuck."""
 
 import logging
 import threading
@@ -22,23 +22,23 @@ LOOKED = "When this rank's watchdog last looked at the ranks of its host, in Uni
 
 
 class Watchdog:
-    """Looks at the ranks of this host in a thread of its own; the first of them that can says which one is stuck.
+    """Watches the ranks of this host in a thread of its own, and reports in the log and as a metric which rank is stuck.
 
-    It neither waits for another rank nor makes one wait.
+    Of the watchdogs of a host only that of the lowest rank which gives signs of life reports. No rank ever waits for another.
 
     Attributes:
-        balancer: returns what EPLB's background thread does, and of how many layers it has begun the moves; None: there is
-            none.
-        told: what was last said; None: that no rank is stuck.
+        balancer: returns the state of EPLB's background thread, and of how many layers it has begun the moves; None: there is
+            no such thread.
+        told: the stuck rank that was reported last; None: no rank is stuck.
 
     Args:
         rank: this rank.
-        progress: what this rank is doing.
-        files: what the ranks of this host are doing.
-        complete: whether these are all ranks of the server.
-        model_name: a label of its metrics.
-        changed: called when a rank is stuck, or is so no longer.
-        registry: where its metrics are registered.
+        progress: this rank's progress, which the thread also writes to.
+        files: the progress of all ranks of this host.
+        complete: whether all ranks of the server run on this host.
+        model_name: a label of the metrics.
+        changed: called when a rank gets stuck, or is stuck no longer.
+        registry: where the metrics are registered.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Watchdog:
         self._looked = Gauge("aurora_watchdog_timestamp_seconds", LOOKED, (*self._labels,), **latest).labels(**self._labels)
 
     def end(self) -> None:
-        """Ends the watch, and says to the others that this rank ends as it should."""
+        """Ends the watch, and notes for the other ranks that this one ends as intended."""
         self._progress.end()
         self._ended.set()
 
     def keep(self, ranks: list[int]) -> None:
-        """Goes on without lost ranks, before the next forward pass; `ranks` are those of this host that are left."""
+        """Goes on with `ranks`, those of this host that are left. Called before the next forward pass."""
         self._progress.count_anew()
         self._files.keep(ranks)
 
     def look(self) -> None:
-        """Gives a sign of life, and looks once."""
+        """Gives a sign of life, and looks at all ranks once."""
         now_s = time.monotonic()
         overslept, self._looked_s = now_s - self._looked_s > OVERSLEPT_S, now_s
         self._progress.beat()

@@ -1,4 +1,4 @@
-"""HTTP layer in front of vllm-router: resumes generations that a lost rank ended, so that clients see them whole."""
+"""HTTP layer in front of vllm-router: resumes answers that a lost rank cut off, so that clients get them whole."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ NOT_RESUMED = (
 
 
 class ServingChanges:
-    """Numbers of the changes of the ranks that serve; requests wait for the one that follows their fault.
+    """Counts completed changes of the serving ranks, so that a request which met a fault can wait for the change after it.
 
     Args:
-        detected_s: seconds in which a fault is noticed at the latest.
-        patience_s: seconds that requests wait for ranks that serve again.
+        detected_s: seconds after which a fault has been noticed at the latest.
+        patience_s: seconds that requests wait until ranks serve again.
 
     Attributes:
-        number: the last change that is complete.
-        serving: set while all ranks that are left serve.
+        number: number of completed changes.
+        serving: set while all ranks that are left serve; clear during a change.
         ended: True if no rank will serve again.
-        streams: those that are under way.
+        streams: the streams that are under way.
     """
 
     def __init__(self, detected_s: float, patience_s: float = 600.0) -> None:
@@ -49,7 +49,7 @@ class ServingChanges:
         self.streams = set[ResumedStream]()
 
     async def after(self, number: int) -> bool:
-        """Waits until ranks serve after a change beyond `number`. Returns False if there was none."""
+        """Waits until ranks serve after a later change than `number`. Returns False if there is none in time."""
         began = time.monotonic()
         while not self.ended and (waited_s := time.monotonic() - began) < self._patience_s:
             if self.serving.is_set() and (self.number > number or waited_s > self._detected_s):
@@ -59,15 +59,18 @@ class ServingChanges:
 
 
 class ResumedStream:
-    """The stream of one request with one answer, over as many upstream streams as it takes.
+    """One client's stream of an answer. After each fault it continues with another request upstream (to the router).
+
+    Requests for several answers, and those with an option in NOT_RESUMED, are passed on unchanged and never resumed.
 
     Args:
-        path: the path of the request.
-        body: its body.
-        context_tokens: tokens that a prompt and its answer may have together.
+        path: HTTP path of the request.
+        body: JSON body of the request.
+        context_tokens: most tokens that a prompt and its answer may have together.
 
     Attributes:
-        fault: the chunk by which the engine ended the current upstream stream, or NO_REASON; None: it did not.
+        fault: the chunk with which the engine broke off the current upstream stream, or NO_REASON if it broke off without one;
+            None: no fault.
         finished: True once the engine has ended the answer, or one of several.
     """
 
@@ -92,7 +95,7 @@ class ResumedStream:
         return self._path, {**self._body, "return_token_ids": True} if self._whole else self._body
 
     def resumed(self) -> tuple[str, dict[str, Any]] | None:
-        """Returns the path and the body of the request that goes on with the stream; None if nothing can."""
+        """Returns the path and the body of the request that continues the stream after a fault; None if it cannot continue."""
         body, self.fault, self._held = self._body, None, []
         if not self._tokens and not self._text:
             return self.first()
@@ -110,13 +113,13 @@ class ResumedStream:
 
     @property
     def resumable(self) -> bool:
-        """True if the stream can go on after a fault that comes after its first token."""
+        """True if the stream can continue after a fault that comes after its first token."""
         again = self._body.get("temperature") == 0 or self._body.get("seed") is not None
         return self._whole and (again or not any(self._body.get(name) for name in COUNTED))
 
     @property
     def left(self) -> int:
-        """Tokens that the answer may still have."""
+        """Number of tokens that the answer may still have."""
         most = self._context - len(self._prompt) if self._chat else DEFAULT_TOKENS
         asked = self._body.get("max_completion_tokens") or self._body.get("max_tokens") or most
         return max(0, int(asked) - len(self._tokens))
@@ -127,7 +130,7 @@ class ResumedStream:
         return self._whole and (self.finished or (bool(self._tokens) and self.left == 0))
 
     def rest(self) -> bytes:
-        """Returns the events that follow the last token of an answer."""
+        """Returns the closing events of a complete answer that the engine did not close itself."""
         choice: dict[str, Any] = {
             "index": 0,
             "finish_reason": "length",
@@ -143,7 +146,7 @@ class ResumedStream:
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
     def feed(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Takes a chunk of the upstream stream. Returns the chunk for the client; None if there is nothing to tell."""
+        """Takes a chunk of the upstream stream. Returns the chunk for the client; None: nothing is sent for it."""
         choices = chunk.get("choices", [])
         aborted = any(choice.get("finish_reason") == "abort" for choice in choices)
         self.fault = chunk if "error" in chunk or aborted else None
@@ -193,13 +196,13 @@ class ResumedStream:
 
 
 class ResumingProxy:
-    """Passes requests on to the router; completions and chats that a lost rank ended are sent again.
+    """Passes requests on to the router, and sends completions and chats again that a lost rank cut off.
 
     Args:
         upstream: returns the URL of the router.
         session: the HTTP client.
         changes: the changes of the serving ranks.
-        context_tokens: tokens that a prompt and its answer may have together.
+        context_tokens: most tokens that a prompt and its answer may have together.
     """
 
     def __init__(
@@ -208,7 +211,7 @@ class ResumingProxy:
         self._upstream, self._session, self._changes, self._context = upstream, session, changes, context_tokens
 
     def app(self) -> web.Application:
-        """Returns the server's application."""
+        """Returns the aiohttp application that serves the proxy."""
         app = web.Application(client_max_size=LARGEST_BODY)
         app.router.add_post(COMPLETIONS, self._generate)
         app.router.add_post(CHAT, self._generate)
@@ -303,14 +306,14 @@ class ResumingProxy:
 
 
 async def opened(request: web.Request) -> web.StreamResponse:
-    """Returns a stream of server-sent events to the client."""
+    """Opens a stream of server-sent events to the client that made `request`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     return response
 
 
 async def told(stream: ResumedStream, content: StreamReader, response: web.StreamResponse) -> bool:
-    """Tells the client what comes from upstream. Returns whether it came to its regular end."""
+    """Passes the chunks from upstream on to the client. Returns whether the answer came to its regular end."""
     async for chunk in chunks(content):
         if chunk is None and stream.finished:
             await response.write(DONE)
@@ -326,7 +329,7 @@ async def told(stream: ResumedStream, content: StreamReader, response: web.Strea
 
 
 def was_aborted(text: bytes) -> bool:
-    """Returns whether an answer has a choice that the engine aborted."""
+    """Returns whether the JSON text of an answer has a choice that the engine aborted."""
     if b'"abort"' not in text:
         return False
     try:
@@ -337,17 +340,17 @@ def was_aborted(text: bytes) -> bool:
 
 
 def event(chunk: dict[str, Any]) -> bytes:
-    """Returns a chunk as a server-sent event."""
+    """Returns a chunk as the bytes of a server-sent event."""
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
 def failure(status: int, message: str) -> web.Response:
-    """Returns an error in OpenAI's form."""
+    """Returns an HTTP response with an error in the form of OpenAI's API."""
     return web.json_response({"error": {"message": message, "type": "RankLost", "code": status}}, status=status)
 
 
 async def chunks(content: StreamReader) -> AsyncIterator[dict[str, Any] | None]:
-    """Yields the chunks of a stream of server-sent events; None: its regular end."""
+    """Yields the chunks of a stream of server-sent events; None for the event that marks its regular end."""
     buffer = b""
     async for part in content.iter_any():
         *events, buffer = (buffer + part).split(b"\n\n")

@@ -1,4 +1,4 @@
-"""The plugin's part in one vLLM worker: the plan served, forward passes, all-to-alls, time slices, records and metrics."""
+"""The plugin's part in one vLLM worker: the plan, forward passes, all-to-alls, time slices, records and metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOG = logging.getLogger("vllm.aurora")
 
 @dataclass
 class LayerInFlight:
-    """The MoE layer that a thread is computing, and its batch between dispatch and combine."""
+    """State of the MoE layer that a thread is computing."""
 
     layer: int  # the MoE layer's index
     own_rows: slice  # the rows that this rank counts; other tensor-parallel ranks count the rest
@@ -109,11 +109,11 @@ class WorkerIntegration:
         self._thread = _Thread()
 
     def connect(self, make_transport: Callable[[], Transport]) -> None:
-        """Sets the function that makes the transport to the other ranks, on first use."""
+        """Sets the function that makes the transport to the other ranks; `transport` calls it on first use."""
         self._make_transport, self._transport = make_transport, None
 
     def transport(self) -> Transport:
-        """Returns the transport to the other ranks, which must be connected: one for all layers, in a collective call."""
+        """Returns the transport to the other ranks, which all layers share. The first call is collective, after `connect`."""
         assert self._make_transport is not None
         if self._transport is None:
             self._transport = self._make_transport()
@@ -123,8 +123,8 @@ class WorkerIntegration:
         """Goes on with other ranks, before the next forward pass.
 
         Args:
-            ranks_before: the expert-parallel ranks by their numbers until now; None: one that joins.
-            make_transport: makes the transport to them.
+            ranks_before: for each new rank its number until now; None: a rank that joins. [0, 1, 3] after rank 2 was lost.
+            make_transport: makes the transport to these ranks.
         """
         self.rank, self.ranks = ranks_before.index(self.rank), len(ranks_before)
         self.served.change_ranks(self.rank, self.ranks)
@@ -139,7 +139,7 @@ class WorkerIntegration:
         self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None,
         engine: EngineAllToAll | None = None,
     ) -> None:  # fmt: skip
-        """Begins records and metrics, and compiles and measures what serving needs. Called once the model is loaded.
+        """Begins records and metrics, compiles code that serving needs, and times orders. Called once the model is loaded.
 
         A collective call if the order of all-to-alls is measured.
 
@@ -246,17 +246,17 @@ class WorkerIntegration:
         return slice(min(real, part * share), min(real, (part + 1) * share))
 
     def hold_gpu(self) -> None:
-        """Takes the GPU for a forward pass, unless this rank takes it only while its experts compute."""
+        """Waits for the GPU and holds it between all-to-alls; does nothing if this rank holds it only while experts compute."""
         if self._real_tokens and self.time_slices.holds_between_layers:
             self.time_slices.hold_gpu()
 
     # All-to-alls
 
     def takes(self, rows_of_ranks: Callable[[], Sequence[int]]) -> bool:
-        """Returns whether aurora performs the all-to-all of the layer that this thread computes.
+        """Returns whether aurora, and not vLLM, performs the all-to-all of the layer that this thread computes.
 
         Args:
-            rows_of_ranks: returns how many rows of hidden states each rank has; called if the way depends on them.
+            rows_of_ranks: returns the number of rows of each rank; called only if the way of the all-to-all depends on it.
         """
         in_flight = self._thread.in_flight
         if self.served.order == "stock" or in_flight is None:
@@ -282,7 +282,7 @@ class WorkerIntegration:
             slots_of_layer: called with a MoE layer's index at the layer's first dispatch; returns each rank's experts.
 
         Returns:
-            (rows, weights, index): the P rows that came to this rank (P, H), their weights (P, K) and experts (P, K).
+            (rows, weights, index): the P rows that arrived at this rank (P, H), their weights (P, K) and experts (P, K).
         """
         in_flight = self._thread.in_flight
         assert in_flight is not None
@@ -309,7 +309,7 @@ class WorkerIntegration:
         return rows, weights, index
 
     def combine(self, answers: torch.Tensor) -> torch.Tensor:
-        """Sends the experts' results (P, H) for the rows of `dispatch` back and returns their sums by token (N, H)."""
+        """Sends `answers` (P, H), the experts' results for the rows of `dispatch`, back. Returns their sums by token (N, H)."""
         in_flight = self._thread.in_flight
         assert in_flight is not None
         batch = in_flight.batch
@@ -331,7 +331,7 @@ class WorkerIntegration:
         return summed
 
     def alltoalls(self, layer: int) -> list[LayerAllToAll | PushedLayer]:
-        """Returns a MoE layer's all-to-alls, as many as aurora performs and has begun to."""
+        """Returns those all-to-alls of a MoE layer, by messages and by push, that aurora has built so far."""
         of_layer = self._alltoall_of_layer.get(layer), self._pushed_of_layer.get(layer)
         return [each for each in of_layer if each is not None]
 

@@ -1,4 +1,4 @@
-"""The records that a vLLM worker writes of its traffic: rank-R.npz, periodically, on command and at the end."""
+"""Traffic records of a vLLM worker, which it writes to rank-R.npz periodically, on command and at the end."""
 
 import atexit
 import logging
@@ -19,12 +19,13 @@ COMMANDS = ("start", "write", "stop")
 
 
 class WorkerRecords:
-    """One rank's records, each in a folder of its own: the settings' folder, and folders in it that commands name.
+    """One rank's records, each in a folder of its own.
 
-    The record in the settings' folder begins with serving. A record that a command starts neither ends nor changes another.
+    The record in the settings' folder begins with serving. Commands start further records, in subfolders that they name;
+    records do not affect each other.
 
     Attributes:
-        between_passes: held during a forward pass; who holds it may read what has been observed.
+        between_passes: lock that forward passes hold; its holder may read the counts and timings.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:
@@ -40,7 +41,7 @@ class WorkerRecords:
 
     @property
     def active(self) -> bool:
-        """True if anything is recorded."""
+        """True if at least one record is under way."""
         return bool(self._recorders)
 
     def begin(
@@ -49,12 +50,12 @@ class WorkerRecords:
         on_write: Callable[[EngineRecord], None] = lambda _: None,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins the record of the settings, if they name a folder, and the thread that writes. Called after loading.
+        """Begins the record in the settings' folder, if they name one, and the writing thread. Called after loading.
 
         Args:
             facts: facts about the model and this rank.
             on_write: called with the record of the settings' folder each time it has been written, in any thread.
-            on_failure: called when a record could not be written, and has ended for that reason, in any thread.
+            on_failure: called, in any thread, when a record has ended because it could not be written.
         """
         self._facts, self._on_write, self._on_failure = facts, on_write, on_failure
         if self._folder is None:
@@ -86,11 +87,11 @@ class WorkerRecords:
     # Commands
 
     def command(self, *words: Any) -> str:
-        """Performs a recording command. Returns a sentence to show, also if the command is refused.
+        """Performs a recording command. Returns a sentence for the user, also if the command is refused.
 
         Args:
-            words: "start" (a new record), "write", or "stop" (writes, then stops); and the record's folder, in the settings'
-                folder, which is meant if it is left out.
+            words: "start" (begins a new record), "write", or "stop" (writes, then ends the record). A second word names the
+                record's subfolder of the settings' folder; without it, the record in the settings' folder is meant.
         """
         try:
             return f"rank {self._rank}: {self._perform(*self._parsed(words))}"

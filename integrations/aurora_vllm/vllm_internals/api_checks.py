@@ -1,4 +1,4 @@
-"""API checks: which of vLLM's internal functions and classes the plugin needs, and whether this vLLM has them."""
+"""API checks: lists vLLM's internal functions and classes that the plugin needs, and checks that this vLLM has them."""
 
 import ast
 import functools
@@ -31,7 +31,7 @@ WORKER = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
 
 @dataclass(frozen=True)
 class ApiCheck:
-    """A function, class or property of vLLM that must exist."""
+    """Requirement that vLLM has a function, class or property."""
 
     what: str  # the purpose that needs it, for messages
     where: str  # "module:name.name"
@@ -39,7 +39,7 @@ class ApiCheck:
     called_by: str | None = None  # "module:name.name" of the function that must call it while serving; None: not checked
 
     def missing(self) -> str | None:
-        """Returns what vLLM lacks, as part of a sentence; None if it lacks nothing."""
+        """Returns part of a sentence that tells what vLLM lacks; None if it meets the requirement."""
         try:
             found = find(self.where)
         except (ImportError, AttributeError):
@@ -55,7 +55,7 @@ class ApiCheck:
 
     @property
     def name(self) -> str:
-        """The last of the names."""
+        """The last name in `where`: "init" for "module:Class.init"."""
         return re.split("[:.]", self.where)[-1]
 
     def _is_called(self) -> bool:
@@ -72,7 +72,7 @@ class ApiCheck:
 
 
 def calls(node: ast.AST, name: str) -> bool:
-    """Returns whether code calls a function or method of this name, or hands the name itself to a call."""
+    """Returns whether code calls a function or method named `name`, or passes the name as a string to a call."""
     for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
         if name == called or any(isinstance(each, ast.Constant) and each.value == name for each in call.args):

@@ -1,4 +1,4 @@
-"""Substitutes for what vLLM lacks on CPUs: experts of other ranks, collectives of unequal sizes, its load balancer (EPLB)."""
+"""Adds what vLLM lacks on CPUs: expert parallelism in its kernels, collectives of unequal sizes, its load balancer (EPLB)."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from aurora_vllm.vllm_internals.api_checks import CPU_EPLB_API_CHECKS, EPLB_STAT
 
 
 def repair_cpu() -> None:
-    """Makes CPU kernels skip experts of other ranks, gathers integers, and adds all_gatherv, reduce_scatterv. Idempotent."""
+    """Makes CPU kernels skip experts of other ranks, and collectives take integers and unequal sizes. Idempotent."""
     experts = find(f"{MOE}.experts.cpu_moe:CPUUnquantizedExperts")
     communicator = find("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator")
     runner = find(f"{MOE}.runner.moe_runner:MoERunner")
@@ -105,13 +105,13 @@ def accept_eplb() -> None:
 
 
 def refuse_eplb(config: Any) -> None:
-    """Raises vLLM's error for --enable-eplb on a CPU, for servers that the plugin has no settings of."""
+    """Raises vLLM's error for --enable-eplb on a CPU, which `accept_eplb` had removed. For servers without plugin settings."""
     if config.parallel_config.enable_eplb and isinstance(find("vllm.config.parallel:current_platform"), _CpuWithEplb):
         raise ValueError("Expert parallelism load balancing is not supported on CPUs without a setting of aurora")
 
 
 def repair_eplb() -> None:
-    """Makes routers map experts to physical experts, count their loads, and rearrangements run. Idempotent."""
+    """Makes EPLB work on a CPU: routers map experts to physical experts and count loads, and experts can move. Idempotent."""
     router, state = find(f"{MOE}.router.base_router:"), find(EPLB_STATE)
     if getattr(state, "_aurora", False):
         return
@@ -147,7 +147,7 @@ def repair_eplb() -> None:
 
 
 def register_with_eplb(runner: Any, config: Any) -> None:
-    """Hands a loaded model to EPLB, which vLLM's first model runner for CPUs leaves out."""
+    """Registers a loaded model with EPLB, because vLLM's first (V1) model runner does not do so on CPUs."""
     if runner.eplb_state is not None:
         return
     model = find("vllm.model_executor.models.interfaces:get_mixture_of_experts_model")(runner.model)

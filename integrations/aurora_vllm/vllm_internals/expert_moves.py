@@ -1,6 +1,7 @@
-"""Experts of vLLM's layers that follow the traffic: through its load balancer (EPLB), or without it by expert maps.
+"""Makes the experts of vLLM's layers follow the traffic: through its load balancer (EPLB), or without it by expert maps.
 
-EPLB's moves are timed, and come in rounds and pieces. By expert maps, where kernels honour them, experts move between passes.
+EPLB's moves are timed and cut into rounds, of which a few run at a time. With expert maps, if kernels honour them, experts move
+between forward passes.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
 
 
 def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: EngineFacts, served_name: str) -> None:
-    """Makes the experts follow the traffic, from the end of warm-up on. Called on all ranks once the model is loaded.
+    """Makes the experts follow the traffic by expert maps, from the end of warm-up on.
+
+    Called on all ranks once the model is loaded.
 
     Args:
-        worker: what the patches share.
-        choices: counts what the routers chose.
+        worker: state that the patches share.
+        choices: counts the experts that the routers chose.
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
     """
@@ -68,7 +71,7 @@ def follow_traffic(worker: PatchedWorker, balancer: Any, facts: EngineFacts, ser
     """Makes EPLB's physical experts follow the traffic from now on. Called on all ranks once the model is loaded.
 
     Args:
-        worker: what the patches share.
+        worker: state that the patches share.
         balancer: vLLM's EplbState of the model.
         facts: facts about the model and this rank.
         served_name: the name under which vLLM serves the model.
@@ -196,7 +199,7 @@ def _move_in_pieces(worker: PatchedWorker) -> None:
 
 
 def move_in_rounds() -> None:
-    """Makes EPLB send experts in rounds of ours, in which each rank sends to one rank and receives from one at a time."""
+    """Replaces EPLB's schedule of moves by aurora's rounds, in which each rank sends to one rank and receives from one."""
     from aurora.planner.control.move_rounds import buffered_rounds
 
     execute, background = find(f"{EPLB_EXECUTE}:"), find(f"{EPLB_ASYNC}:")

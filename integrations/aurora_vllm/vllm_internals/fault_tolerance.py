@@ -76,12 +76,18 @@ WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
 
 class RankLost(RuntimeError):
-    """Raised where others are lost: in an engine that is idle, and in a change that a newer one replaces."""
+    """Error that other ranks are lost. Raised in an idle engine, and in a change that a newer change replaces."""
 
 
 @dataclass(frozen=True)
 class RanksChange:
-    """A change of the ranks that serve, as the parent tells it: its number, and ranks numbered as at start.
+    """A change of the ranks that serve, as the parent orders it. Ranks keep the numbers that they had at start.
+
+    Attributes:
+        number: the change's number; later changes have greater ones.
+        dead: the ranks that are lost.
+        alive: the ranks that are to serve.
+        within: how long these ranks wait for each other.
 
     Raises:
         BadInput: if ranks are missing, or in both `dead` and `alive`.
@@ -94,7 +100,7 @@ class RanksChange:
 
     @classmethod
     def read(cls, params: Mapping[str, Any], ranks: int) -> RanksChange:
-        """Reads the parameters of an instruction for a server of so many ranks."""
+        """Reads the parameters of a `change_ranks` instruction; `ranks` is the number of ranks at start."""
         try:
             dead, alive = (tuple(sorted({int(rank) for rank in params[name]})) for name in ("dead", "alive"))
             change = cls(int(params["change"]), dead, alive, timedelta(seconds=float(params.get("within_s", 20.0))))
@@ -105,21 +111,22 @@ class RanksChange:
         return change
 
     def store(self, address: str, prefix: str) -> Store:
-        """Returns the keeper's store, for what survivors of this change tell each other."""
+        """Returns the keeper's store at `address`, with keys that belong to this change and `prefix` alone."""
         store = connect(address, self.within)
         return PrefixStore(f"{self.number}/{prefix}", store)
 
 
 def connect(address: str, timeout: timedelta) -> Store:
-    """Connects to the keeper's store."""
+    """Connects to the keeper's store at "HOST:PORT"."""
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 class GroupConnections:
-    """TCP connections of a process's process groups. A newer change shuts them down: aborting a gloo group does nothing.
+    """TCP connections of a process's process groups, which a newer change shuts down.
 
-    So a survivor that waits for another survivor, which has left the collective, does not wait until a time-out.
+    So a survivor does not wait until a time-out for another survivor that has already left the collective. Connections are shut
+    down because aborting a gloo group has no effect.
     """
 
     def __init__(self) -> None:
@@ -127,7 +134,11 @@ class GroupConnections:
         self._newest = 0  # change that is known of
 
     def begin(self, change: int, others: frozenset[int] | None = None) -> None:
-        """Begins the connections of a change: those that are made from now on, or all but `others`.
+        """Takes the connections that are made from now on as those of change number `change`.
+
+        Args:
+            change: number of the change.
+            others: if given, all present connections except those with these numbers (inodes) belong to the change too.
 
         Raises:
             RankLost: if there is a newer change.
@@ -138,7 +149,7 @@ class GroupConnections:
             self._change, self._others = change, frozenset(number for number, _ in _tcp()) if others is None else others
 
     def shut(self, change: int) -> None:
-        """Shuts the connections of older changes down, once for each change: later ones may be to the keeper."""
+        """Shuts down the connections of changes before `change`. Once per change, as later connections may be to the keeper."""
         with self._lock:
             if max(self._change, self._newest) >= change:
                 return
@@ -149,7 +160,7 @@ class GroupConnections:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def watch(self, address: str) -> None:
-        """Shuts connections down, in a thread, as soon as the keeper knows of a newer change."""
+        """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
         store = connect(address, timedelta(minutes=1))
 
         def wait() -> None:
@@ -210,7 +221,7 @@ def _abort_nccl() -> None:
 
 
 def install() -> None:
-    """Adds `change_ranks` to this process, if it is an engine or a worker of a server that the parent has given a store."""
+    """Adds the instruction `change_ranks` to this process, if it is an engine or a worker and `fault_store` is set."""
     address, name = os.environ.get(VARIABLE), multiprocessing.current_process().name
     if address and name.startswith("EngineCore"):
         install_in_engine(address)
@@ -222,7 +233,7 @@ def install() -> None:
 
 
 def install_in_engine(address: str) -> None:
-    """Adds `change_ranks` to an engine's sentinel. Called in the engine's process before it serves."""
+    """Adds `change_ranks` to an engine's sentinel, vLLM's thread that handles faults. Called in the engine before it serves."""
     module = find("vllm.v1.engine.core:")
     known = frozenset(number for number, _ in _tcp())
     connections = GroupConnections()
@@ -331,7 +342,10 @@ def _announce(store: Store, number: int) -> None:
 
 
 def install_in_worker(address: str) -> None:
-    """Adds `change_ranks` to a worker's sentinel, which accepts vLLM's stock all-to-all. Called before the worker exists."""
+    """Adds `change_ranks` to a worker's sentinel, and makes the sentinel accept vLLM's stock all-to-all.
+
+    Called before the worker is made.
+    """
     module, backends = find("vllm.v1.worker.gpu_worker:"), find("vllm.v1.worker.sentinel.gpu_worker_sentinel:")
     backends.FT_BACKEND_SET = backends.FT_BACKEND_SET | {BACK_END}
     connections, moving = GroupConnections(), threading.Event()
@@ -387,7 +401,7 @@ def install_in_worker(address: str) -> None:
 
 
 def form_groups(worker: Any, store: Store, within: timedelta) -> None:
-    """Forms vLLM's process groups anew by its parallel configuration. A collective call of all its ranks.
+    """Forms vLLM's process groups anew from its parallel configuration. A collective call of all ranks in it.
 
     Args:
         worker: vLLM's worker.
@@ -415,17 +429,17 @@ def form_groups(worker: Any, store: Store, within: timedelta) -> None:
 
 
 def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Tensor, list[set[int]]]]:
-    """Finds out, for each model, which experts are in the slots of the new groups' ranks. A collective call.
+    """Gathers, for each model, the experts in the slots of the ranks that are left. A collective call.
 
-    An expert that is in no slot takes one of an expert that is in several.
+    An expert that is in no slot any more gets a slot of an expert that is in several; its weights must then be read.
 
     Args:
         worker: vLLM's worker, whose groups are the new ones.
-        rank: its expert-parallel rank before.
-        torn: whether a rearrangement was under way here.
+        rank: its expert-parallel rank before the change.
+        torn: whether the loss interrupted a rearrangement of experts on this rank.
 
     Returns:
-        By the key of the model: (L, P) the expert in each slot, and by layer the slots that are to be read.
+        By the key of the model: (L, P) the expert in each slot, and for each layer the slots whose weights must be read.
 
     Raises:
         BadInput: if there are fewer slots than experts, or a loss has interrupted a rearrangement.
@@ -444,7 +458,7 @@ def gather_slots(worker: Any, rank: int, torn: bool) -> dict[str, tuple[torch.Te
 
 
 def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]]]]) -> None:
-    """Makes EPLB's maps and the layers' expert maps of what `gather_slots` has found, and reads this rank's missing experts."""
+    """Sets EPLB's maps and the layers' expert maps to the result of `gather_slots`, and reads missing experts' weights."""
     parallel, balancer = worker.vllm_config.parallel_config, worker.model_runner.eplb_state
     groups, is_moe_layer = find("vllm.distributed.parallel_state:"), find("vllm.utils:is_moe_layer")
     sizes = groups.get_tp_group().world_size, groups.get_pcp_group().world_size, groups.get_dp_group().world_size
@@ -475,7 +489,7 @@ def hold_slots(worker: Any, held: Mapping[str, tuple[torch.Tensor, list[set[int]
 
 
 def connect_balancer(worker: Any) -> None:
-    """Connects EPLB of the ranks of the new groups. A collective call."""
+    """Connects EPLB between the ranks of the new groups. A collective call."""
     group, config = find("vllm.distributed.parallel_state:get_eplb_group")(), worker.vllm_config.parallel_config.eplb_config
     create = find("vllm.distributed.eplb.eplb_communicator:create_eplb_communicator")
     for model in worker.model_runner.eplb_state.model_states.values():
@@ -486,7 +500,9 @@ def connect_balancer(worker: Any) -> None:
 
 
 def install_in_server(address: str) -> None:
-    """Lets a server's endpoint take `change_ranks`, and its engines use the keeper's coordinator. Called before it has any.
+    """Makes a server's HTTP endpoint accept `change_ranks`, and its engines use the keeper's coordinator.
+
+    Called before the server starts engines.
 
     Raises:
         BadInput: if this vLLM lacks what is needed.
@@ -521,7 +537,7 @@ def install_in_server(address: str) -> None:
 
 
 def keep(ranks: int) -> None:
-    """Holds the store and vLLM's coordinator of so many ranks until stdin is closed, and announces changes that stdin tells."""
+    """Holds the store and vLLM's coordinator for `ranks` ranks until stdin is closed; announces changes that it reads there."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     addresses = [find("vllm.utils.network_utils:get_open_zmq_ipc_path")() for _ in range(3)]
     context = multiprocessing.get_context("spawn")

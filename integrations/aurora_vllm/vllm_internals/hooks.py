@@ -1,4 +1,4 @@
-"""Hooks of vLLM: where it reads its options, and where a worker starts. They are installed before any configuration exists.
+"""Hooks into vLLM where it reads its options, and where a worker starts. They are installed before any configuration exists.
 
 Settings are checked in the first process of a server, before anything is loaded.
 """
@@ -40,7 +40,10 @@ SERVER = "OPENAI_API_SERVER"  # vLLM's name for `vllm serve`
 
 
 def install_settings_check() -> None:
-    """Wraps the creation of vLLM's configuration, once, in processes that read vLLM's options. Others stay as they are."""
+    """Makes vLLM check the plugin's settings when it creates its configuration. Idempotent.
+
+    Processes that do not read vLLM's options stay unchanged.
+    """
     module, _, names = CREATE_CONFIG.partition(":")
     kind, method = names.split(".")
     engine_args = getattr(sys.modules.get(module), kind, None)
@@ -82,12 +85,12 @@ def check_settings(
     Args:
         additional: vLLM's additional_config.
         reports: whether this process is the one that logs the warnings.
-        usage_context: what vLLM says that it is used for.
+        usage_context: vLLM's UsageContext, which tells `vllm serve` from a library.
 
     Raises:
-        BadInput: if a setting is wrong in itself, or the plan's file is no plan; or the plugin is required, and this vLLM's
-            workers cannot be reached.
-        SystemExit: the same, with a sentence instead of a traceback, in `vllm serve`.
+        BadInput: if a setting is invalid, or the plan's file is no plan; or if the plugin is required, and this vLLM's workers
+            cannot be reached.
+        SystemExit: in place of BadInput in `vllm serve`, so that users see a sentence and no traceback.
     """
     additional = additional if isinstance(additional, dict) else {}
     for sentence in misspelt(additional, os.environ) if reports else ():
@@ -114,16 +117,16 @@ def _as_one_sentence(usage_context: Any = None, *_args: Any, **_named: Any) -> I
 
 
 def check_ranks(settings: Settings, parallel: Any) -> None:
-    """Checks, before anything is loaded, that the plan is for as many ranks as vLLM will run, if the plugin is required.
+    """Checks, if the plugin is required, that the plan is for as many ranks as vLLM will run. Called before loading.
 
-    Without that setting workers say so, and serve without the plan.
+    If the plugin is not required, workers find this out later, log it, and serve without the plan.
 
     Args:
         settings: the plugin's settings.
         parallel: vLLM's ParallelConfig.
 
     Raises:
-        BadInput: if it is not.
+        BadInput: if the plan is for another number of ranks.
     """
     if not settings.required or settings.plan is None:
         return
@@ -136,7 +139,7 @@ def check_ranks(settings: Settings, parallel: Any) -> None:
 
 
 def expert_parallel_ranks(parallel: Any) -> int:
-    """Returns how many expert-parallel ranks a server has, by vLLM's ParallelConfig."""
+    """Returns the number of expert-parallel ranks of a server with this ParallelConfig of vLLM."""
     if not parallel.enable_expert_parallel:
         return 1
     prefill = getattr(parallel, "prefill_context_parallel_size", 1)
@@ -155,7 +158,9 @@ def _check_hook(settings: Settings, reports: bool) -> None:
 
 
 def set_redundant_experts(config: Any, plan: Path) -> None:
-    """Sets how many redundant experts EPLB holds to what the plan needs, unless they are given or the plan does not fit.
+    """Sets EPLB's number of redundant experts to the number that the plan needs.
+
+    Does nothing if the user has set the number, or if the plan does not fit.
 
     Args:
         config: vLLM's configuration, before it is handed to workers.
@@ -172,7 +177,7 @@ def set_redundant_experts(config: Any, plan: Path) -> None:
 
 
 def serve_on_without_lost_ranks(config: Any, address: str) -> None:
-    """Prepares a server to go on without lost ranks. Raises BadInput if it, or this vLLM, cannot."""
+    """Prepares a server to go on without lost ranks. Raises BadInput if its configuration or this vLLM does not allow it."""
     parallel = config.parallel_config
     for flag, given in (("--enable-fault-tolerance", parallel.enable_fault_tolerance), ("--enable-eplb", parallel.enable_eplb)):
         if not given:
@@ -185,7 +190,7 @@ def serve_on_without_lost_ranks(config: Any, address: str) -> None:
 
 
 def install_worker_hook() -> None:
-    """Wraps the initialization of vLLM's worker, once. A vLLM that has no such method is left as it is."""
+    """Makes vLLM's worker call `prepare_worker` when it starts. Idempotent; a vLLM without that method stays unchanged."""
     try:
         check_api(HOOK_API_CHECKS)
     except BadInput:  # `check_settings` says so, if the plugin is configured
@@ -209,7 +214,10 @@ def install_worker_hook() -> None:
 
 
 def install_dp_hook() -> None:
-    """Names lost ranks where data-parallel engines wait for each other between passes, once, if the plugin is configured."""
+    """Makes errors name the lost ranks where data-parallel engines wait for each other between passes. Idempotent.
+
+    Ranks are found through the server's status files, so only if the plugin is configured.
+    """
     for check in DP_API_CHECKS:
         with suppress(ImportError, AttributeError):  # a vLLM without it names no lost rank there
             parallel, original = find(check.where.rpartition(".")[0]), find(check.where)
@@ -228,7 +236,7 @@ def _processes() -> RankFiles | None:
 def prepare_worker(config: Any) -> Callable[[Any], None] | None:
     """Installs the patches that the settings ask for.
 
-    Without settings vLLM stays as it is. It also does if something is not as expected, which is logged once.
+    Without settings, or if this vLLM fails an API check, vLLM stays unchanged; a failed check is logged once.
 
     Args:
         config: vLLM's configuration.
@@ -237,7 +245,7 @@ def prepare_worker(config: Any) -> Callable[[Any], None] | None:
         A function to call with the worker once its ranks are connected; None if there is nothing to do then.
 
     Raises:
-        RankFailed: if something is not as expected, and the settings say that the plugin is required.
+        RankFailed: if an API check fails, and the settings say that the plugin is required.
     """
     given = config.additional_config.get("aurora") if isinstance(config.additional_config, dict) else None
     settings, refusal = Settings(), None

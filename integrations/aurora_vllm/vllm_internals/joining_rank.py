@@ -1,7 +1,7 @@
-"""Start of one rank beside servers that serve already: it loads and warms up alone, and then joins them by a change.
+"""Start of one rank beside servers that serve already: it loads and warms up alone, and then joins them by a change of ranks.
 
-Its groups have as many ranks as those of the servers when they were started, of which only this one is there: each collective
-returns what this rank gave. The change forms them anew, with the ranks that serve (`fault_tolerance`).
+Until the change its process groups are fakes: they have as many ranks as at the servers' start, but a collective returns only
+what this rank put in. The change forms real groups with the ranks that serve (`fault_tolerance`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def joins() -> bool:
 
 
 def start_without_others(coordinator: tuple[str, str, str]) -> None:
-    """Makes a server start its engine without a handshake with the server of rank 0, or with other ranks' engines.
+    """Makes a server start its engine without a handshake with the server of rank 0 or with other ranks' engines.
 
     Args:
-        coordinator: addresses of vLLM's coordinator: for servers, for engines' output and for their input.
+        coordinator: three addresses of vLLM's coordinator: for servers, for the output of engines, for their input.
 
     Raises:
         BadInput: if this vLLM lacks what is needed.
@@ -57,7 +57,7 @@ def start_without_others(coordinator: tuple[str, str, str]) -> None:
 
 
 def run_alone(*args: Any, **named: Any) -> None:
-    """Runs an engine whose data-parallel group has this rank alone."""
+    """Runs vLLM's engine, with the same arguments, in a data-parallel group that has only this rank."""
     parallel, make = find("vllm.config:ParallelConfig"), find("vllm.distributed.utils:init_gloo_process_group")
 
     def own_group(self: Any, return_store: bool = False) -> Any:
@@ -70,7 +70,7 @@ def run_alone(*args: Any, **named: Any) -> None:
 
 
 def begin_alone() -> None:
-    """Makes a worker's groups such that collectives return what this rank gave, until `end_alone`."""
+    """Makes process groups that are formed from now on fakes, whose collectives return this rank's input, until `end_alone`."""
     init, new = dist.init_process_group, dist.new_group
     fakes, state = importlib.import_module("torch.testing._internal.distributed.fake_pg"), "vllm.distributed.parallel_state:"
 
@@ -96,6 +96,6 @@ def begin_alone() -> None:
 
 
 def end_alone() -> None:
-    """Lets groups that are made from now on be real ones."""
+    """Undoes `begin_alone`: process groups that are formed from now on are real."""
     while _undo:
         _undo.pop()()

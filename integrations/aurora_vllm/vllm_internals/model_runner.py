@@ -1,4 +1,4 @@
-"""Wraps a worker's model runner: forward passes are counted, serving begins after loading, commands are obeyed."""
+"""Wraps a worker's model runner, so that the plugin sees forward passes and the end of loading, and gets commands."""
 
 from __future__ import annotations
 

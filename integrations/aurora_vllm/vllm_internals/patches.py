@@ -1,6 +1,6 @@
 """Patches of vLLM: classes that replace its experts and its all-to-all manager, and a planned EPLB.
 
-They do what vLLM's own do until there is a WorkerIntegration.
+Until there is a WorkerIntegration, they behave as vLLM's own.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class PatchedWorker:
         config: vLLM's configuration.
 
     Attributes:
-        integration: None until all ranks are connected.
+        integration: the plugin's part in this worker; None until all ranks are connected.
         group: vLLM's expert-parallel group; None without expert parallelism.
-        capturer: what the routers write their choices to; None: nothing counts them.
-        layers: the model's MoE layers, once it is loaded.
-        live: what EPLB's physical experts hold, once it follows the traffic; None: it does not.
-        even: whether all ranks have as many tokens now; False: as many as vLLM says, which it does in forward passes alone.
-        late_LP: the planned physical experts of a model whose weights could not be loaded there: EPLB moves them at its first
-            rearrangement; None: all are in place.
+        capturer: vLLM's object with the buffer to which routers write their choices; None: nothing counts them.
+        layers: the model's MoE layers; empty until it is loaded.
+        live: chooses the experts of EPLB's physical experts as the traffic changes; None: they do not follow the traffic.
+        even: True: all ranks have equally many tokens now, as when ways are timed. False: vLLM's forward context tells.
+        late_LP: (L, P) planned physical experts into which weights could not be loaded directly, so EPLB moves them at its
+            first rearrangement; None: all are in place.
     """
 
     def __init__(self, config: Any) -> None:
@@ -66,7 +66,7 @@ class PatchedWorker:
         self.late_LP: torch.Tensor | None = None
 
     def exchange(self, phase: str) -> AbstractContextManager[None]:
-        """Context manager in which this rank waits for the others, in one of EXCHANGES."""
+        """Context manager that shows this rank to the watchdog as waiting for the others; `phase` is one of EXCHANGES."""
         return nullcontext() if self.integration is None else self.integration.progress.exchange[phase]
 
     @property
@@ -79,7 +79,7 @@ class PatchedWorker:
     def slots(self, layer: int) -> Slots:
         """Returns the experts that each rank holds in a MoE layer, in the sequence of its weights. A collective call.
 
-        With EPLB these are physical experts, as the router's choices are.
+        With EPLB they are physical experts, because the router's choices are so too.
         """
         from aurora.runtime.transports.gloo import GlooTransport
 
@@ -93,7 +93,7 @@ class PatchedWorker:
 
 
 def patch_routed_experts(worker: PatchedWorker) -> None:
-    """Registers experts that load the plan's experts on each rank and report what the router chose."""
+    """Replaces vLLM's class of experts by one that loads the plan's experts on each rank and reports the router's choices."""
     routed_experts = find(f"{MOE}.routed_experts:RoutedExperts")
     _register_experts(routed_experts, worker)
     for kind in routed_experts.__subclasses__():
@@ -168,10 +168,15 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
 
 
 def check_all_fused(loaded_weight: torch.Tensor, fused: bool | None, layer_name: str) -> None:
-    """Checks that a weight is one expert's if those before it were, and of several experts if they were.
+    """Checks that a layer's file has either one weight per expert, or fused weights of all experts, but not both.
+
+    Args:
+        loaded_weight: the next weight; with more than two axes it is fused.
+        fused: whether the weights before it were fused; None: it is the first.
+        layer_name: the layer, for the message.
 
     Raises:
-        BadInput: if it is not; `fused` is None if there was none before it.
+        BadInput: if the next weight is of the other kind.
     """
     if fused is not None and fused != (loaded_weight.ndim > 2):
         raise BadInput(
@@ -195,10 +200,10 @@ def set_local_experts(manager: Any, moe_config: Any, experts: tuple[int, ...]) -
 
 
 def check_kernel(quant_method: Any) -> None:
-    """Checks that a layer's kernel honours an expert map in which a rank's experts do not follow each other.
+    """Checks that a layer's kernel honours any expert map, also one in which a rank's experts are not consecutive.
 
     Raises:
-        BadInput: if it is not in EXPERT_MAP_KERNELS; other kernels would compute with the wrong experts.
+        BadInput: if the kernel is not in EXPERT_MAP_KERNELS; others would compute with the wrong experts.
     """
     kernel = getattr(quant_method, "experts_cls", None) or type(quant_method)
     if kernel.__name__ not in EXPERT_MAP_KERNELS:
@@ -262,8 +267,8 @@ def engine_alltoall(worker: PatchedWorker, most_tokens: int, graphs: bool) -> En
     """Returns vLLM's own all-to-all of the loaded layers; None if not all ranks take part in it. A collective call.
 
     Args:
-        worker: what the patches share.
-        most_tokens: of a rank in one batch.
+        worker: state that the patches share.
+        most_tokens: largest number of tokens that a rank has in one batch.
         graphs: whether vLLM captures CUDA graphs.
     """
     from aurora.moe.permutation import MessageFormat
@@ -304,7 +309,7 @@ def disable_cuda_graphs(config: Any) -> None:
 def patch_eplb(worker: PatchedWorker) -> None:
     """Makes vLLM's load balancer (EPLB) begin with the planned physical experts, and keep them or follow the traffic.
 
-    Models without planned physical experts, and those whose traffic nothing follows, it balances as without the plugin.
+    EPLB balances other models, such as a draft model, as without the plugin.
     """
     default = find("vllm.distributed.eplb.policy.default:DefaultEplbPolicy")
     state = find("vllm.distributed.eplb.eplb_state:EplbState")

@@ -1,4 +1,4 @@
-"""Hooks for the watchdog where ranks wait for each other outside of all-to-alls: as passes begin, and in EPLB's thread."""
+"""Hooks that tell the watchdog when ranks wait outside of all-to-alls: at the beginning of passes, and in EPLB's thread."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -11,17 +11,19 @@ from aurora_vllm.vllm_internals.api_checks import BALANCER_API_CHECKS, STEP_API_
 
 
 def watch_steps(progress: RankProgress) -> None:
-    """Says when this rank waits for the others at the beginning of a pass, where they tell each other their tokens."""
+    """Notes in `progress` when this rank waits for the others at the beginning of a pass, where ranks exchange token counts."""
     for check in STEP_API_CHECKS:
         if check.missing() is None:
             _wrap(check, lambda: progress.exchange[STEP])
 
 
 def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
-    """Returns what tells the state of EPLB's background thread, and of how many layers it has begun the moves.
+    """Returns a function that returns the state of EPLB's background thread, and of how many layers it has begun the moves.
+
+    Returns None if there is no such thread, or if this vLLM lacks its functions.
 
     Args:
-        balancer: vLLM's EplbState; None: there is none.
+        balancer: vLLM's EplbState; None: EPLB is off.
     """
     if balancer is None or not balancer.is_async or any(check.missing() for check in BALANCER_API_CHECKS):
         return None
@@ -51,7 +53,7 @@ def watch_balancer(balancer: Any) -> Callable[[], tuple[str, int]] | None:
 
 
 def within(context: Callable[[], AbstractContextManager[None]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator: each call of what it decorates runs in a context manager, which is made for it."""
+    """Returns a decorator that runs each call of the decorated function in a context manager, which `context` makes."""
 
     def decorate(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

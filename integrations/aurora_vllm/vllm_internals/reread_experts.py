@@ -1,4 +1,4 @@
-"""Experts that no rank holds any longer, which survivors read from the checkpoint."""
+"""Reads experts that no rank holds any longer from the checkpoint, into slots of the ranks that are left."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ EXPERT = re.compile(r"(?:^|\.)layers\.(\d+)\..*\bexperts\.((\d+)\..+|.+)")  # de
 
 
 def fill_slots(held_P: IntArray, experts: int) -> set[int]:
-    """Gives each expert that is in no slot the last slot of one that is in most. Returns these slots; `held_P` is changed.
+    """Gives each expert that is in no slot the last slot of the expert that is in most slots.
 
     Args:
-        held_P: (P,) the expert in each slot.
+        held_P: (P,) the expert in each slot; changed in place.
         experts: number of experts.
+
+    Returns:
+        The slots that were reassigned.
 
     Raises:
         BadInput: if there are fewer slots than experts.
@@ -37,16 +40,16 @@ def fill_slots(held_P: IntArray, experts: int) -> set[int]:
 
 
 def read_experts(worker: Any, held_NP: Mapping[int, IntArray], own: slice, layers: list[Any]) -> None:
-    """Reads this rank's experts of some MoE layers from the checkpoint, as vLLM loads weights anew.
+    """Reads this rank's experts of some MoE layers from the checkpoint, by vLLM's functions for reloading weights.
 
     Args:
         worker: vLLM's worker.
-        held_NP: by index of the layer, (P,) the expert in each slot.
+        held_NP: for each layer to read, by index, (P,) the expert in each slot.
         own: this rank's slots.
         layers: vLLM's MoE layers of the model.
 
     Raises:
-        BadInput: if this vLLM or this checkpoint cannot.
+        BadInput: if this vLLM cannot reload weights, or the checkpoint does not have a weight for each expert.
     """
     if not held_NP:
         return

@@ -1,4 +1,4 @@
-"""Start-up of a vLLM worker with the plugin: patches, the agreement of all ranks, and the connection between them."""
+"""Start-up of a vLLM worker with the plugin: installs patches, lets all ranks agree on the plan, and connects them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ LOAD_FORMATS = (  # they hand each expert's weights to the layer; others restore
 
 
 class WorkerStartup:
-    """Brings the plugin into one worker process.
+    """Starts the plugin in one worker process: `install_patches` before ranks are connected, `start` afterwards.
 
     Args:
         settings: the plugin's settings.
         config: vLLM's configuration.
-        refusal: why the plugin cannot serve, as far as is known before ranks are connected; None if it can.
+        refusal: why the plugin cannot serve; None: no reason is known before ranks are connected.
     """
 
     def __init__(self, settings: Settings, config: Any, refusal: str | None) -> None:
