@@ -1,7 +1,7 @@
 """Ordered push, without a GPU: its price on an emulated clock, and drawn exchanges between processes in Triton's interpreter.
 
 Usage: python bench/ordered_push.py price
-       python bench/ordered_push.py drawn [--exchanges 1000] [--seconds 3600]
+       python bench/ordered_push.py drawn [--first 0] [--exchanges 1000] [--seconds 3600]
 
 `price` prints the microseconds of each delivery, for even and skewed traffic of 8 ranks: 128 tokens each, top 8 of 256 experts,
 hidden size 7168 in bf16, one row for all experts of a rank. Then, by fabric, the bytes of a rank from which an order pays. The
@@ -73,13 +73,13 @@ def amount(size: float) -> str:
     return "never" if size == np.inf else f"{size / 1e6:.3g} MB"
 
 
-def drawn(count: int, seconds: float) -> list[str]:
-    """Checks drawn exchanges, so many or as long. Returns the lines of the result."""
+def drawn(first: int, count: int, seconds: float) -> list[str]:
+    """Checks drawn exchanges, so many from `first` on or as long. Returns the lines of the result."""
     began_s, done, rows, wrong = time.monotonic(), 0, 0, 0
     lines = ["| processes | exchanges | rows | differing bytes |", "|---:|---:|---:|---:|"]
     while done < count and time.monotonic() - began_s < seconds:
         for ranks in (2, 3, 4, 5, 6, 7, 8):
-            seeds = range(10_000 + done, 10_000 + done + A_LAUNCH)
+            seeds = range(10_000 + first + done, 10_000 + first + done + A_LAUNCH)
             with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
                 found = launch(exchanges, ranks, str(Path(folder) / "push"), seeds)
             arrived, differing = (sum(each[place] for of_rank in found for each in of_rank) for place in (0, 1))
@@ -94,10 +94,11 @@ def drawn(count: int, seconds: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=("price", "drawn"))
+    parser.add_argument("--first", type=int, default=0, help="exchanges that ran before")
     parser.add_argument("--exchanges", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3600.0)
     given = parser.parse_args()
-    print("\n".join(price() if given.what == "price" else drawn(given.exchanges, given.seconds)))
+    print("\n".join(price() if given.what == "price" else drawn(given.first, given.exchanges, given.seconds)))
 
 
 if __name__ == "__main__":

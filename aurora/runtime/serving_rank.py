@@ -36,6 +36,7 @@ from aurora.runtime.transports.gloo import tcp_transports
 from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_of, new_process_group
+from aurora.runtime.transports.put import put_transport
 from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import with_servers
@@ -99,7 +100,7 @@ def serve_rank(
         )
     if options.transport == "push" and rank_info.local_ranks != rank_info.ranks:
         raise BadInput(f"`transport` push: expected {rank_info.ranks} ranks on this machine, found {rank_info.local_ranks}")
-    device = device_of(rank_info) if options.transport in ("auto", "nccl", "push") else "cpu"
+    device = device_of(rank_info) if options.transport in ("auto", "nccl", "push", "put") else "cpu"
     if options.transport == "nccl" and device == "cpu":
         raise BadInput(f"`transport` nccl: expected a CUDA device for each of {rank_info.ranks} ranks, found too few")
     if device != "cpu":
@@ -229,6 +230,8 @@ def _transports(
     plan: Plan, rank_info: RankInfo, device: str, options: RunOptions, heartbeats: Heartbeats
 ) -> tuple[list[Transport], str]:
     policies_M = compile_plan(plan).policies_M
+    if options.transport == "put":
+        return [put_transport(device, options.timeout_s, heartbeats) for _ in policies_M], "put"
     if device == "cpu":
         groups = [new_process_group("gloo", options.timeout_s, urgent=policy.interactive) for policy in policies_M]
         shaped = options.transport == "shaped"

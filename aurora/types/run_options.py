@@ -64,7 +64,7 @@ def address_text(address: tuple[str, int]) -> str:
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TRANSPORTS = ("auto", "gloo", "memory", "nccl", "push", "shaped")
+TRANSPORTS = ("auto", "gloo", "memory", "nccl", "push", "put", "shaped")
 RUN_ORDERS = ("plan", "auto")
 INTERLEAVE = ("on", "off", "processes")  # models: at the same time, one after the other, at the same time across processes
 
@@ -77,7 +77,8 @@ class RunOptions:
         max_new_tokens: tokens to generate for each prompt.
         batch: number of prompts that a rank decodes together.
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; "push": ordered push of one model
-            on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs.
+            on GPUs of one NVLink domain, and for tests in Triton's interpreter on CPUs; "put": NCCL's put and signal, for long
+            exchanges and models that share GPUs, and for tests over gloo on CPUs.
         timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
         keep_logits: return logits with the answers.
         port: port of the ranks' rendezvous, without survive; 0: a free one.
@@ -122,8 +123,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.survive and (self.transport == "memory" or self.predictable):
-            raise BadInput("`survive`: expected gloo, nccl or the shaped transport, and no `compare`")
+        if self.survive and (self.transport in ("memory", "put") or self.predictable):
+            raise BadInput(f"`survive`: expected gloo, nccl or the shaped transport, found {self.transport}, and no `compare`")
         self._check_push()
         if self.survive and self.interleave != "on":
             raise BadInput(f"`survive`: expected `interleave` on, found {self.interleave}")

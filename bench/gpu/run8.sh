@@ -72,8 +72,10 @@ step_vllm() {
 step answers 90
 step_answers() {
     aurora plan --cluster cluster.toml --profile a.npz --order matchings -o held.json && run held.json --model "$trained" --verify --trace held.npz &&
-        run a.json --model "$trained" --verify --deduplicate && run a.json --model "$trained" --verify --compare --orders auto || return
-    aurora run a.json --transport push --model "$trained" --prompts prompts.txt --verify
+        run a.json --model "$trained" --verify --deduplicate && run a.json --model "$trained" --verify --orders auto &&
+        run a.json --model "$trained" --verify --compare || return
+    aurora run a.json --transport push --model "$trained" --prompts prompts.txt --verify &&
+        aurora run ab.json --transport put --model "$trained" --model "$other" --prompts prompts.txt --verify
 }
 
 step follow 60

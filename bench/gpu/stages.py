@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed.launcher import RankInfo, launch, start_fork_server
-from aurora.runtime.phase_recorder import HostTimer, Timer
+from aurora.runtime.phase_recorder import HostTimer
 from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group
-from aurora.runtime.transports.put import NcclPutCalls, PutCalls, PutTransport
+from aurora.runtime.transports.put import GlooPutCalls, NcclPutCalls, PutTransport
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory, device_memory, shared_memory
 from aurora.types import Network, Order
 from aurora.types.arrays import IntArray
@@ -48,30 +48,6 @@ TRAFFIC: dict[str, Callable[[int, np.random.Generator], Any]] = {
     "hot receiver": lambda ranks, rng: np.where(np.arange(ranks) == 0, 8.0, 1.0)[None].repeat(ranks, 0),
 }
 Table = dict[str, dict[str, float]]  # microseconds by traffic and size, and by way
-
-
-class GlooPutCalls:
-    """PutCalls by messages of whole slots, which a receiver takes when it waits for their signal."""
-
-    def __init__(self, group: Any, size: int) -> None:
-        self.rank, self.ranks, self.device, self._group = group.rank(), group.size(), "cpu", group
-        self.timer: Timer = HostTimer(0.0)
-        self.outbox, self.inbox = torch.zeros(2, 2, self.ranks, size, dtype=torch.uint8)
-        self._sent: dict[tuple[int, int], Any] = {}
-
-    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies; see `PutCalls.copy`."""
-        into.copy_(source)
-
-    def put(self, peer: int, half: int, size: int) -> None:
-        """Sends the slot; see `PutCalls.put`."""
-        if (before := self._sent.get((peer, half))) is not None:
-            before.wait()
-        self._sent[peer, half] = dist.isend(self.outbox[half, peer].clone(), group=self._group, group_dst=peer)
-
-    def wait_signal(self, peer: int, half: int) -> None:
-        """Receives the slot; see `PutCalls.wait_signal`."""
-        dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
 
 
 def measure(rank_info: RankInfo, folder: str, sizes: Sequence[int], shared: bool = False, put: bool = False) -> Table:
@@ -114,8 +90,8 @@ def times(transport: NcclTransport, group: Any, device: Cuda, bytes_GG: IntArray
     ways: dict[str, Callable[[], None]] = {"torch": torchs, "one group": partial(ordered, transport, made["all-at-once"])}
     most, a_round = int(bytes_GG.max()), min(int(bytes_GG.max()), ROUND_BYTES)
     if put:
-        calls: PutCalls = GlooPutCalls(group, a_round) if device.dry else NcclPutCalls(group, device.name, a_round)
-        by_put = PutTransport(calls, most, 60.0)
+        calls = GlooPutCalls(group, a_round) if device.dry else NcclPutCalls(group, device.name, a_round)
+        by_put = PutTransport(calls, None, 60.0)
         ways |= {f"put, {name}": partial(ordered, by_put, order) for name, order in made.items()}
     else:
         for name in ("matchings", "openshop"):
@@ -143,7 +119,8 @@ def pushes(
     group: Any, device: Cuda, made: dict[str, Order], most: int, a_round: int, folder: Path, ordered: Callable[..., None]
 ) -> dict[str, Callable[[], None]]:
     """Ways by ordered push: in no order, in order, and with permits of receivers."""
-    from aurora.runtime.transports.push import LANES, PushTransport
+    from aurora.runtime.transports.push import LANES
+    from bench.push_transport import PushTransport
 
     stages = 2 + max(int(order.stage_X.max(initial=0)) for order in made.values()) + group.size()
 

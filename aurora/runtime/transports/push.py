@@ -28,7 +28,6 @@ from aurora.moe.permutation import MessageFormat
 from aurora.moe.permutation_triton import weighted_sum
 from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push
 from aurora.moe.transport import peer_lost
-from aurora.runtime.transports.in_rounds import RoundsTransport
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
 from aurora.types import Order
 from aurora.types.arrays import IntArray
@@ -36,9 +35,7 @@ from aurora.types.profile import ALIGNED_BYTES
 
 LANES = 24  # programs of a launch: as many multiprocessors of the GPU
 POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longer
-PIECE_BYTES = 16 * 1024  # rows in which a PushTransport cuts tensors
 HALF_ALIGNED = 256  # bytes
-MOST_TABLES = 64  # of orders that a PushTransport keeps
 
 
 def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = False) -> IntArray:
@@ -345,60 +342,6 @@ class HierarchicalPush:
     def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
         """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), their sums by this rank's tokens."""
         return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
-
-
-class PushTransport(RoundsTransport):
-    """A Transport by ordered push, for tensors whose sizes both ends know. They are copied into and out of the buffers.
-
-    Args:
-        make_memory, ranks, lanes, stages, timeout_s: as of OrderedPush.
-        most_bytes: most bytes of a tensor.
-        round_bytes: most bytes of a tensor that are exchanged at once; None: all.
-        gated: whether receivers permit senders, where an order has one partner at a time.
-    """
-
-    def __init__(
-        self,
-        make_memory: Callable[[int], SymmetricMemory],
-        ranks: int,
-        most_bytes: int,
-        round_bytes: int | None = None,
-        gated: bool = False,
-        lanes: int = LANES,
-        stages: int | None = None,
-        timeout_s: float = 300.0,
-    ) -> None:
-        pieces, a_round = (max(-(-size // PIECE_BYTES), 1) for size in (most_bytes, round_bytes or most_bytes))
-        self._push = OrderedPush(make_memory, ranks, pieces, PIECE_BYTES, a_round, 1, 1, lanes, stages, timeout_s)
-        memory, self.in_stages = self._push.memory, gated
-        super().__init__(memory.rank, ranks, most_bytes, self._push.slots * PIECE_BYTES, memory.local.device)
-        self.queues = memory.local.is_cuda
-        self._tables: dict[int, tuple[Order, torch.Tensor]] = {}
-
-    def wait(self) -> None:
-        """Waits until this rank's transfers are done; see `Transport.wait`."""
-        self._push.check_peers()
-
-    def _exchange_round(self, order: Order, outs: Sequence[torch.Tensor], intos: Sequence[torch.Tensor], half: int) -> None:
-        push = self._push
-        packed = push.memory.local.new_empty(self.ranks, push.slots * PIECE_BYTES)
-        for peer, out in enumerate(outs):
-            packed[peer, : len(out)].copy_(out)
-        pieces_R = torch.tensor([-(-len(out) // PIECE_BYTES) for out in outs], dtype=torch.int32)
-        rows = Rows(packed.view(-1, PIECE_BYTES), 1, None, 1, 0, PIECE_BYTES)
-        arrived, _ = push.exchange(self._table(order), rows, push.same_RX, pieces_R.to(packed.device)[:, None])
-        for peer, into in enumerate(intos):
-            into.copy_(arrived.view(self.ranks, -1)[peer, : len(into)])
-
-    def _table(self, order: Order) -> torch.Tensor:
-        """The order's table on the device, kept for the next call."""
-        if id(order) not in self._tables:
-            if len(self._tables) >= MOST_TABLES:
-                self._tables.clear()
-            peers = self._push.peers
-            table = stage_table(order, self.rank, peers.lanes, peers.stages, self.in_stages and order.one_to_one)
-            self._tables[id(order)] = order, torch.from_numpy(table).to(self._device)
-        return self._tables[id(order)][1]
 
 
 def _aligned(size: int, to: int = HALF_ALIGNED) -> int:

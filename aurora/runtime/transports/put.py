@@ -4,25 +4,33 @@ Copy engines carry the bytes inside a server and NICs those between servers, so 
 signal are two operations of a stream, which runs them in order: the sequence in which a rank puts is that of its transfers.
 Inside a group of calls NCCL keeps no order between peers, so there is none here. Receivers keep no order.
 
-Every rank signals every other in every round, also where it has no bytes for it. A peer's signal of one round therefore says
-that it has taken what the round before brought, and buffers have two halves. Nothing of this has run on a GPU.
+A pair of ranks takes as many rounds as the longer of its two tensors has parts of a buffer's size, and in each of them both
+signal, also without bytes. A peer's signal of one round therefore says that it has taken what the round before brought, and
+buffers have two halves. NCCL counts the signals of a peer, whatever buffer they are for. Nothing of this has run on a GPU.
 """
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 
-from aurora.errors import RankFailed
-from aurora.moe.transport import peer_lost
-from aurora.runtime.phase_recorder import StreamTimer, Timer
-from aurora.runtime.transports.in_rounds import RoundsTransport
+from aurora.errors import BadInput
+from aurora.moe.transport import Observe, lost_others, peer_lost, row_slices
+from aurora.runtime.phase_recorder import HostTimer, StreamTimer, Timer
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.nccl import CHECK_S
+from aurora.runtime.transports.process_groups import Heartbeats, new_process_group
 from aurora.types import Order
 
-LOOK_S = 0.001  # between two looks at a signal that has not come
+LOOK_S = 1e-4  # between two looks at a signal that has not come
 LEAST_BYTES = 16  # of a put: a signal needs one
+BUFFER_BYTES = 512 << 20  # of a GPU's outbox and inbox
+GLOO_BYTES = 64 << 10  # of a rank's part of a half, on a CPU
+PART_ALIGNED = 256  # bytes
+NCCL = (2, 29)  # which has one-sided calls
 
 
 class PutCalls(Protocol):
@@ -33,7 +41,6 @@ class PutCalls(Protocol):
 
     rank: int
     ranks: int
-    device: str
     timer: Timer  # of the current stream
     outbox: torch.Tensor
     inbox: torch.Tensor
@@ -45,7 +52,7 @@ class PutCalls(Protocol):
         """Queues a put of the first `size` bytes for a peer into its inbox, and its signal."""
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Queues a wait for one more signal of a peer in a half."""
+        """Queues a wait for one more signal of a peer, whose put fills this half."""
 
 
 class NcclPutCalls:
@@ -61,7 +68,8 @@ class NcclPutCalls:
         import torch.distributed._symmetric_memory as symmetric
 
         symmetric.set_backend("NCCL")
-        self._calls, self.rank, self.ranks, self.device = symmetric, group.rank(), group.size(), device
+        dist.barrier(group)  # makes the communicator, which a rendezvous does not
+        self._calls, self.rank, self.ranks = symmetric, group.rank(), group.size()
         self.timer: Timer = StreamTimer(0.0)
         shape, where = (2, self.ranks, size), torch.device(device)
         self.outbox, self.inbox = (symmetric.empty(shape, dtype=torch.uint8, device=where) for _ in range(2))
@@ -81,47 +89,145 @@ class NcclPutCalls:
         self._calls.wait_signal(self._inbox_2R[half][peer], peer)
 
 
-class PutTransport(RoundsTransport):
+class GlooPutCalls:
+    """PutCalls on CPUs, for tests: messages of whole parts, which a receiver takes when it waits for their signal."""
+
+    def __init__(self, group: Any, size: int) -> None:
+        self.rank, self.ranks, self._group = group.rank(), group.size(), group
+        self.timer: Timer = HostTimer(0.0)
+        self.outbox, self.inbox = torch.zeros(2, 2, self.ranks, size, dtype=torch.uint8)
+        self._sent: dict[tuple[int, int], Any] = {}
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies; see `PutCalls.copy`."""
+        into.copy_(source)
+
+    def put(self, peer: int, half: int, size: int) -> None:
+        """Sends the part; see `PutCalls.put`."""
+        if (before := self._sent.get((peer, half))) is not None:
+            before.wait()
+        self._sent[peer, half] = dist.isend(self.outbox[half, peer].clone(), group=self._group, group_dst=peer)
+
+    def wait_signal(self, peer: int, half: int) -> None:
+        """Receives the part; see `PutCalls.wait_signal`."""
+        dist.recv(self.inbox[half, peer], group=self._group, group_src=peer)
+
+
+class _OneSided(NamedTuple):
+    """A put or a wait that has not been seen to end."""
+
+    peer: int
+    sent: bool
+    size: int
+    start: Any
+    end: Any
+    observe: Observe
+
+
+class PutTransport:
     """A Transport by put and signal. It keeps the sequence in which an order's senders send.
 
     Args:
         calls: the calls of an NCCL process group.
-        most_bytes: most bytes of a tensor; as many rounds as they fill the calls' buffers make an exchange.
+        control: for `gather`, and for finding lost peers; None: `gather` cannot be called.
         timeout_s: seconds after which `wait` takes a peer for lost.
     """
 
+    has_collective = False
     in_stages = False
 
-    def __init__(self, calls: PutCalls, most_bytes: int, timeout_s: float = 300.0) -> None:
-        super().__init__(calls.rank, calls.ranks, most_bytes, calls.inbox.shape[-1], calls.device)
-        self._calls, self._timeout_s = calls, timeout_s
-        self._waits: deque[tuple[int, Any]] = deque()  # peers, and the marks behind the waits for their signals
+    def __init__(self, calls: PutCalls, control: GlooTransport | None, timeout_s: float = 300.0) -> None:
+        self.rank, self.ranks = calls.rank, calls.ranks
+        self._calls, self._control, self._timeout_s = calls, control, timeout_s
+        self._rounds_R = [0] * self.ranks  # of each pair so far; the last bit says which half is next
+        self._queued: deque[_OneSided] = deque()
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
+        assert self._control is not None
+        self.wait()
+        return self._control.gather(row.cpu())
+
+    def exchange(
+        self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
+    ) -> None:
+        """Queues one all-to-all in `order`; see `Transport.exchange`."""
+        assert order is not None, "it has no all-to-all of its own"
+        row_slices(order, self.rank, sends, True)  # which says what the order leaves out
+        outs, intos = ([tensor.view(-1).view(torch.uint8) for tensor in tensors] for tensors in (sends, recvs))
+        size = self._calls.inbox.shape[-1]
+        rounds_R = [-(-max(len(out), len(into)) // size) for out, into in zip(outs, intos, strict=True)]
+        rounds_R[self.rank] = 0
+        there, back = ([*order.rows_of(self.rank, sent)[1].tolist(), *range(self.ranks)] for sent in (True, False))
+        with lost_others(self.rank):
+            for number in range(max(rounds_R)):
+                part = slice(number * size, (number + 1) * size)
+                peers = {peer: self._rounds_R[peer] % 2 for peer in dict.fromkeys(there) if number < rounds_R[peer]}
+                self._put(peers, [out[part] for out in outs], observe)
+                from_peers = {peer: peers[peer] for peer in dict.fromkeys(back) if peer in peers}
+                self._take(from_peers, [into[part] for into in intos], observe)
+                for peer in peers:
+                    self._rounds_R[peer] += 1
+
+    def _put(self, half_of: dict[int, int], outs: Sequence[torch.Tensor], observe: Observe) -> None:
+        """Queues a round's puts, to peers in this sequence, each from and into a half."""
+        calls = self._calls
+        for peer, half in half_of.items():
+            calls.copy(calls.outbox[half, peer, : len(outs[peer])], outs[peer])
+        start = calls.timer.mark()
+        for peer, half in half_of.items():
+            calls.put(peer, half, max(len(outs[peer]), LEAST_BYTES))
+            end = calls.timer.mark()
+            self._queued.append(_OneSided(peer, True, len(outs[peer]), start, end, observe))
+            start = end
+
+    def _take(self, half_of: dict[int, int], intos: Sequence[torch.Tensor], observe: Observe) -> None:
+        """Queues the waits for a round's signals, and copies of what has come."""
+        calls, start = self._calls, self._calls.timer.mark()
+        for peer, half in half_of.items():
+            calls.wait_signal(peer, half)
+            self._queued.append(_OneSided(peer, False, len(intos[peer]), start, calls.timer.mark(), observe))
+            calls.copy(intos[peer], calls.inbox[half, peer, : len(intos[peer])])
 
     def wait(self) -> None:
         """Waits until this rank's transfers are done; see `Transport.wait`."""
-        until_s = time.monotonic() + self._timeout_s
-        while self._waits:
-            peer, mark = self._waits[0]
-            if self._calls.timer.reached(mark):
-                self._waits.popleft()
-            elif time.monotonic() > until_s:
-                raise self._lost(peer)
-            else:
-                time.sleep(LOOK_S)
+        began_s = looked_s = time.monotonic()
+        while self._queued:
+            peer, sent, size, start, end, observe = self._queued[0]
+            with lost_others(self.rank):
+                reached = self._calls.timer.reached(end)
+            now_s = time.monotonic()
+            if reached:
+                self._queued.popleft()
+                if size:
+                    observe(peer, sent, size, self._calls.timer.seconds(start), self._calls.timer.seconds(end))
+                continue
+            if now_s - began_s > self._timeout_s:
+                raise peer_lost(self.rank, [peer], RuntimeError(f"no signal within {self._timeout_s:g} s"))
+            if self._control is not None and now_s - looked_s > CHECK_S:
+                looked_s = now_s
+                if lost := self._control.broken_peers():
+                    raise peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
+            time.sleep(LOOK_S)
 
-    def _lost(self, peer: int) -> RankFailed:
-        return peer_lost(self.rank, [peer], RuntimeError(f"no signal within {self._timeout_s:g} s"))
 
-    def _exchange_round(self, order: Order, outs: Sequence[torch.Tensor], intos: Sequence[torch.Tensor], half: int) -> None:
-        calls = self._calls
-        peers = list(dict.fromkeys(order.rows_of(self.rank, True)[1].tolist()))  # a pair's bytes travel at its first row
-        for peer in peers:
-            calls.copy(calls.outbox[half, peer, : len(outs[peer])], outs[peer])
-        for peer in peers:
-            calls.put(peer, half, max(len(outs[peer]), LEAST_BYTES))
-        for peer in dict.fromkeys(order.rows_of(self.rank, False)[1].tolist()):
-            calls.wait_signal(peer, half)
-            self._waits.append((peer, calls.timer.mark()))
-            calls.copy(intos[peer], calls.inbox[half, peer, : len(intos[peer])])
-        while len(self._waits) > 64 * self.ranks and calls.timer.reached(self._waits[0][1]):
-            self._waits.popleft()
+def put_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> PutTransport:
+    """Makes a transport over new groups of all ranks, of nccl, or on CPUs of gloo, for tests. A collective call.
+
+    Args:
+        device: this rank's device, on a GPU the current one.
+        timeout_s: seconds to wait for a peer.
+        heartbeats: of all ranks.
+
+    Raises:
+        BadInput: if this NCCL has no one-sided calls.
+    """
+    on_gpu = device != "cpu"
+    if on_gpu and (version := torch.cuda.nccl.version()) < NCCL:  # type: ignore[no-untyped-call]
+        raise BadInput(
+            f"`transport` put: expected NCCL {'.'.join(map(str, NCCL))} or newer, found {'.'.join(map(str, version))}"
+        )
+    group, control = (new_process_group(backend, timeout_s) for backend in ("nccl" if on_gpu else "gloo", "gloo"))
+    size = BUFFER_BYTES // (4 * group.size()) // PART_ALIGNED * PART_ALIGNED
+    calls = NcclPutCalls(group, device, size) if on_gpu else GlooPutCalls(group, GLOO_BYTES)
+    return PutTransport(calls, GlooTransport(control, None, heartbeats), timeout_s)

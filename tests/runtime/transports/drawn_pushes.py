@@ -314,13 +314,14 @@ def over_servers(rank_info, folder):
 
 def transports(rank_info, folder):
     """Exchanges of a PushTransport in every order. Returns the events of the last."""
-    module = in_interpreter()
+    in_interpreter()
     from aurora.runtime.transports.symmetric_memory import shared_memory
+    from bench.push_transport import PushTransport
 
     rank, ranks, events = rank_info.rank, rank_info.ranks, []
     for number, gated in enumerate((False, True)):
         make = partial(shared_memory, private(folder, str(number)), rank, ranks)
-        transport = module.PushTransport(make, ranks, 100_000, 40_000, gated, lanes=LANES, stages=STAGES, timeout_s=0.5)
+        transport = PushTransport(make, ranks, 100_000, 40_000, gated, lanes=LANES, stages=STAGES, timeout_s=0.5)
         assert transport.gather(torch.tensor([rank, 7])).tolist() == [[peer, 7] for peer in range(ranks)]
         sizes_GG = np.random.default_rng(5).integers(0, 90_000, (ranks, ranks))
         sizes_GG[0, 1] = 0

@@ -2,7 +2,7 @@
 
 - The operations of a rank's stream run one after the other, in the sequence in which they were queued.
 - A put writes the peer's inbox and then signals. It waits for nothing of the peer.
-- A wait takes one signal of its peer and half. The stream stands still until there is one.
+- A wait takes one signal of its peer, of whichever put. The stream stands still until there is one.
 - The puts of a group run in any sequence.
 - Ranks run in any interleaving.
 """
@@ -29,14 +29,14 @@ class PutEmulator:
 
     def put(self, rank, peer, half, size):
         self.inbox_R[peer, half, rank, :size] = self.outbox_R[rank, half, peer, :size]
-        self._signals[rank, peer, half] += 1
+        self._signals[rank, peer] += 1
         self.puts.append((rank, peer, size))
         return True
 
-    def take_signal(self, rank, peer, half):
-        if not self._signals[peer, rank, half]:
+    def take_signal(self, rank, peer):
+        if not self._signals[peer, rank]:
             return False
-        self._signals[peer, rank, half] -= 1
+        self._signals[peer, rank] -= 1
         return True
 
     def run(self, steps=None):
@@ -53,8 +53,6 @@ class PutEmulator:
 
 class EmulatedPutCalls:
     """PutCalls and timer of one rank on a PutEmulator."""
-
-    device = "cpu"
 
     def __init__(self, emulator, rank):
         self.rank, self.ranks, self.timer, self._emulator, self._group = rank, emulator.ranks, self, emulator, None
@@ -87,13 +85,13 @@ class EmulatedPutCalls:
             self._queue(puts[next(drawn)] if put else operation)
 
     def wait_signal(self, peer, half):
-        self._queue(partial(self._emulator.take_signal, self.rank, peer, half))
+        self._queue(partial(self._emulator.take_signal, self.rank, peer))
 
     def mark(self):
         mark = []
 
         def run():
-            mark.append(True)
+            mark.append(len(self._emulator.puts))
             return True
 
         self._queue(run)
@@ -102,3 +100,6 @@ class EmulatedPutCalls:
     def reached(self, mark):
         self._emulator.run()
         return bool(mark)
+
+    def seconds(self, mark):
+        return float(mark[0])
