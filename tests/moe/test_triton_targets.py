@@ -88,6 +88,16 @@ def test_every_kernel_compiles(capability, compiled):
     check_machine_code(made, len(calls), capability)
 
 
+@pytest.mark.parametrize("turned", ["rows", "weights"])
+def test_sums_of_rows_that_are_not_contiguous_are_refused(turned):
+    """Their columns would be read from other rows."""
+    module = fresh(KERNELS)
+    given = {"rows": torch.zeros(4, 4), "weights": torch.ones(2, 2)}
+    given[turned] = given[turned].T
+    with pytest.raises(AssertionError, match="expected rows that are contiguous"):
+        module.weighted_sum(given["rows"], torch.zeros(2, 2, dtype=torch.long), given["weights"])
+
+
 def check_machine_code(made, calls, capability):
     assert len(made) == calls
     for kernel in made:
