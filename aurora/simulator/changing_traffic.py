@@ -267,8 +267,7 @@ def follow_traffic(
     - "as it is": the placement never changes.
     - "planned once": it is rebalanced after the first window, for that window's loads.
     - "EPLB every N": EPLB places experts anew every N windows, for the loads of the last N. Serving stops while experts move,
-    as
-      in vLLM. EPLB takes all GPUs as equal, with the slots of the largest.
+      as in vLLM. EPLB takes all GPUs as equal, with the slots of the largest.
     - "controller": aurora's controller. Its moves are in force after as many whole windows as they take at the ports' rate.
     - "mean known": rebalances before each window for its expected loads, without the random draws.
     - "clairvoyant": rebalances before each window for its actual loads.

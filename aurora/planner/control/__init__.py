@@ -1,1 +1,1 @@
-"""Control of a placement in force: what the next window's loads will be, and whether a change of slots is worth its moves."""
+"""Control of a placement in force: predicts the next loads, and decides whether a change of slots is worth its moves."""

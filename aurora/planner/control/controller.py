@@ -1,18 +1,16 @@
 """The controller of a placement in force: after each window of traffic it keeps the placement, or changes few of its slots.
 
-A change must be worth its moves. The controller compares the placement in force with the next one on loads drawn from what is
-known of the traffic, so that chance alone moves nothing; it expects traffic to last as long as it usually does, and moves a
-layer only if the time that it saves until then is a multiple of the time that its moves cost. For that, a step counts as expert
-compute alone. Bytes are within a budget. When steps take longer after a change than before it, though traffic is the same, and
-by more than the machine's noise explains, the change is undone. Then none is made for some windows, unless traffic changes, or
-steps take as long without the change, which was not the reason then.
+- A change must be worth its moves. The present traffic is expected to last as long as traffic usually does. A layer moves only
+  if the time saved until then is a multiple of the time that its moves cost; a step counts as expert compute alone. The bytes
+  of moves are within a budget.
+- Chance alone moves nothing: the placements are compared on loads drawn from the estimated distribution of the traffic.
+- A change is undone if steps take longer after it than before, with the same traffic, by more than the machine's noise. Then no
+  change is made for some windows, unless traffic changes, or steps turn out to take as long without the change.
+- Loads that vary from window to window count as somewhat larger, so that spare slots go to experts with unpredictable loads.
+- The savings of a change are measured on the loads of later windows, and later expectations are discounted accordingly. In the
+  same way it learns the duration of moves, and the part of it for which serving waits.
 
-Loads that vary from window to window count as somewhat larger, so that spare slots go to experts whose load is hard to foresee.
-
-What a change saved, by the loads of the windows after it, is compared with what it was expected to save; later expectations
-are discounted by as much. So is what moves cost: how long they take, and how long serving waits for them.
-
-The controller is pure: it is told of loads, times and finished moves, and reads the clock that it is given.
+The controller has no threads and moves nothing itself: its caller reports loads, times and finished moves, and passes a clock.
 """
 
 import math
@@ -56,19 +54,19 @@ class Decision:
 
     Attributes:
         action: "keep" the placement, "move" experts, or "undo" the last change.
-        kind: of reason, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves are
-            "under-way", or "held-off" after a change that was undone, the placement is "balanced", or moves are "not-worth" it
-            or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
-        reason: one sentence.
-        held_LGP: (L, G, P) int64, the expert in each slot that is wanted, -1 for none.
+        kind: the reason as a word, for programs. A placement is kept because the window has "bad-loads" or "no-tokens", moves
+            are "under-way", or "held-off" after a change that was undone, the placement is "balanced", or moves are "not-worth"
+            it or "over-budget". Experts move for a "gain". A change is undone because steps are "slower".
+        reason: the reason as one sentence.
+        held_LGP: (L, G, P) int64, the expert in each slot of the wanted placement, -1 for none.
         moves: the moves that lead there, in sequence; see `move_sequence`.
-        bytes: of all moves.
+        bytes: bytes of all moves.
         layers: the layers that change.
-        loss: how much longer the slowest GPUs take with the placement in force than with the wanted one, as expected.
-        balancedness: mean over largest load of the placement in force in this window, all layers; 1 is equal. NaN if the window
-            tells nothing.
-        expected_balancedness: the same of the wanted placement in the next window.
-        at_s: when, by the controller's clock.
+        loss: expected time of the slowest GPUs under the placement in force / under the wanted one - 1.
+        balancedness: mean load of the GPUs / largest load, under the placement in force in this window, over all layers; 1 is
+            balanced. NaN if the window has no tokens.
+        expected_balancedness: the expected ratio under the wanted placement in the next window.
+        at_s: time of the decision, by the controller's clock.
     """
 
     action: Action
@@ -116,17 +114,18 @@ class Controller:
         held: the placement in force, or (L, G, P) int64, the expert in each slot, -1 for none; all experts are held. In
             layers that change, a placement's split no longer counts: their replicas share evenly.
         expert_bytes: bytes of an expert's weights.
-        options: what users may set.
+        options: the options that users set.
         slots: slots and cost of each GPU; None: equal GPUs with the slots of the table.
-        move_Bps: bytes of weights that move in a second, over all ports, unless the times of moves say otherwise; None: moves
-            cost nothing until one was timed.
-        clock: returns seconds.
-        seed: for the draws.
-        stalls: whether serving waits while experts move; else moves run beside it.
-        min_replicas: GPUs, and failure domains, that each expert stays on, also while experts move; on as many as at first, if
-            that is fewer.
-        domain_G: (G,) the number of each GPU's failure domain; None: each GPU is its own.
-        server_G: (G,) int64, the server of each GPU, if all-to-alls go over servers: experts stay on theirs. None: flat.
+        move_Bps: first estimate of the bytes of weights that move per second, over all ports, until moves are timed; None:
+            moves count as free until one is timed.
+        clock: a function that returns the time in seconds.
+        seed: random seed of the draws.
+        stalls: True if serving waits while experts move; False if it goes on meanwhile.
+        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert, also while experts move; if the
+            first placement has fewer, as many as there.
+        domain_G: (G,) the failure domain of each GPU; None: each GPU is its own.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; experts then stay on their servers. None:
+            all-to-alls are flat.
 
     Example:
         >>> controller = Controller(np.array([[[0, 1], [2, 3]]]), expert_bytes=1000)
@@ -179,9 +178,11 @@ class Controller:
 
         Args:
             loads: (L, E) tokens of each expert in the window.
-            step_s: seconds that a step took in it; None: not measured.
-            tokens: of a step in it, in any unit; None: as many as before. Only times of steps with about as many are compared.
-            period_s: seconds that the window took; None: as many as the one before, at first as the options say.
+            step_s: seconds that a step of the window took; None: not measured.
+            tokens: tokens of a step, in any unit; None: as many as in the window before. Only times of steps with about equally
+                many tokens are compared.
+            period_s: seconds that the window took; None: as many as the window before, and for the first one
+                `options.period_s`.
 
         Returns:
             The decision. Moves are under way until `moved` or `failed` is called; before that, placements are kept.
@@ -215,11 +216,11 @@ class Controller:
         return self._change(now)
 
     def moved(self, seconds: float | None = None, waited_s: float | None = None) -> None:
-        """Says that the moves of the last decision are done and its placement is in force.
+        """Reports to the controller that the moves of the last decision are done and its placement is in force.
 
         Args:
-            seconds: that the moves took; None: not measured.
-            waited_s: seconds of these that serving waited for them; None: not measured.
+            seconds: seconds that the moves took; None: not measured.
+            waited_s: seconds for which serving waited meanwhile; None: not measured.
         """
         assert self._wanted is not None, "no moves are under way"
         wanted, self._wanted = self._wanted, None
@@ -242,10 +243,10 @@ class Controller:
         self._split.change(self.held_LGP)
 
     def failed(self, held: ArrayLike | None = None) -> None:
-        """Says that the moves of the last decision were given up.
+        """Reports to the controller that the moves of the last decision were given up.
 
         Args:
-            held: the placement that is in force now, if not the one before them.
+            held: the placement in force now; None: the one before the moves.
         """
         self._wanted = None
         if held is not None:
@@ -373,7 +374,10 @@ class Controller:
 
 
 def moves_L(old_LGP: IntArray, new_LGP: IntArray) -> IntArray:
-    """Returns (L,) int64, how many experts the GPUs of each layer fetch between two tables of slots (L, G, P)."""
+    """Returns (L,) int64, number of experts that GPUs fetch in each layer for a change from old_LGP to new_LGP.
+
+    Both are tables of slots, (L, G, P) int64.
+    """
     lacking_LGP = (new_LGP[:, :, :, None] != old_LGP[:, :, None, :]).all(axis=3) & (new_LGP != EMPTY)
     return np.asarray(lacking_LGP.sum(axis=(1, 2)), dtype=np.int64)
 
@@ -382,17 +386,20 @@ _COMPILING = threading.Lock()
 
 
 def slots_in_use(placement: Placement, cost_G: ArrayLike) -> GpuSlots:
-    """Returns as many slots of each GPU as it uses in any layer of a placement; `cost_G` (G,) is what load costs there."""
+    """Returns GpuSlots in which each GPU has as many slots as it uses in its fullest layer of a placement.
+
+    cost_G (G,) is the cost of a unit of load on each GPU.
+    """
     held_G = (placement.held_LGP() >= 0).sum(axis=2).max(axis=0)
     return GpuSlots(np.maximum(held_G, 1), np.array(cost_G))
 
 
 def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
-    """Returns (G,) what a unit of load costs on each GPU.
+    """Returns (G,) the cost of a unit of load on each GPU.
 
     Args:
         cluster: the GPUs.
-        profile: tells by its compute curves what load costs on each kind of GPU; None: the GPUs' speeds tell.
+        profile: the cost is the expert's seconds by its compute curves; None: the cost is 1 / speed of the GPU.
     """
     cost_G = np.array([1 / gpu.speed for gpu in cluster.gpus])
     if profile is not None:
@@ -403,17 +410,22 @@ def load_cost_G(cluster: Cluster, profile: Profile | None = None) -> FloatArray:
 
 
 def load_cost_MG(plan: Plan, profiles: Sequence[Profile]) -> FloatArray:
-    """Returns (M, G) what a unit of each model's load costs on each GPU, by one profile for each model of a plan.
+    """Returns (M, G) the cost of a unit of each model's load on each GPU, by the compute curves of each model's profile.
 
     Raises:
-        BadInput: as of `check_traffic`.
+        BadInput: as `check_traffic`.
     """
     check_traffic(plan, profiles)
     return np.stack([load_cost_G(plan.cluster, profile) for profile in profiles])
 
 
 def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
-    """Returns the bytes per second of the slowest port, or of a GPU's part of a NIC where that is less and not `inside`."""
+    """Returns the bytes per second of the slowest port; if a GPU's part of its NIC is slower, of that, unless `inside`.
+
+    Args:
+        cluster: the GPUs.
+        inside: whether only transfers inside servers matter, which use no NIC.
+    """
     network, fabric = cluster.network, cluster.fabric
     port_Bps = float(min(network.out_Bps_G.min(), network.in_Bps_G.min()))
     if not inside and fabric is not None and fabric.nic_Bps is not None:
@@ -423,13 +435,13 @@ def slowest_port_Bps(cluster: Cluster, inside: bool = False) -> float:
 
 
 def compile_decisions() -> None:
-    """Compiles what decisions call, so that the first one does not take seconds beside serving; numba caches it on disk."""
+    """Compiles the functions that decisions call, so that the first decision does not take seconds; numba caches them."""
     with _COMPILING:
         _compile_decisions()
 
 
 def begin_to_compile_decisions() -> None:
-    """Begins what `compile_decisions` does, and then waits for, in a thread of its own: beside what takes long anyway."""
+    """Starts `compile_decisions` in a background thread; a later call of `compile_decisions` waits for it to end."""
     threading.Thread(target=compile_decisions, name="aurora-compile", daemon=True).start()
 
 
@@ -456,11 +468,11 @@ def plan_controller(
         placement: the placement in force.
         cluster: its GPUs.
         expert_bytes: bytes of an expert's weights as they are in memory.
-        options: what users may set.
-        clock: returns seconds.
-        min_replicas: of each expert, on different nodes, that moves keep.
-        cost_G: (G,) what a unit of load costs on each GPU; None: the GPUs' speeds tell.
-        hierarchy: of the model's all-to-alls; None: they are flat.
+        options: the options that users set.
+        clock: a function that returns the time in seconds.
+        min_replicas: minimum replicas of each expert, on different nodes, that moves keep.
+        cost_G: (G,) the cost of a unit of load on each GPU; None: 1 / speed of the GPU.
+        hierarchy: the hierarchy of the model's all-to-alls; None: they are flat.
     """
     server_G = None if hierarchy is None else hierarchy.server_G
     move_Bps = slowest_port_Bps(cluster, inside=hierarchy is not None) * len(cluster)

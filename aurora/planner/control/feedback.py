@@ -1,15 +1,15 @@
-"""Feedback to the controller: how long steps and moves took, and what changes of a placement saved.
+"""Feedback to the controller: how long steps and moves took, and how much time changes of a placement saved.
 
-Steps: a machine has noise of its own: other work on its cores, clocks that change, a network that others use. What is compared
-when experts have moved, the median of the newest windows and that of those before, is therefore also compared where nothing has
-moved between the two. A change of placement counts as slower only beyond the difference that was seen there.
+Steps: to tell whether a change made steps slower, the median of the windows after it is compared with that of the windows
+before. A machine has noise: other work on its cores, changing clocks, a shared network. So the same comparison is made between
+windows without a change, and a change counts as slower only if the difference exceeds those seen there.
 
-Moves: moves of few experts take long for their bytes, as first slices and agreement take their time. By their rate alone larger
-moves would never pay, and so never be measured.
+Moves: moves of few experts take long for their bytes, because each round of moves has a fixed cost. So a start-up is estimated
+besides the rate; by the rate of small moves alone, larger ones would never pay, and never be measured.
 
-Gains: an expectation is too high if traffic lasts less long than it seemed, or if it was an uneven sample of what followed.
-Then later expectations are discounted by as much. In each window a change saves something between nothing and what was
-expected: traffic that has changed for good is no reason not to follow it.
+Gains: an expected saving is too high if traffic lasts less long than expected, or was an unusual sample. Later expectations are
+discounted by the part that failed to come. In each window, a change is counted as saving at least nothing and at most what was
+expected, so that a lasting change of traffic does not keep the controller from following it.
 """
 
 import math
@@ -37,7 +37,7 @@ MOST_WINDOWS = 16  # of a change that are compared
 
 
 class StepTimes:
-    """The seconds of a step, window by window.
+    """Keeps the seconds of a step, window by window; gives their median and the machine's noise.
 
     Example:
         >>> times = StepTimes()
@@ -53,7 +53,7 @@ class StepTimes:
         self._apart: deque[float] = deque(maxlen=COMPARISONS)  # logarithms of ratios
 
     def add(self, step_s: float) -> None:
-        """Adds a window's seconds, above zero."""
+        """Adds the seconds of a step in one window, above zero."""
         self._step_s.append(step_s)
         self._unchanged_s.append(step_s)
         if len(self._unchanged_s) >= 2 * AFTER:
@@ -61,40 +61,43 @@ class StepTimes:
             self._apart.append(abs(math.log(np.median(after_W) / np.median(before_W))))
 
     def restart(self) -> None:
-        """Forgets the windows so far: later ones have other traffic or another placement. What is known of noise stays."""
+        """Forgets the windows so far, because traffic or placement have changed. The estimate of noise stays."""
         self._step_s.clear()
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Says that the placement changes, but that later windows are to count with those so far."""
+        """Records a change of placement: no noise is estimated across it, but the median still covers windows before it."""
         self._unchanged_s.clear()
 
     @property
     def windows(self) -> int:
-        """Number of windows that the median is of."""
+        """Number of windows that `median_s` covers."""
         return len(self._step_s)
 
     @property
     def median_s(self) -> float:
-        """The median of the newest windows; 0 if there are none."""
+        """Median seconds of a step over the newest windows; 0 if there are none."""
         return float(np.median(self._step_s)) if self._step_s else 0.0
 
     @property
     def slower(self) -> float:
-        """Relative: a step has become slower if, after a change that is made now, it takes this much longer than by noise."""
+        """Relative limit, on top of `noise`, above which steps count as slower after a change: 0.1 is 10 % longer.
+
+        It is SLOWER once enough windows were seen, and MUCH_SLOWER before.
+        """
         return SLOWER if len(self._step_s) >= AFTER and len(self._apart) >= FEW else MUCH_SLOWER
 
     @property
     def noise(self) -> float:
-        """Relative: what steps took longer or shorter at most, in recent comparisons without a change."""
+        """Largest relative difference between medians of windows without a change between them: 0.1 is 10 %."""
         return math.expm1(max(self._apart, default=0.0))
 
 
 class MoveTimes:
-    """Predicts the duration of moves of experts: a start-up and a rate; and how much of it serving waits for.
+    """Predicts the duration of moves of experts from a start-up and a rate, and the part of it for which serving waits.
 
     Args:
-        move_Bps: bytes that move in a second after the start-up, unless measurements say otherwise; None: unknown.
+        move_Bps: first estimate of the bytes per second after the start-up, until moves are measured; None: unknown.
 
     Example:
         >>> times = MoveTimes(move_Bps=1e9)
@@ -110,7 +113,13 @@ class MoveTimes:
         self._waiting: deque[float] = deque(maxlen=RECENT)
 
     def add(self, moved: int, seconds: float, waited_s: float | None = None) -> None:
-        """Adds a measurement: `moved` bytes took so many seconds, both above zero, of which serving waited `waited_s`."""
+        """Adds a measurement.
+
+        Args:
+            moved: bytes that moved, above zero.
+            seconds: seconds that this took, above zero.
+            waited_s: seconds for which serving waited meanwhile; None: not measured.
+        """
         self._measured.append((moved, seconds))
         if waited_s is not None:
             self._waiting.append(waited_s / seconds)
@@ -123,17 +132,17 @@ class MoveTimes:
         self._s_per_byte = most_s / most
 
     def seconds(self, bytes_X: IntArray) -> FloatArray:
-        """Returns (X,) the seconds that moves of so many bytes, (X,), take."""
+        """Returns (X,) predicted seconds of moves of bytes_X (X,) bytes."""
         return np.asarray(np.where(bytes_X > 0, self._start_s + bytes_X * self._s_per_byte, 0.0))
 
     @property
     def waiting(self) -> float:
-        """Part of the seconds of moves that serving waits for, where they run beside it."""
+        """Part of the seconds of moves for which serving waits, if moves run while the model serves; from 0 to 1."""
         return float(np.median(self._waiting)) if self._waiting else LENGTHENED
 
 
 class SlotsInForce(NamedTuple):
-    """Slots, and the part of its expert's load that each takes."""
+    """The expert in each slot, and the part of its load that each slot takes."""
 
     held_LGP: IntArray  # the expert in each slot
     part_LGP: FloatArray
@@ -151,7 +160,7 @@ class _Change:
 
 
 class GainRecord:
-    """Compares what changes saved, by the loads of the windows after them, with what they were expected to save.
+    """Compares the time that changes saved, computed from the loads of later windows, with the time that they were to save.
 
     Args:
         cost_G: (G,) cost of a unit of load on each GPU.
@@ -163,23 +172,23 @@ class GainRecord:
         self._expected = self._saved = 0.0  # times a window's time
 
     def expect(self, layers: IntArray, old: SlotsInForce, new: SlotsInForce, saved: float, windows: float) -> None:
-        """Says that a change is in force.
+        """Records a change that is now in force, and what it is expected to save.
 
         Args:
-            layers: (X,) those that changed.
-            old, new: the slots of all layers before and now.
-            saved: part of a window's time with equal load that it is expected to save.
-            windows: for so many windows.
+            layers: (X,) indices of the layers that changed.
+            old, new: the slots of all layers before and after the change.
+            saved: expected saving per window, as a part of the window's time with perfectly balanced load.
+            windows: number of windows for which the saving is expected.
         """
         old, new = (SlotsInForce(slots.held_LGP[layers], slots.part_LGP[layers]) for slots in (old, new))
         self._changes.append(_Change(layers, old, new, saved, min(max(math.ceil(windows), 1), MOST_WINDOWS)))
 
     def forget(self) -> None:
-        """Says that changes so far were undone: no more windows tell what they save."""
+        """Ends the comparison of all changes so far, because they were undone."""
         self._changes = []
 
     def window(self, load_LE: FloatArray) -> None:
-        """Compares the changes whose windows are not over, by the loads (L, E) of a window."""
+        """Adds a window with loads load_LE (L, E): computes what each change saves in it, for changes still compared."""
         keeps = 0.5 ** (1 / HALF_LIFE)
         self._expected, self._saved = self._expected * keeps, self._saved * keeps
         equal = load_LE.sum() / (1 / self._cost_G).sum()
@@ -197,5 +206,5 @@ class GainRecord:
 
     @property
     def discount(self) -> float:
-        """Part of an expected saving that is to be counted on, above 0 and up to 1."""
+        """Factor for expected savings, above 0 and up to 1: the part of earlier expectations that came true."""
         return (GAIN_BELIEF + self._saved) / (GAIN_BELIEF + self._expected)

@@ -1,15 +1,15 @@
-"""Tracks the loads of experts: which of the windows so far tell what comes next. Loads of GPUs follow for tables of slots.
+"""Tracks the loads of experts over windows, detects changes of traffic, and predicts loads; computes loads of GPUs from slots.
 
-Traffic stays alike for some windows, then changes: another task arrives, the mix of tasks drifts, an old task returns. The
-tracker keeps the windows since the last change and finds changes by a test of equal shares between the newest windows and those
-before them. Traffic that returns is recognised, and what was seen of it counts again.
+Traffic stays similar for some windows (a spell), then changes: another task arrives, the mix of tasks drifts, an old task
+returns. The tracker keeps the windows since the last change. It finds changes by testing whether the newest windows have the
+same shares of experts as those before them. Traffic that returns is recognised, and its earlier windows count again.
 
-Where traffic lasts for fewer windows than HORIZON, a placement for it is late, and wrong again soon: prompts and then answers
-of one batch after the other, or short tasks. What is expected is then also what came before it.
+If spells are shorter than HORIZON windows, as for short tasks or where prompts and answers alternate, a placement for the
+present spell comes late and is soon wrong. The prediction is then a mixture with the windows before, of whatever traffic.
 
-Counts of single tokens vary less than windows do, since tokens of a prompt choose alike. So the test measures in units of what
-windows usually differ by (a design effect; Kish, Survey Sampling, 1965): two that follow each other, or windows of the same
-traffic that are further apart, whichever differ more. The former may be of the same prompts, so that they differ by less.
+Windows vary more than independent tokens would, since tokens of a prompt choose similar experts. So the test measures in units
+of the usual difference between windows (a design effect; Kish, Survey Sampling, 1965): between neighbouring windows, or between
+windows of the same traffic that are further apart, whichever is larger. Neighbours may share prompts, and differ by less.
 
 Source: the newest windows are compared at every length, as in ADWIN (Bifet and Gavalda, 2007).
 """
@@ -39,13 +39,13 @@ REMEMBERED = 8  # kinds of traffic, and lengths of their spells
 
 @dataclass
 class AlikeWindows:
-    """The loads of windows that are alike.
+    """The loads of windows with one kind of traffic.
 
     Attributes:
-        older_LE: (L, E) float64, the sum of older windows' loads, discounted.
+        older_LE: (L, E) float64, the discounted sum of the older windows' loads.
         recent: the loads (L, E) of the newest windows, one by one.
-        windows: how many windows there were in all.
-        lengths: of the newest spells of this traffic that have ended, in windows.
+        windows: number of windows so far.
+        lengths: lengths, in windows, of the newest spells of this traffic that have ended.
     """
 
     older_LE: FloatArray
@@ -61,7 +61,7 @@ class AlikeWindows:
             self.older_LE = self.older_LE * 0.5 ** (1 / HALF_LIFE) + self.recent.popleft()
 
     def load_LE(self, newest: int | None = None) -> FloatArray:
-        """Returns (L, E), the sum of the newest windows; None: of all."""
+        """Returns (L, E), the sum of the loads of the `newest` newest windows; None: of all windows, older ones discounted."""
         recent = list(self.recent)
         if newest is not None:
             return np.asarray(sum(recent[len(recent) - newest :]))
@@ -69,7 +69,7 @@ class AlikeWindows:
 
 
 class LoadTracker:
-    """Tracks loads from window to window.
+    """Tracks the experts' loads from window to window, and predicts the loads to come.
 
     Args:
         layers: number of layers, L.
@@ -77,8 +77,8 @@ class LoadTracker:
 
     Attributes:
         experts: number of experts of a layer.
-        windows: windows so far, without those that had no tokens.
-        changes: how many times traffic has changed.
+        windows: number of windows so far that had tokens.
+        changes: number of changes of traffic detected so far.
 
     Example:
         >>> tracker = LoadTracker(1, 2)
@@ -101,7 +101,7 @@ class LoadTracker:
         self.windows = self.changes = 0
 
     def add(self, loads: ArrayLike) -> FloatArray:
-        """Adds a window. One without tokens tells nothing and is left out.
+        """Adds a window; a window without tokens is ignored.
 
         Args:
             loads: (L, E) tokens of each expert.
@@ -133,15 +133,15 @@ class LoadTracker:
 
     @property
     def age(self) -> int:
-        """Windows since the last change."""
+        """Number of windows since the last change of traffic."""
         return self.windows - self._began
 
     @property
     def remaining(self) -> float:
         """Returns the number of further windows that the present traffic is expected to last.
 
-        As many as earlier spells did that lasted as long as this one already, in the mean. If it has been seen before, its own
-        spells tell; else those of other traffic, and as long again as one more. Without such spells, as long again.
+        It is the mean of what was left, at the present age, of earlier spells that lasted at least as long. Only spells of the
+        same traffic count, if there are any. Otherwise spells of all traffic count, and one more that lasts twice the age.
         """
         own = self._now.lengths
         left = [length - self.age for length in own or self._lengths if length >= self.age]
@@ -149,21 +149,21 @@ class LoadTracker:
 
     @property
     def effect(self) -> float:
-        """The factor by which windows of the same traffic differ more than single tokens drawn alike would."""
+        """Variance between windows of the same traffic / variance if tokens were drawn independently (the design effect)."""
         least = 1.0 if len(self._differences) >= FEW else FIRST_EFFECT
         return max(least, *(float(np.median(each)) for each in (self._differences, self._alike_differences) if each), 0.0)
 
     @property
     def horizon(self) -> float:
-        """For how many windows loads are expected: as long as the present traffic lasts, and longer if that is short."""
+        """Number of windows that `expected_LE` is for: `remaining`, or nearer to HORIZON the shorter spells are."""
         return self._lasting * self.remaining + (1 - self._lasting) * HORIZON
 
     @property
     def expected_LE(self) -> FloatArray:
-        """(L, E) float64, the loads to be expected in a window of the horizon, in the mean; zero before the first window.
+        """(L, E) float64, the expected mean loads of the next `horizon` windows; zero before the first window.
 
-        Those of the present traffic, if it lasts. If it lasts for fewer than HORIZON windows, then also those of the windows
-        before, of whatever traffic: prompts and answers, or tasks, that take turns so fast are served by one placement.
+        If spells last HORIZON windows or more, these are the loads of the present traffic. If they are shorter, they are a
+        mixture with the loads of earlier windows, of whatever traffic, because one placement then serves several spells.
         """
         if self._last_LE is None:
             return self._mixed_LE
@@ -183,7 +183,7 @@ class LoadTracker:
 
     @property
     def spread_LE(self) -> FloatArray:
-        """(L, E) float64, the standard deviation of loads in windows like the newest ones; zero if these are fewer than FEW."""
+        """(L, E) float64, standard deviation of loads over the present traffic's newest windows; zero if fewer than FEW."""
         recent = self._now.recent
         if len(recent) < FEW or self._last_LE is None:
             return np.zeros_like(self._now.older_LE)
@@ -192,7 +192,7 @@ class LoadTracker:
 
     @property
     def sample_L(self) -> FloatArray:
-        """(L,) float64, how many independent choices tell as much as what is known of the present traffic."""
+        """(L,) float64, effective sample size of the present traffic: the observed (token, expert) pairs / `effect`."""
         return np.asarray(self._now.load_LE().sum(axis=1) / self.effect)
 
     def _changed_since(self) -> int:
@@ -245,16 +245,15 @@ MOST_SERVED = 1024  # layers whose parts are kept
 
 
 class ReplicaParts:
-    """The part of its expert's load that each slot takes.
+    """Tells the part of its expert's load that each slot takes, while slots change.
 
-    In layers whose slots have not changed since, it is the part of the first placement; else replicas take even parts.
-
-    In all-to-alls over servers one server serves all of a server's tokens of an expert. There a slot takes the part that this
-    makes of it, if as many tokens start on each GPU.
+    A layer whose slots are still those of the first placement keeps its load split; in other layers, replicas take even parts.
+    In hierarchical all-to-alls one server serves all tokens of an expert that start on a server (`served_split`); the parts
+    then follow from that, with equally many tokens on each GPU.
 
     Args:
-        first: the first placement; or a table of its slots, which take even parts.
-        server_G: (G,) int64, the server of each GPU, if all-to-alls go over servers; None: they are flat.
+        first: the first placement; or a table of its slots, whose replicas take even parts.
+        server_G: (G,) int64, the server of each GPU, if all-to-alls are hierarchical; None: they are flat.
     """
 
     def __init__(self, first: Placement | ArrayLike, server_G: IntArray | None = None) -> None:
@@ -269,7 +268,7 @@ class ReplicaParts:
             self._unchanged_L: BoolArray = np.ones(len(self._first_LGP), dtype=np.bool_)
 
     def parts(self, held_LGP: IntArray) -> FloatArray:
-        """Returns (L, G, P), the parts of slots (L, G, P) of which layers may have changed, with -1 for no expert."""
+        """Returns (L, G, P), the part of its expert's load that each slot of held_LGP (L, G, P) takes; -1 is an empty slot."""
         part_LGP = _even_parts(held_LGP)
         if self._first_LGP is not None:
             first_L = self._unchanged_L & (held_LGP == self._first_LGP).all(axis=(1, 2))
@@ -280,7 +279,7 @@ class ReplicaParts:
         return part_LGP
 
     def change(self, held_LGP: IntArray) -> None:
-        """Says that slots (L, G, P) are in force."""
+        """Records that the slots held_LGP (L, G, P) are now in force."""
         if self._first_LGP is not None:
             self._unchanged_L &= (held_LGP == self._first_LGP).all(axis=(1, 2))
 

@@ -1,11 +1,10 @@
-"""Rounds of moves from one placement to another: no GPU sends or receives two experts at once, and none is ever lost.
+"""Divides the moves from one placement to another into rounds: in a round each GPU sends and receives at most one expert.
 
-`move_sequence` moves experts in place. In a round each GPU sends at most one expert and receives at most one, and what it sends
-it holds when the round begins: received weights take their slots when the round ends. After every round the slots are a
-placement: every expert is held somewhere, and has its min replicas, so that a system can serve from them, and stop there if a
-GPU is lost.
+`move_sequence` moves experts in place. A GPU sends only experts that it holds when the round begins; received weights take
+their slots when the round ends. After every round the slots are a valid placement, in which every expert has its min replicas.
+So a system can serve between rounds, and can stop after any of them if a GPU is lost.
 
-`buffered_rounds` moves them into buffers that take their slots after the last round, as vLLM's EPLB does.
+`buffered_rounds` moves experts into buffers, whose contents take their slots after the last round, as in vLLM's EPLB.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
@@ -27,12 +26,12 @@ Flow = tuple[int, int, tuple[int, ...]]  # sender, receiver, experts
 
 
 class Move(NamedTuple):
-    """An expert's weights travel to a slot.
+    """A transfer of one expert's weights to a slot.
 
     Attributes:
-        round: moves of a round run side by side, rounds one after the other.
+        round: number of the round; moves of a round run at the same time, rounds one after the other.
         layer: index of the MoE layer.
-        expert: whose weights travel.
+        expert: the expert.
         src: the GPU that sends them.
         dst: the GPU that receives them.
         slot: the slot of `dst` that they fill when the round ends.
@@ -47,12 +46,12 @@ class Move(NamedTuple):
 
 
 def rounds_of(moves: Sequence[Move]) -> list[list[Move]]:
-    """Returns the moves of each round."""
+    """Returns one list of moves for each round, in sequence."""
     return [list(of_round) for _, of_round in groupby(moves, attrgetter("round"))]
 
 
 def fill(held_LGP: IntArray, moves: Sequence[Move]) -> None:
-    """Puts the experts of moves into their slots."""
+    """Writes the experts of `moves` into their slots in held_LGP (L, G, P)."""
     for move in moves:
         held_LGP[move.layer, move.dst, move.slot] = move.expert
 
@@ -94,23 +93,23 @@ class _Wanted(NamedTuple):
 def move_sequence(
     held_LGP: IntArray, wanted_LGP: IntArray, min_replicas: int = 1, domain_G: IntArray | None = None
 ) -> tuple[tuple[Move, ...], IntArray]:
-    """Puts the moves between two placements in sequence.
+    """Divides the moves between two placements into rounds.
 
-    A move waits while the slot that it needs holds a replica without which an expert would have fewer than `min_replicas`.
-    Where GPUs wait for each other in a circle, the moves of the circle are made in one round.
+    A move waits while the slot that it needs holds a replica without which an expert would have fewer than `min_replicas`. If
+    moves wait for each other in a cycle, all moves of the cycle are made in one round.
 
     Args:
-        held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none. Each expert of `wanted_LGP` is held. Where a GPU
+        held_LGP: (L, G, P) int64, the expert in each slot now, EMPTY for none. Each expert of `wanted_LGP` is held. If a GPU
             holds an expert twice, as EPLB's may, the second slot counts as empty.
-        wanted_LGP: (L, G, P) int64, the experts that each GPU is to hold; their slots do not matter.
-        min_replicas: GPUs, and failure domains, that each expert is on after every round, or as many as in the table where it
-            is on fewer.
+        wanted_LGP: (L, G, P) int64, the experts that each GPU is to hold; their slots on the GPU do not matter.
+        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert after every round; if `held_LGP` has
+            fewer, as many as there.
         domain_G: (G,) int64, the failure domain of each GPU; None: each is its own.
 
     Returns:
-        (moves, reached_LGP): the moves by round, and the slots after them. There each GPU holds the experts of `wanted_LGP`,
-        those that it had in the slots that they had; other slots are empty. Slots that are empty in both tables stay so.
-        A layer stays as it is if no sequence was found that keeps `min_replicas`.
+        (moves, reached_LGP): the moves, sorted by round, and the slots after all of them. Each GPU then holds its experts of
+        `wanted_LGP`; experts that stay on a GPU keep their slots there, and slots without a wanted expert are empty. A layer
+        stays as it is if no sequence was found that keeps `min_replicas`.
     """
     gpus, experts = held_LGP.shape[1], int(max(held_LGP.max(), wanted_LGP.max())) + 1
     domain_G = np.arange(gpus) if domain_G is None else domain_G
@@ -142,13 +141,11 @@ def move_sequence(
 def sequence_inside(
     server_G: IntArray, held_LGP: IntArray, wanted_LGP: IntArray, min_replicas: int = 1, domain_G: IntArray | None = None
 ) -> tuple[tuple[Move, ...], IntArray]:
-    """Does as `move_sequence`, for experts that stay on their servers: each move is inside one.
-
-    Each server keeps `min_replicas` of an expert, or what it has.
+    """Divides moves inside servers into rounds, as `move_sequence`; `min_replicas` holds for each server by itself.
 
     Args:
         server_G: (G,) int64, the server of each GPU, numbered from zero.
-        held_LGP, wanted_LGP, min_replicas, domain_G: as of `move_sequence`. A server holds the same experts in both tables.
+        held_LGP, wanted_LGP, min_replicas, domain_G: as in `move_sequence`. A server holds the same experts in both tables.
     """
     experts = int(held_LGP.max()) + 1
     names_LGP, wanted_names_LGP = (  # an expert has another name on each server
@@ -160,18 +157,18 @@ def sequence_inside(
 
 
 def buffered_rounds(held_RP: IntArray, wanted_RP: IntArray) -> list[list[Flow]]:
-    """Returns rounds of a layer's moves in which each rank sends to at most one rank and receives from at most one.
+    """Divides a layer's moves into rounds in which each rank sends to at most one rank and receives from at most one.
 
-    Weights arrive in buffers, so ranks send what they held before the first round, and no slot has to be free.
-    Together the rounds take as long as the busiest rank sends or receives; that is the least.
+    Weights arrive in buffers, so ranks send what they held before the first round, and no slot has to be free. All rounds
+    together take as long as the busiest rank sends or receives, which is the least possible.
 
     Args:
         held_RP: (R, P) int64, the expert in each slot of each rank, EMPTY for none.
         wanted_RP: (R, P) int64, the same afterwards.
 
     Returns:
-        For each round its flows: (sender, receiver, experts). Each expert that a rank wants and does not hold comes once; one
-        that no rank holds does not come.
+        For each round its flows: (sender, receiver, experts). Each expert that a rank wants and does not hold arrives once;
+        experts that no rank holds are left out.
 
     Source: Birkhoff 1946, by `slots`.
     """

@@ -68,8 +68,7 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> Int
     If no partition is clear, each host whose links inside are in the median TIERS times as fast as its others is a server.
 
     A server consists of whole hosts: between ranks of one host there is no NIC; faster links there are pairs or rings of
-    NVLink.
-    Ranks with slow ports do not form a server: a slow port is slow to all ranks.
+    NVLink. Ranks with slow ports do not form a server: a slow port is slow to all ranks.
 
     Args:
         rate_Bps_GG: (G, G) float64, bytes per second from rank to rank, measured one pair at a time; above zero except on the

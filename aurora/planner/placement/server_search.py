@@ -117,7 +117,7 @@ def server_search(
 
 
 def some_tokens(experts_UK: IntArray, server_U: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Returns (experts_UK, server_U) as int64, of MOST_TOKENS drawn tokens if there are more; arguments as in `server_search`."""
+    """Returns (experts_UK, server_U) as int64, of MOST_TOKENS drawn tokens if there are more; Args: as in `server_search`."""
     some_U = rng.choice(len(server_U), MOST_TOKENS, replace=False) if len(server_U) > MOST_TOKENS else slice(None)
     return np.array(experts_UK[some_U], dtype=np.int64), np.array(server_U[some_U], dtype=np.int64)
 

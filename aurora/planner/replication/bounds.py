@@ -1,9 +1,10 @@
 """Lower bounds on the largest load of a GPU when experts have replicas: mean load, counting slots, and certificates.
 
-The load of a GPU here is the sum of its experts' loads times its cost. A certificate for a threshold T proves that no placement
-has a largest load of T or less. So every certified T is a lower bound, whether or not smaller thresholds are certified too.
+The load of a GPU here is the sum of its experts' loads, times its cost. A certificate for a threshold T proves that no
+placement has a largest load of T or less. So every certified T is a lower bound, whether or not smaller thresholds are
+certified too.
 
-Functions take load_E, (E,) float64, the load of each expert, and the GPUs as GpuSlots.
+All functions take load_E, (E,) float64, the load of each expert, and `slots`, the GPUs.
 """
 
 import math
@@ -24,15 +25,15 @@ MOST_COUNTS = 15_000  # even splits are certified up to this number of possible 
 
 
 def mean_load(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the largest time of a GPU if loads could be split at will, in inverse proportion to the GPUs' costs."""
+    """Returns the load of a GPU if any part of the load could go to any GPU, so that all GPUs had equal loads."""
     return float(load_E.sum() / (1 / slots.cost_G).sum())
 
 
 def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
-    """Returns the smallest T for which the slots suffice if each expert is on as few GPUs as carry it in time T.
+    """Returns the smallest T for which there are enough slots to keep every part of an expert at a load of T or less.
 
-    Each expert is counted on the fastest GPUs. On equal GPUs with P slots in all, T is the smallest value with
-    sum_e max(1, ceil(load_e / T)) <= P. The bound holds for every load split.
+    On equal GPUs with P slots in all, T is the smallest value with sum_e max(1, ceil(load_e / T)) <= P. On unequal GPUs, each
+    expert is counted as if it were on the fastest GPUs. The bound holds for every load split.
     """
     speed_R = np.cumsum(np.sort(1 / slots.cost_G)[::-1])  # of the R fastest GPUs
     spare = int(slots.useful_G(len(load_E)).sum()) - len(load_E)
@@ -40,11 +41,11 @@ def by_counting(load_E: FloatArray, slots: GpuSlots) -> float:
 
 
 def least_largest(value_ER: FloatArray, spare: int) -> float:
-    """Returns the least T for which experts whose value is T or less need at most `spare` replicas beyond one each.
+    """Returns the least T such that `spare` further replicas, beyond one per expert, bring all experts' values to T or less.
 
     Args:
-        value_ER: (E, R) float64, each expert's value if it has 1 to R replicas, falling along R.
-        spare: how many further replicas there are.
+        value_ER: (E, R) float64, each expert's value, such as load per replica, if it has 1 to R replicas; falling along R.
+        spare: number of further replicas.
     """
     on_all = float(value_ER[:, -1].max(initial=0.0))
     if spare >= value_ER.size:
@@ -60,9 +61,14 @@ def slots_by_counting(load_E: FloatArray, slots: GpuSlots, most: float) -> int:
 
 
 def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided_evenly: bool) -> float:
-    """Returns the bound for given replica counts: the larger of the mean load and of any expert's load on the fastest GPUs.
+    """Returns a lower bound on the largest load for given replica counts.
 
-    `divided_evenly` is whether each replica takes the same part of its expert's load.
+    It is the mean load, or the load that some expert puts on a GPU if its replicas are on the fastest ones, if that is larger.
+
+    Args:
+        load_E, slots: as in the module.
+        count_E: (E,) int64, the number of replicas of each expert.
+        divided_evenly: whether each replica takes the same part of its expert's load.
     """
     speed_R = np.sort(1 / slots.cost_G)[::-1]
     carried_R = speed_R * np.arange(1, slots.gpus + 1) if divided_evenly else np.cumsum(speed_R)
@@ -70,9 +76,10 @@ def given_counts(load_E: FloatArray, slots: GpuSlots, count_E: IntArray, divided
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """Returns the bound for any load split, the largest by mean load, counting and, on equal GPUs, certificates.
+    """Returns a lower bound on the largest load for any load split.
 
-    Certificates are tried for thresholds below `value`, the largest load of a known placement.
+    It is the largest of the bounds by mean load, by counting and, on equal GPUs, by certificates. These are tried for
+    thresholds below `value`, the largest load of a known placement.
     """
     base = max(mean_load(load_E, slots), by_counting(load_E, slots))
     if not slots.alike or base <= 0:
@@ -82,7 +89,10 @@ def free_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
 
 
 def equal_split(load_E: FloatArray, slots: GpuSlots, value: float) -> float:
-    """Returns the bound if replicas of an expert take equal parts: as `free_split`, in small cases with more certificates."""
+    """Returns a lower bound on the largest load if replicas of an expert take equal parts of its load.
+
+    It is found as in `free_split`; for small layers, certificates try every choice of replica counts too.
+    """
     base = free_split(load_E, slots, value)
     slots_G = slots.useful_G(len(load_E))
     if not slots.alike or base <= 0 or (count_VE := _every_count(len(load_E), int(slots_G.sum()))) is None:

@@ -1,14 +1,13 @@
 """SURVIVE: failure-resilient placements by name, which put replicas on nodes so that every expert is still held after failures.
 
-Each takes (count_E, failure_domains, aim, rng): the replicas of each expert, (E,) int64; the nodes; what to optimise, see Aim;
-and a random generator. It returns how many replicas of each expert each node holds, (E, N) int64.
+A strategy is a function (count_E, failure_domains, aim, rng): the number of replicas of each expert, (E,) int64; the nodes; the
+objective, see Aim; and a random generator. It returns the replicas of each expert on each node, (E, N) int64. A new strategy
+takes one such function and one line in SURVIVE.
 
-Adding a placement takes one such function and one line in SURVIVE.
-
-`place_to_survive` has the fewest slots with which every expert survives any k failures. Any k of D ranks or servers may fail if
-and only if each expert is on k + 1 of them: an expert on k or fewer is lost when these fail, and k failures leave one of k + 1.
-So E experts need E * (k + 1) slots. So many are enough where k < D and all have equally many slots: dealt in turn, the copies
-of an expert come to k + 1 consecutive ones, and none gets more than its part, rounded up.
+`place_to_survive` needs the fewest slots with which every expert survives any k failures of D ranks or servers. An expert
+survives them if and only if it is on at least k + 1 ranks or servers. So E experts need at least E * (k + 1) slots. These are
+enough if k < D and all have equally many slots: replicas are dealt to ranks in turn, so that those of an expert get to k + 1
+consecutive ranks, and no rank gets more than its part of all replicas, rounded up.
 """
 
 import time
@@ -41,14 +40,14 @@ DEFAULT_MIN_REPLICAS = 2  # every expert survives any one failure
 
 
 def allocate(load_E: FloatArray | IntArray, failure_domains: FailureDomains, min_replicas: int) -> IntArray:
-    """Chooses replica counts in proportion to load that fill all slots.
+    """Returns (E,) int64, replica counts in proportion to load that fill all slots.
 
     Each expert in turn, by rising load, gets its share of the slots left, rounded down, and at least `min_replicas`.
 
     Args:
         load_E: (E,) loads of zero or more; if all are zero they count as equal. Shares are computed exactly.
         failure_domains: the nodes and their slots.
-        min_replicas: replicas of each expert at least.
+        min_replicas: minimum replicas of each expert.
 
     Raises:
         BadInput, InfeasiblePlan: as `check_min_replicas`.
@@ -105,7 +104,15 @@ def check_min_replicas(experts: int, failure_domains: FailureDomains, min_replic
 
 
 def checked_counts(replicas: Sequence[int], experts: int, least: int, slots_X: IntArray, holders: str) -> IntArray:
-    """Returns `replicas` as (E,) int64, after checking that each expert has `least`, and that the holders' slots suffice."""
+    """Returns `replicas` as (E,) int64, after checking that each is at least `least` and that the slots suffice.
+
+    Args:
+        replicas: number of replicas of each expert.
+        experts: number of experts, E.
+        least: minimum replicas of each expert.
+        slots_X: slots of each GPU or node.
+        holders: name of these in errors.
+    """
     count_E = counts("`replicas`", replicas, 1)
     if len(count_E) != experts or (count_E < least).any():
         raise BadInput(f"`replicas`: expected {experts} counts of {least} or more, found {count_E.tolist()}")
@@ -197,7 +204,7 @@ def compact(count_E: IntArray, slots_N: IntArray) -> IntArray:
 
 
 def ranked(count_E: IntArray) -> list[int]:
-    """Returns the experts by rising count, then by number."""
+    """Returns the experts sorted by rising replica count, then by number."""
     return [int(expert) for expert in np.argsort(count_E, kind="stable")]
 
 
@@ -225,13 +232,13 @@ FailureStrategy = Callable[[IntArray, FailureDomains, Aim, np.random.Generator],
 def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None = None) -> Aim:
     """Returns the aim of a placement.
 
-    Survival with `alive` domains left comes first. Then come the numbers of failures that `min_replicas` does not guarantee to
-    survive, fewest first.
+    Its numbers of failures are those that `min_replicas` does not guarantee to survive, fewest first; with `alive`, the number
+    that leaves `alive` domains comes before all others.
 
     Args:
-        min_replicas: replicas of each expert at least.
+        min_replicas: minimum replicas of each expert.
         failure_domains: the domains.
-        alive: the number of domains left to optimise for first; None: no number comes first.
+        alive: number of domains left in the case to optimise first; None: the fewest failures come first.
 
     Raises:
         BadInput: unless `alive` is None or from 1 to one less than the domains.
@@ -246,13 +253,20 @@ def aim_of(min_replicas: int, failure_domains: FailureDomains, alive: int | None
 
 
 def aurora(count_E: IntArray, failure_domains: FailureDomains, aim: Aim, rng: np.random.Generator) -> IntArray:
-    """Places by swap local search from the baselines, and takes the best result that keeps `min_replicas`.
+    """Places replicas by swap local search from several starts, and takes the best result that keeps `min_replicas`.
 
-    The search starts from each baseline on nodes and on failure domains, and from a placement that keeps `min_replicas`
-    wherever slots allow. For every number of failures the result survives at least as likely as `mro`, unless no such
-    candidate keeps `min_replicas`.
+    The starts are each baseline, on nodes and on failure domains, and a placement that keeps `min_replicas` wherever slots
+    allow. For every number of failures, the result survives at least as likely as `mro`, unless no such candidate keeps
+    `min_replicas`.
 
-    Returns (E, N) int64, the replicas of each expert on each node; count_E (E,) are the replicas of each expert.
+    Args:
+        count_E: (E,) int64, the number of replicas of each expert.
+        failure_domains: the nodes, their slots and domains.
+        aim: the guarantee and the objective.
+        rng: for the search.
+
+    Returns:
+        (E, N) int64, the replicas of each expert on each node.
 
     Raises:
         InfeasiblePlan: if the slots of the failure domains do not keep `min_replicas`.
@@ -295,13 +309,13 @@ def place_for_failures(
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         failure_domains: the nodes' slots and which nodes fail together; `FailureDomains.equal(nodes, slots)` for equal nodes.
         method: "aurora", or the baselines "mro" (Lazarus), "spread" and "compact".
-        min_replicas: replicas of each expert at least, each on another node; None: two, or one if two do not fit.
+        min_replicas: minimum replicas of each expert, each on another node; None: two, or one if two do not fit.
         replicas: (E,) number of replicas of each expert; None: in proportion to load.
-        alive: the number of failure domains left to optimise for first; None: the fewest failures come first.
-        seed: for strategies that draw at random.
+        alive: number of failure domains left in the case to optimise first; None: the fewest failures come first.
+        seed: random seed of strategies that draw.
 
     Returns:
-        The placement with the probability that every expert survives 1, 2, ... failures.
+        The placement, with the probability that every expert is still held after 1, 2, ... failures of domains.
 
     Raises:
         BadInput: if an argument is out of range.
@@ -463,7 +477,7 @@ def _best(candidates: Sequence[IntArray], baseline: IntArray, failure_domains: F
 
 
 def fewest_slots(experts: int, gpus: int, failures: int, servers: int | None = None) -> int:
-    """Returns the fewest slots per GPU, equal on all, with which every expert survives any `failures` failures.
+    """Returns the fewest slots per GPU, equal on all GPUs, with which every expert survives any `failures` failures.
 
     Args:
         experts: number of experts of a layer.

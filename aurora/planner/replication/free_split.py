@@ -1,10 +1,10 @@
 """Free-split placements, compiled: McNaughton's wrap-around, and the best load split of given slots.
 
-Wrap-around: experts and the GPUs that hold a part of them form connected groups. A group of m experts on k GPUs of S slots has
-m <= k (S - 1) + 1 and a load of at most k times the largest GPU's. Conversely, any such group can be cut so that each of its
-GPUs carries the same load (`wrap_around`). So only the grouping is heuristic.
+Wrap-around (`wrap_around`): experts are laid along a line, which is cut where a GPU is full. A group of m experts can be cut
+over k GPUs of S slots so that each GPU carries the same load, if m <= k (S - 1) + 1. Conversely, in any placement the experts
+and GPUs that are connected by shared experts form groups with this property. So only the choice of groups is heuristic.
 
-Load split (`minimise_max_time`): how each expert's load is best split over its replicas when their GPUs are fixed. Exact.
+Load split (`minimise_max_time`): the best split of each expert's load over its replicas when their GPUs are fixed. Exact.
 
 Source: McNaughton's wrap-around rule (1959). With slots: Chung, Graham, Mao and Varghese, "Parallelism versus memory allocation
 in pipelined router forwarding engines" (2006).
@@ -86,9 +86,9 @@ def _add_companions(load_E, falling_E, small, spare, group, group_E, companions_
 def wrap_around(load_E, members_X, caps_G, slots_G, gpus_X, held_GP, part_GP):
     """Cuts experts over GPUs so that each GPU is filled to its capacity.
 
-    A GPU takes fewer whole experts than it has slots, and the part of one more expert that fills it. This never fails if all
-    GPUs have equal capacities and slots, capacities add up to the load, and there are at most GPUs x (slots - 1) + 1 experts.
-    No expert is twice on a GPU, since each GPU is filled before the next.
+    A GPU of S slots gets up to S - 1 whole experts, and the part of one more expert that fills it. This never fails if all GPUs
+    have equal capacities and slots, the capacities sum to the load, and there are at most GPUs x (S - 1) + 1 experts. No expert
+    is twice on a GPU, since each GPU is filled before the next.
 
     Args:
         load_E: (E,) float64, the loads.
@@ -192,18 +192,18 @@ def _wrap_groups(load_E, group_E, gpus_J, slots, held_GP, part_GP):
 
 @njit(cache=True)
 def place_by_groups(load_E, gpus, slots, bound, held_GP, part_GP):
-    """Divides experts into groups that have GPUs of their own, and cuts each group over its GPUs (`wrap_around`).
+    """Divides experts into groups with separate GPUs, and cuts each group over its GPUs (`wrap_around`).
 
-    The groups are those with the smallest largest load that a greedy search finds.
+    A greedy search chooses groups so that the largest load of a GPU is small.
 
     Args:
         load_E: (E,) float64, the loads.
-        gpus, slots: how many equal GPUs there are, and the slots of each.
-        bound: a lower bound on the largest load, where the search starts.
+        gpus, slots: number of GPUs, which are equal, and of slots on each.
+        bound: a lower bound on the largest load of a GPU, where the search starts.
         held_GP, part_GP: as in `wrap_around`.
 
     Returns:
-        The largest load, or infinity if an expert finds no slot.
+        The largest load of a GPU, or infinity if an expert finds no slot.
     """
     experts = load_E.shape[0]
     group_E = np.zeros(experts, dtype=np.int64)
@@ -256,11 +256,11 @@ START = -1
 
 @njit(cache=True)
 def minimise_max_time(held_GP, cost_G, part_GP):
-    """Moves load between replicas until no split has a smaller largest time.
+    """Splits experts' loads over their replicas so that the largest time of a GPU is the least possible.
 
-    Load moves from a GPU above the target along the shortest chain of shared experts to a GPU below the target. If there is no
-    such chain, the load of the GPUs that chains reach can be nowhere else. The mean time of these GPUs is then a lower bound
-    and becomes the target (Newton's method on the cuts of a flow).
+    Load moves from a GPU above a target time to a GPU below it, along the shortest chain of GPUs that share experts. If there
+    is no such chain, the load of the GPUs that chains reach cannot be anywhere else; their mean time is then a lower bound, and
+    becomes the target (Newton's method on the cuts of a flow).
 
     Args:
         held_GP: (G, P) int64, the expert in each slot, EMPTY for an empty slot.

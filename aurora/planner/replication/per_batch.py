@@ -1,6 +1,6 @@
-"""Balancing of single batches: what tokens of a batch go to which replica, or which experts GPUs fetch for it.
+"""Balances single batches from their own token counts: assigns tokens to replicas, or lets GPUs fetch experts for the batch.
 
-The placement in force was planned before; these see the batch's own counts. Each function takes the batches of one layer.
+The placement was planned before, from other traffic. Each function takes the batches of one layer.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
@@ -14,10 +14,9 @@ from aurora.types.placement import EMPTY_INT64 as EMPTY
 
 @njit(cache=True, nogil=True)
 def split_least_largest(load_DE, held_GP):
-    """Divides each batch's tokens over replicas so that the fullest GPU has as few as possible.
+    """Divides each batch's tokens over replicas so that the largest number of tokens on a GPU is the least possible.
 
-    It is the linear program of LPLB with any number of replicas of an expert: min t, where the parts x of expert e sum to its
-    tokens and those of a GPU to t at most. Solved exactly as a flow (`minimise_max_time`).
+    This is LPLB's linear program, for any number of replicas, solved exactly as a flow (`minimise_max_time`).
 
     Args:
         load_DE: (D, E) float64, tokens of each expert in each batch.
@@ -45,9 +44,10 @@ def split_least_largest(load_DE, held_GP):
 
 @njit(cache=True, nogil=True)
 def fewest_active(load_DE, held_GP):
-    """Sends all of an expert's tokens to one of its replicas, so that GPUs have few active experts each.
+    """Sends all tokens of an expert to one of its replicas, so that each GPU computes few different experts.
 
-    Experts with fewest replicas choose first; each takes the GPU with fewest active experts, and of these with fewest tokens.
+    Experts with the fewest replicas choose first. Each takes, of the GPUs that hold it, the one with the fewest active experts
+    and, among equal ones, the fewest tokens. An expert is active on a GPU that gets tokens of it.
 
     Args and returns: as in `split_least_largest`.
 
@@ -81,22 +81,23 @@ def fewest_active(load_DE, held_GP):
 
 @njit(cache=True, nogil=True)
 def spill(load_DE, home_E, gpus, factor, threshold, least, fetched_most):
-    """Lets overloaded GPUs spill tokens to the least loaded ones, which fetch the experts' weights for this batch.
+    """Moves tokens from overloaded GPUs to the least loaded ones, which fetch the experts' weights for this batch.
 
-    Experts with most tokens come first. A GPU counts with what it was given and with its own experts that are still to come.
+    Experts are assigned in falling order of tokens. The load of a GPU is what it has been given so far, plus the tokens of its
+    own experts that are still to be assigned.
 
     Args:
         load_DE: (D, E) float64, whole tokens of each expert in each batch.
         home_E: (E,) int64, the GPU that holds each expert.
-        gpus: how many.
-        factor: times the mean load that a GPU takes at most.
-        threshold: batches whose largest load is at most this times the mean stay as they are.
-        least: tokens that are worth a fetch, unless no more are left.
-        fetched_most: experts that a GPU fetches at most; what no GPU takes then stays at home. Below zero: no limit, and what
-            is left goes to the least loaded GPU.
+        gpus: number of GPUs.
+        factor: maximum load of a GPU / mean load.
+        threshold: largest load / mean load up to which a batch stays as it is.
+        least: minimum tokens for which a GPU fetches an expert, unless fewer are left of it.
+        fetched_most: maximum experts that a GPU fetches; tokens that no GPU takes then stay on the expert's GPU. Below zero: no
+            limit, and tokens that no GPU takes within `factor` go to the least loaded GPU.
 
     Returns:
-        (tokens_DG, active_DG, fetched_D): tokens and active experts of each GPU, and the experts fetched in all.
+        (tokens_DG, active_DG, fetched_D): tokens and active experts of each GPU, and the total of fetched experts, per batch.
 
     Source:
         LLEP (arXiv:2601.17111), algorithm LLA; with a limit as UltraEP's (arXiv:2606.04101) slots for replicas.

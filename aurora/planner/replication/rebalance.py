@@ -1,19 +1,20 @@
-"""Rebalancing of a placement in force, for live systems: few slots change, and all layers take milliseconds.
+"""Rebalances a placement in force, for live systems: few slots change, and all layers take milliseconds.
 
-Replicas share their expert's load evenly. Each step relieves the slowest GPU of a layer: it swaps two replicas, moves one to an
-empty slot, gives an expert a further replica in an empty slot or in place of another replica, or puts another expert in the
-place of a replica. No GPU that a step changes is then as slow as the slowest was. Of these steps it takes the one that relieves
-most for each move, an expert whose weights a GPU fetches because it did not hold them at the start. A step relieves by how far
-the sum over the GPUs that it changes falls, of what each is above the target and, so that slow GPUs count more, of its square.
-No step takes min replicas from an expert.
+Replicas share their expert's load evenly. The time of a GPU is its load times its cost. A step changes slots to relieve the
+slowest GPU of a layer. It swaps two replicas; moves one to an empty slot; gives an expert a further replica, in an empty slot
+or in place of another replica; or puts another expert in the place of a replica. Afterwards each GPU that it changes is faster
+than the slowest GPU was before. Every expert keeps its min replicas.
 
-Most steps are never priced: two GPUs can at best be equally slow after a swap, which bounds what a swap relieves.
+A move is an expert whose weights a GPU fetches because it did not hold them at the start. Each step taken has the largest
+relief per move. The relief is the fall of the sum, over the changed GPUs, of the excess of their times over the target and of
+the square of that excess, so that slow GPUs count more. Most steps need no evaluation: two GPUs can at best be equally slow
+after a swap, which bounds the relief of a swap.
 
-Such steps end early where few slots hold large replicas. Then it starts again: experts with large replicas first get further
-ones, in place of replicas that are needed least, whatever the GPUs' times. The better end counts.
+If few slots hold large replicas, no step may help early on. Then a second search starts: it first gives the experts with large
+replicas further ones, in place of the replicas that are needed least, whatever the GPUs' times. The better result is returned.
 
-Slots are those of `placement/slot_state`, with one sum for each GPU, its time. The steps are not those of `slot_search`: they
-count moves, and relieve one of several slowest GPUs at a time, although the largest time of all GPUs stays.
+Slots are those of `placement/slot_state`, with one sum for each GPU, its time. The steps differ from those of `slot_search`:
+they count moves, and relieve one of several slowest GPUs at a time, although the largest time of all GPUs stays the same.
 
 Without numba's JIT (NUMBA_DISABLE_JIT=1) the same code runs in plain Python.
 """
@@ -45,16 +46,16 @@ NO_STEP, SWAP, REPLACE = range(3)
 
 
 class Layer(NamedTuple):
-    """One layer, and what its slots must keep.
+    """One layer, and the limits that changes of its slots must keep.
 
     Attributes:
         load_E: (E,) the load of each expert.
         cost_G: (G,) the cost of a unit of load on each GPU.
-        times: what each expert adds to the time of a GPU, its load times the GPU's cost: the only sum, in one scenario.
+        times: the time that each expert adds to each GPU, its load times the GPU's cost, as PhaseSums with one scenario.
         was_GE: (G, E) bool, whether a GPU held an expert at the start.
         domain_G: (G,) int64, the failure domain of each GPU.
-        least_E: (E,) int64, the replicas of each expert at least.
-        least_domains_E: (E,) int64, how many failure domains hold each expert at least.
+        least_E: (E,) int64, minimum replicas of each expert.
+        least_domains_E: (E,) int64, minimum number of failure domains that hold each expert.
     """
 
     load_E: FloatArray
@@ -67,7 +68,7 @@ class Layer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A change of slots: SWAP the experts of two slots, the second maybe empty; or REPLACE what a slot holds by an expert."""
+    """A change of slots. SWAP: two slots swap experts; the second may be empty. REPLACE: the second slot gets a new expert."""
 
     kind: int
     gpu: int  # SWAP: the GPU of the first slot
@@ -89,19 +90,20 @@ def rebalance(
     min_replicas: int = 1,
     domain_G: ArrayLike | None = None,
 ) -> Rebalanced:
-    """Changes few slots of a placement in force, so that it suits new loads: milliseconds, for live systems.
+    """Changes few slots of a placement in force, so that it suits new loads; takes milliseconds, for live systems.
 
-    Replicas share their expert's load evenly, as engines do. A layer's slots change until its largest load is `enough`, or no
-    change lowers it; the next placement is never worse than the one in force.
+    Replicas share their expert's load evenly, as in engines. A layer's slots change until its largest load is near enough to
+    the mean (`enough`), or no change lowers it; the next placement is never worse than the one in force.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         held: the placement in force: a Placement, or (L, G, P) whole numbers, the expert in each slot and -1 for none.
         slots: how many experts fit on each GPU, and what load costs there; None: as many as `held` has, on equal GPUs.
-        max_moves: how many experts the GPUs may fetch in a layer; None: no limit.
-        worth: from zero to below one; a layer whose largest load would fall by less than this part of it stays as it is.
-        enough: from zero to below one; a layer is good enough if its largest load is above the mean by this part of it or less.
-        min_replicas: GPUs, and failure domains, that each expert stays on; on as many as in `held`, if that is fewer.
+        max_moves: maximum number of experts that GPUs fetch in a layer; None: no limit.
+        worth: from zero to below one; a layer stays as it is if its largest load would fall by less than this part.
+        enough: from zero to below one; a layer is good enough if its largest load is at most (1 + enough) x the mean.
+        min_replicas: minimum number of GPUs, and of failure domains, that hold each expert; if `held` has fewer, as many as
+            there.
         domain_G: (G,) whole numbers of zero or more: the failure domain of each GPU; None: each is its own.
 
     Returns:
@@ -146,10 +148,15 @@ def rebalance(
 
 
 def checked_min_replicas(min_replicas: int, domain_G: ArrayLike | None, gpus: int) -> tuple[int, IntArray]:
-    """Returns the replicas of each expert at least, and the failure domain of each GPU, (G,) int64; None: each is its own.
+    """Checks the options on replicas that moves must keep, and returns (min_replicas, (G,) int64 failure domain of each GPU).
+
+    Args:
+        min_replicas: minimum replicas of each expert.
+        domain_G: (G,) the failure domain of each GPU; None: each GPU is its own.
+        gpus: number of GPUs.
 
     Raises:
-        BadInput: unless there is a whole number of one or more, and a domain for each GPU.
+        BadInput: unless min_replicas is a whole number of one or more, and there is a domain for each GPU.
     """
     if isinstance(min_replicas, bool) or not isinstance(min_replicas, int | np.integer) or min_replicas < 1:
         raise BadInput(f"`min_replicas`: expected a whole number of one or more, found {min_replicas}")
@@ -524,18 +531,18 @@ def rebalance_inside(
     min_replicas: int = 1,
     domain_G: IntArray | None = None,
 ) -> IntArray:
-    """Changes few slots of a placement in force, each server by itself, so that its GPUs suit new loads.
+    """Rebalances a placement in force inside each server: as `rebalance`, but experts stay on their servers.
 
     Args:
         load_LE: (L, E) the load of each expert in each layer.
         held_LGP: (L, G, P) int64, the expert in each slot, EMPTY for none.
-        part_LGP: (L, G, P) the part of its expert's load that each slot takes; a server keeps its parts.
-        slots: how many experts fit on each GPU, and what load costs there.
+        part_LGP: (L, G, P) the part of its expert's load that each slot takes. A server keeps its part of each expert's load.
+        slots: how many experts fit on each GPU, and the cost of load there.
         server_G: (G,) int64, the server of each GPU, numbered from zero.
-        enough, min_replicas, domain_G: as of `aurora.rebalance`; each server keeps `min_replicas`, or what it has.
+        enough, min_replicas, domain_G: as in `rebalance`; `min_replicas` holds for each server, or as many as it has.
 
     Returns:
-        (L, G, P) int64, the slots after it.
+        (L, G, P) int64, the expert in each slot of the next placement.
     """
     next_LGP = held_LGP.copy()
     for server in range(server_G.max() + 1):

@@ -1,12 +1,12 @@
 """REPLICAS: replica placements by name. Each decides how many replicas an expert has, which GPUs hold them, and the load split.
 
-A strategy's maker takes (load_E, slots, count_E, rng): the loads, (E,) float64; the slots of the GPUs; the replicas of each
-expert, (E,) int64, or None to choose them; and a random generator. It returns the expert in each slot, (G, P) int64 with -1 for
-an empty slot, and the load split: the part of its expert's load that each slot takes, (G, P) float64. No maker puts an expert
-twice on a GPU. A maker that chooses the counts leaves a slot empty only if any further replica there would make the slowest GPU
-slower. Replicas that free-split adds last may take no load.
+The function of a strategy takes (load_E, slots, count_E, rng): the loads, (E,) float64; the slots of the GPUs; the number of
+replicas of each expert, (E,) int64, or None to choose it; and a random generator. It returns the expert in each slot, (G, P)
+int64 with -1 for an empty slot, and the load split: the part of its expert's load that each slot takes, (G, P) float64. No
+function puts an expert twice on a GPU. If it chooses the counts, it leaves a slot empty only if any further replica there would
+make the slowest GPU slower. Replicas that free-split adds last may take no load.
 
-Adding a placement takes one such function and one line in REPLICAS.
+A new placement takes one such function and one line in REPLICAS.
 """
 
 import time
@@ -31,9 +31,9 @@ from aurora.types.placement import EMPTY, expert_loads
 def eplb(
     load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator
 ) -> tuple[IntArray, FloatArray]:
-    """Places one layer as DeepSeek's EPLB, the baseline, does; hierarchically where `slots` has several nodes and groups.
+    """Places one layer with the algorithm of DeepSeek's EPLB, the baseline; its hierarchical one if `slots` has several nodes.
 
-    Args and returns: as in `registry.equal_split`; `rng` is not used.
+    Args and returns: as in `equal_split`; `rng` is not used.
 
     Raises:
         BadInput: if GPUs differ, groups do not divide the experts, nodes do not divide the groups, or `count_E` is given for
@@ -89,9 +89,17 @@ class Strategy(NamedTuple):
 def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
     """Places replicas that each take the same part of their expert's load.
 
-    Replica counts, unless count_E (E,) gives them, come from several rules and a random walk over counts. Each is packed and
-    improved by swaps; the best packing is kept. Returns the expert in each slot, (G, P) int64 with -1 for none, and the part of
-    the expert's load that the slot takes, (G, P).
+    If count_E is None, replica counts come from several rules and a random walk over counts. Replicas with each of these counts
+    are packed into slots and improved by swaps; the best packing is kept.
+
+    Args:
+        load_E: (E,) float64, the load of each expert.
+        slots: the slots of the GPUs.
+        count_E: (E,) int64, the number of replicas of each expert; None: the function chooses it.
+        rng: for the random walk.
+
+    Returns:
+        (held_GP, part_GP): the expert in each slot, (G, P) int64 with -1 for none, and the part of its load there, (G, P).
 
     Raises:
         InfeasiblePlan: if given counts do not fit into the slots.
@@ -118,9 +126,10 @@ def equal_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, r
 
 
 def free_split(load_E: FloatArray, slots: GpuSlots, count_E: IntArray | None, rng: np.random.Generator) -> SlotTables:
-    """Places replicas whose loads need not be equal: by `equal_split` or McNaughton's wrap-around, whichever is better.
+    """Places replicas that may take unequal parts of their expert's load.
 
-    Each gets the best load split for its slots (`minimise_max_time`). Wrap-around is tried only if `count_E` is None.
+    It takes the better of two placements: that of `equal_split`, and McNaughton's wrap-around, which is tried only if `count_E`
+    is None. Both get the best load split for their slots (`minimise_max_time`).
 
     Args, returns and raises: as in `equal_split`.
     """
@@ -146,19 +155,19 @@ REPLICAS: dict[str, Strategy] = {
 def place(
     loads: ArrayLike, slots: GpuSlots, method: str = "equal-split", replicas: Sequence[int] | None = None, seed: int = 0
 ) -> ReplicaPlacement:
-    """Places experts and their replicas by load alone, as EPLB does.
+    """Places experts and their replicas on GPUs so that the largest load of a GPU is small; like EPLB, from loads alone.
 
-    This decides how many replicas each expert has, on which GPUs they are, and which part of its load each takes.
+    It decides how many replicas each expert has, which GPUs hold them, and the part of the expert's load that each takes.
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
         slots: how many experts fit on each GPU; `GpuSlots.equal(gpus, slots)` for equal GPUs.
         method: "equal-split", "free-split" or "eplb".
         replicas: (E,) number of replicas of each expert; None: the method decides.
-        seed: for strategies that draw at random.
+        seed: random seed of strategies that draw.
 
     Returns:
-        The placement with its largest load and a lower bound for every layer.
+        The placement, with its largest load and a lower bound on that for every layer.
 
     Raises:
         BadInput: if an argument is out of range.
@@ -214,7 +223,7 @@ def place_unbounded(load_LE: FloatArray, slots: GpuSlots, method: str = "equal-s
 def slot_tables(
     load_LE: FloatArray, slots: GpuSlots, method: str, count_E: IntArray | None = None, seed: int = 0
 ) -> list[SlotTables]:
-    """Returns the slots of each layer and the parts of loads that they take, as a maker of REPLICAS gives them.
+    """Returns, for each layer, the expert in each slot and the part of its load there, as `equal_split` returns them.
 
     Args:
         load_LE: (L, E) float64, the load of each expert in each layer.

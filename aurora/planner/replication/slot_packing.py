@@ -46,9 +46,10 @@ def counts_by_load(load_E, slots, most):
 
 @njit(cache=True)
 def greedy_max_time(load_E, slots_G, cost_G):
-    """Returns the largest time of a GPU when counts are by load and replicas go, largest first, to the GPU with the least load.
+    """Returns the largest time of a GPU that EPLB's method reaches on equal GPUs; searches start from this limit.
 
-    An expert may be twice on a GPU. This is what EPLB reaches on equal GPUs, and a limit for searches.
+    Replica counts are those of `counts_by_load`; replicas go, largest first, to the GPU with the least load. An expert may be
+    twice on a GPU.
     """
     count_E = counts_by_load(load_E, slots_G.sum(), slots_G.sum())
     load_G, used_G = np.zeros(slots_G.shape[0]), np.zeros(slots_G.shape[0], dtype=np.int64)
@@ -74,10 +75,10 @@ def _holds(held_P, expert):
 
 @njit(cache=True)
 def pack(load_E, count_E, slots_G, cost_G, enough, held_GP):
-    """Packs replicas, count_E of each expert, into GPU slots, and returns the largest time of a GPU.
+    """Packs count_E[e] replicas of each expert e into GPU slots, and returns the largest time of a GPU.
 
-    Longest processing time first, then swaps until the largest time is `enough` or less. Fills held_GP (G, P) with the expert
-    in each slot, EMPTY for none, and lowers count_E for replicas that find no slot. Arrays are as in the module.
+    Replicas are packed by longest processing time first, then swapped until the largest time is `enough` or less. Fills
+    held_GP, and lowers count_E for replicas that find no slot. Arrays are as in the module.
     """
     size_X = np.append(load_E / count_E, 0.0)  # of each expert's replicas; the last is that of an empty slot
     time_G = np.zeros(slots_G.shape[0])
@@ -155,10 +156,13 @@ def _refresh_times(size_X, cost_G, held_GP, time_G):
 def swap_descent(part_GX, slots_G, held_GP, time_G, enough):
     """Swaps replicas of the slowest GPU for smaller ones, or for empty slots, of other GPUs while that lowers its time.
 
-    Each step takes the swap that leaves the lowest maximum of the two GPUs' times. It stops at the largest time `enough`.
-    Changes held_GP and time_G in place.
+    Each step takes the swap after which the slower of the two GPUs is fastest. It stops once the largest time is `enough` or
+    less. Changes held_GP and time_G in place.
 
-    part_GX (G, E + 1) is the time of a replica of each expert on each GPU; the last is that of an empty slot, zero.
+    Args:
+        part_GX: (G, E + 1) the time of a replica of each expert on each GPU; the last column, of an empty slot, is zero.
+        slots_G, held_GP, time_G: as in the module.
+        enough: a largest time at which to stop.
     """
     while time_G.max() > enough:
         worst = np.argmax(time_G)
@@ -251,7 +255,7 @@ def pack_with_best_counts(load_E, slots_G, cost_G, sizes_X, draws_X3, enough, co
 
     Args:
         load_E, slots_G, cost_G: as in the module.
-        sizes_X: (X,) float64, largest loads of a replica to try first.
+        sizes_X: (X,) float64, limits on the load of a replica; the counts that follow from each are tried first.
         draws_X3: (X, 3) random numbers in [0, 1), a row for each step of the walk over counts.
         enough: a largest time at which the search stops.
         count_E, held_GP: filled with the best counts and their packing.

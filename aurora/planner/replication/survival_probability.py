@@ -1,14 +1,14 @@
-"""Survival probability: how likely every expert is still held after k failures, an upper bound for any placement, and swaps.
+"""Survival probability: the probability that every expert is still held after k failures, its upper bound, and a local search.
 
 An item is an expert held by failure domains (recovery), or a batch held by workers (coded aggregation). Its holders are the
 bits of one integer. An item is lost when all its holders have failed. The probability is exact if the exact count ends soon
 enough, else sampled with a 95 % interval. The bound is for any placement of the same replica counts.
 
-A local search swaps replicas between failure domains until no swap makes the loss of an expert less likely. Its measure is
-lexicographic: first how many domains and nodes experts lack of their guarantee, then the odds that some expert is lost. The
-odds are exact where all sets of failed domains can be listed. Otherwise the measure counts the different sets of domains that
-hold an expert, by size, smallest first. It has slots of its own, not those of `placement/slot_state`: a domain may hold an
-expert several times, and nothing adds up.
+The local search swaps replicas between failure domains until no swap makes the loss of an expert less likely. It minimises
+first the number of domains and nodes that experts lack of their guarantee, then the odds that some expert is lost. These odds
+are exact if all sets of failed domains can be listed. Otherwise the search minimises the number of different sets of domains
+that hold an expert, by size, smallest first. It does not use `placement/slot_state`: a domain may hold an expert several times,
+and its objective is no sum over GPUs.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,12 @@ Polynomial = list[float]  # coefficient k: the summed odds of sets of k failures
 
 
 def all_held(held_WE: BoolArray, alive_MW: BoolArray) -> BoolArray:
-    """Returns (...) bool, whether the alive holders, alive_MW (..., W), together have every item; held_WE is (W, E)."""
+    """Returns (...) bool, whether the alive holders together have every item.
+
+    Args:
+        held_WE: (W, E) bool, whether holder w has item e.
+        alive_MW: (..., W) bool, whether each holder is alive.
+    """
     return np.asarray((alive_MW.astype(np.float32) @ held_WE.astype(np.float32) > 0).all(axis=-1))
 
 
@@ -56,7 +61,7 @@ class _TooManyBranches(Exception):
 
 
 def recoverable_odds(holders: tuple[int, ...], odds: Sequence[float], most: int, branches: int) -> Polynomial:
-    """Returns the summed odds of the sets of 0..most failures that lose no item, by branching over domains.
+    """Returns, for k = 0..most, the summed odds of all sets of k failed domains that lose no item, by branching over domains.
 
     Args:
         holders: the sets of holders as bits, as `minimal_holders` returns them; an item is lost if one set fails entirely.
@@ -279,7 +284,7 @@ CLOSE = 1e-12  # relative: sums of float odds
 
 
 class SurvivalAim(NamedTuple):
-    """Objective of the search: first the domains and nodes that experts lack, then the odds of losing an expert."""
+    """Objective of the search: first, fewest domains and nodes that experts lack; then, lowest odds of losing an expert."""
 
     nodes_D: Any  # (D,) int64, the nodes of each domain
     distinct_domains: Any  # on how many domains each expert should be
@@ -307,12 +312,12 @@ def swap_local_search(count_ED: IntArray, slots_D: IntArray, aim: SurvivalAim, k
     Args:
         count_ED: (E, D) int64, the replicas of each expert in each domain at the start.
         slots_D: (D,) int64, slots of each domain.
-        aim: the measure.
+        aim: the objective ("measure").
         kick_R2: (R, 2) random numbers in [0, 1), a row for each kick.
-        most: how often the measure is evaluated at most.
+        most: maximum number of evaluations of the measure.
 
     Returns:
-        (E, D) int64, as count_ED, the best placement.
+        (E, D) int64, the replicas of each expert in each domain in the best placement.
     """
     (experts, domains), empty_D = count_ED.shape, slots_D - count_ED.sum(axis=0)
     expert_X = np.repeat(np.tile(np.arange(experts + 1), domains), np.vstack([count_ED, empty_D]).T.ravel())
