@@ -9,7 +9,7 @@ import numpy as np
 from machine import machine
 
 from aurora.io import load_cluster, shipped
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.scenarios.exclusive import Exclusive
 from aurora.planner.workload.synthetic import draw_profile
 from aurora.planner.workload.traffic import layer_traffic
@@ -35,7 +35,7 @@ def affinity_rows(name: str, cluster: Cluster, profile: Profile, later: Profile,
             layer_costs(cluster, source, layer, deduplicated=True).grouped(placement.gpu_E(layer))
             for layer in range(source.layers)
         )
-        return sum(exclusive(each.phase_times()) for each in costs)
+        return sum(exclusive_s(each.phase_times()) for each in costs)
 
     before, after = start.placements_M[0], near.placements_M[0]
     every, dedup, together = moved(before, False), moved(before, True), moved(after, True)

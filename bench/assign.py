@@ -87,10 +87,10 @@ def exclusive() -> list[str]:
             for seed in range(cases):
                 costs = drawn_costs(name, n, seed)
                 took.append(timed(partial(ASSIGN["exact"], costs, np.random.default_rng(0))))
-                best = objective.exclusive(costs.phase_times(ASSIGN["exact"](costs, np.random.default_rng(0))))
+                best = objective.exclusive_s(costs.phase_times(ASSIGN["exact"](costs, np.random.default_rng(0))))
                 for method, values in found.items():
                     values.append(
-                        objective.exclusive(costs.phase_times(ASSIGN[method](costs, np.random.default_rng(seed)))) / best
+                        objective.exclusive_s(costs.phase_times(ASSIGN[method](costs, np.random.default_rng(seed)))) / best
                     )
                 if n == 8:
                     first, second = costs.gate_s_G[:, None] + costs.dispatch_s_GJ, costs.expert_s_GJ + costs.combine_s_GJ

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -10,31 +11,16 @@ from aurora.errors import BadInput
 from aurora.planner import scenarios
 from aurora.planner.alltoall.hierarchical import carriers
 from aurora.planner.alltoall.schedule import both_ways
-from aurora.planner.check.fit import check_profile
+from aurora.planner.check.fit import check_models, check_placements
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.check.plans import check_plan
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.placement.slot_counts import SlotRoom, failure_domains
+from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario, seconds_between
-from aurora.planner.simulated_choice import (
-    ASIDE_WINDOWS,
-    SIMULATED,
-    all_to_alls,
-    candidates,
-    faster_all_to_all,
-    few_layers,
-    simulated_seconds,
-    slots_open,
-    soonest,
-    with_micro_batches,
-    with_preemption,
-    with_time_slice,
-    worthwhile_slots,
-)
+from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
 from aurora.planner.workload.serving_gpus import serving_gpus
-from aurora.planner.workload.step_traffic import drawn_steps, set_aside
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
 from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, Profile
 from aurora.types.arrays import FloatArray
@@ -83,56 +69,13 @@ def plan(
     options, progress = options or PlanOptions(), progress or untold
     if options.objective == SIMULATED and domains:
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
-
-    def steps(profiles: Sequence[Profile]) -> Sequence[Profile]:
-        """Returns the steps that are simulated: the windows, or steps of `tokens_per_step` drawn from them."""
-        return [drawn_steps(each, options.tokens_per_step, options.seed) for each in profiles]
-
-    def by_way(way: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
-        """Returns the plan by some options, of all of `candidates` the one that the simulator finds shortest."""
-        simulated = steps(profiles)
-        made = [
-            make_plan(cluster, profiles, candidate, profile_paths, domains=domains, progress=progress)
-            for candidate in candidates(way, profiles)
-        ]
-        chosen = with_preemption(soonest(made, simulated), simulated)
-        if options.time_slice == "auto" and (chosen.colocated or options.micro_batches > 1):
-            return with_time_slice(chosen, simulated)
-        return chosen
-
-    def fastest(ways: dict[str, PlanOptions], cluster: Cluster, some: Sequence[Profile]) -> tuple[Plan, PlanOptions, str]:
-        """Returns the plan whose all-to-alls are fastest, its options, and what was chosen and why."""
-        tried = {name: by_way(way, cluster, some) for name, way in ways.items()}
-        simulated = steps(some) if len(ways) > 1 else some
-        faster, note = faster_all_to_all(tried, options, simulated, domains, of_layers=profiles[0].layers)
-        return tried[faster], ways[faster], note
-
-    slots, settled = None, options
-    if slots_open(options, profiles, domains):
-        few = few_layers(cluster, profiles)
-        planned, aside, kept = set_aside(few[1][0], options.seed)
-        trial = options
-
-        def aside_s(slots_per_gpu: int | None) -> float:
-            """Returns the simulated seconds, on traffic kept aside, of the plan with so many slots; all-to-alls as at first."""
-            nonlocal trial
-            ways = all_to_alls(replace(trial, slots_per_gpu=slots_per_gpu), few[0], [planned], domains)
-            made, way, _ = fastest(ways, few[0], [planned])
-            trial = options if way.coactivation else way  # which takes no replicas
-            return simulated_seconds(made, steps([aside.first_windows(ASIDE_WINDOWS)]))
-
-        slots = worthwhile_slots(SlotRoom.of(cluster, profiles[0], options), cluster, profiles[0], aside_s, kept)
-        settled = replace(options, slots_per_gpu=slots.per_gpu)
-    ways = all_to_alls(settled, cluster, profiles, domains)
-    tried_on = few_layers(cluster, profiles) if len(ways) > 1 else (cluster, profiles)
-    chosen, way, note = fastest(ways, *tried_on)
-    if tried_on[1] is not profiles:
-        chosen = by_way(way, cluster, profiles)
-    if note:
-        chosen = replace(chosen, notes=(*chosen.notes, note))
+    make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
+    choice = SimulatedChoice(make, options, profiles, domains)
+    slots = choice.slots(cluster)
+    chosen = choice.fastest(cluster, options if slots is None else replace(options, slots_per_gpu=slots.per_gpu))
     if slots is not None:
         chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
-    return with_micro_batches(chosen, steps(profiles)) if options.micro_batches == 0 else chosen
+    return with_micro_batches(chosen, choice.steps(profiles)) if options.micro_batches == 0 else chosen
 
 
 def make_plan(
@@ -149,7 +92,7 @@ def make_plan(
     Requests stay on their ranks; only experts move. The arguments are those of `plan`; the clock returns seconds, for searches
     with a time limit.
     """
-    _check_traffic(cluster, profiles, domains)
+    check_models(cluster, profiles, domains)
     options = resolve(options, cluster, profiles, domains)
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options, domains)
@@ -193,7 +136,7 @@ def price(
     profiles = [profiles] if isinstance(profiles, Profile) else profiles
     placements = [placements] if isinstance(placements, Placement) else placements
     options = options or PlanOptions()
-    _check_placements(cluster, profiles, placements, options)
+    check_placements(cluster, profiles, placements, options)
     options = replace(resolve(replace(options, place="auto"), cluster, profiles), place=GIVEN)
     rng = np.random.default_rng(options.seed)
     scenario = scenario_of(cluster, profiles, options).given(placements, rng)
@@ -377,43 +320,3 @@ def schedule_model(
         hierarchy,
         profile.traffic_digest,
     )
-
-
-def _check_traffic(cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
-    """Raises BadInput unless there is a profile for each model, of the cluster's ranks, and `domains` go with the first."""
-    if not profiles:
-        raise BadInput("plan: expected a profile for each model, found none")
-    for profile in (*profiles, *domains):
-        check_profile(cluster, profile)
-    if domains and len(profiles) > 1:
-        raise BadInput(f"`domain`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
-    for domain in domains:
-        found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
-        if found != expected:
-            raise BadInput(
-                f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
-                f"back {expected}), found {domain.model!r} with {found}"
-            )
-        domain.identity.check_same(
-            profiles[0].identity, f"`domain`: expected another profile of the one model {profiles[0].model!r}"
-        )
-
-
-def _check_placements(
-    cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions
-) -> None:
-    """Raises BadInput unless placements, profiles, cluster and options go together."""
-    if len(placements) != len(profiles) or not profiles:
-        raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
-    for profile, placement in zip(profiles, placements, strict=True):
-        check_profile(cluster, profile)
-        found = (len(placement.slots_LG), placement.experts, placement.gpus)
-        if found != (expected := (profile.layers, profile.experts, len(cluster))):
-            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
-        if len(profiles) > 1 and placement.split_LG is not None:
-            raise BadInput(
-                f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"
-            )
-    for name in ("coactivation", "min_replicas"):
-        if getattr(options, name):
-            raise BadInput(f"`{name}`: decides a placement, found placements that are given")

@@ -19,7 +19,7 @@ from aurora.planner.placement.objective import objectives
 from aurora.planner.placement.slot_counts import SlotRoom, memory_slots_G
 from aurora.planner.resolve_options import coactivation_reason, flat_reason
 from aurora.planner.scenarios.scenario import seconds_between
-from aurora.planner.workload.step_traffic import cut_traffic
+from aurora.planner.workload.step_traffic import cut_traffic, drawn_steps, set_aside
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
 from aurora.simulator.interpreter import simulate, simulate_plan, simulated_span_s
 from aurora.types import PRIORITIES, Cluster, Plan, PlanOptions, Profile
@@ -43,6 +43,88 @@ LAYER_SHARE = 1 / 10  # of an interactive model's layer, between two preemption 
 LAYERS = 4  # of an interactive model that are simulated
 CLOSE = 0.1  # by how much weights may differ from needs, relative to these
 LEAST_WEIGHTS = 4  # the smallest weight is at most this
+
+
+@dataclass(frozen=True)
+class WorthwhileSlots:
+    """Slots per GPU that a plan takes, None for every expert held once, and why.
+
+    Attributes:
+        per_gpu: the slots.
+        more_gain: by what share one more would shorten the simulated step; None if no GPU's memory holds it.
+        notes: remarks for the plan.
+    """
+
+    per_gpu: int | None
+    more_gain: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SimulatedChoice:
+    """Makes the plans that options leave open, and keeps the one that the simulator finds shortest.
+
+    Attributes:
+        make: makes a plan of a cluster, profiles and options without the simulator.
+        options: the options that leave choices open.
+        profiles: one profile per model.
+        domains: further profiles of a single model.
+    """
+
+    make: Callable[[Cluster, Sequence[Profile], PlanOptions], Plan]
+    options: PlanOptions
+    profiles: Sequence[Profile]
+    domains: Sequence[Profile] = ()
+
+    def steps(self, profiles: Sequence[Profile]) -> list[Profile]:
+        """Returns the steps that are simulated: the windows, or steps of `tokens_per_step` drawn from them."""
+        return [drawn_steps(each, self.options.tokens_per_step, self.options.seed) for each in profiles]
+
+    def slots(self, cluster: Cluster) -> WorthwhileSlots | None:
+        """Returns the slots per GPU that pay, compared on some layers; None if options leave them not open."""
+        if not slots_open(self.options, self.profiles, self.domains):
+            return None
+        few, (profile,) = few_layers(cluster, self.profiles)
+        planned, aside, kept = set_aside(profile, self.options.seed)
+        trial = self.options
+
+        def aside_s(slots_per_gpu: int | None) -> float:
+            """Returns the simulated seconds, on traffic kept aside, of the plan with so many slots; all-to-alls as at first."""
+            nonlocal trial
+            ways = all_to_alls(replace(trial, slots_per_gpu=slots_per_gpu), few, [planned], self.domains)
+            plan, way, _ = self._fastest(ways, few, [planned])
+            trial = self.options if way.coactivation else way  # which takes no replicas
+            return simulated_seconds(plan, self.steps([aside.first_windows(ASIDE_WINDOWS)]))
+
+        fitting = SlotRoom.of(cluster, self.profiles[0], self.options)
+        return worthwhile_slots(fitting, cluster, self.profiles[0], aside_s, kept)
+
+    def fastest(self, cluster: Cluster, options: PlanOptions) -> Plan:
+        """Returns the plan by `options`, with the all-to-alls that are fastest; of many layers, some are compared."""
+        ways = all_to_alls(options, cluster, self.profiles, self.domains)
+        few, some = few_layers(cluster, self.profiles) if len(ways) > 1 else (cluster, self.profiles)
+        plan, way, note = self._fastest(ways, few, some)
+        if some is not self.profiles:
+            plan = self._shortest(way, cluster, self.profiles)
+        return replace(plan, notes=(*plan.notes, note)) if note else plan
+
+    def _fastest(
+        self, ways: Mapping[str, PlanOptions], cluster: Cluster, profiles: Sequence[Profile]
+    ) -> tuple[Plan, PlanOptions, str]:
+        """The plan whose all-to-alls are fastest, its options, and what was chosen and why."""
+        plans = {name: self._shortest(way, cluster, profiles) for name, way in ways.items()}
+        simulated = self.steps(profiles) if len(ways) > 1 else profiles
+        name, note = faster_all_to_all(plans, self.options, simulated, self.domains, self.profiles[0].layers)
+        return plans[name], ways[name], note
+
+    def _shortest(self, options: PlanOptions, cluster: Cluster, profiles: Sequence[Profile]) -> Plan:
+        """The shortest of all plans of `candidates`."""
+        simulated = self.steps(profiles)
+        plans = [self.make(cluster, profiles, candidate) for candidate in candidates(options, profiles)]
+        chosen = with_preemption(soonest(plans, simulated), simulated)
+        if self.options.time_slice == "auto" and (chosen.colocated or self.options.micro_batches > 1):
+            return with_time_slice(chosen, simulated)
+        return chosen
 
 
 def candidates(options: PlanOptions, profiles: Sequence[Profile]) -> list[PlanOptions]:
@@ -172,21 +254,6 @@ def all_to_alls(
         if not options.coactivation and coactivation_reason(options, profiles, domains) is None:
             ways["flat with `coactivation`"] = replace(options, all_to_all="flat", coactivation=True)
     return ways
-
-
-@dataclass(frozen=True)
-class WorthwhileSlots:
-    """Slots per GPU that a plan takes, None for every expert held once, and why.
-
-    Attributes:
-        per_gpu: the slots.
-        more_gain: by what share one more would shorten the simulated step; None if no GPU's memory holds it.
-        notes: remarks for the plan.
-    """
-
-    per_gpu: int | None
-    more_gain: float | None
-    notes: tuple[str, ...]
 
 
 def slots_open(options: PlanOptions, profiles: Sequence[Profile], domains: Sequence[Profile]) -> bool:

@@ -17,7 +17,7 @@ from aurora.planner.check.plans import check_plan, check_schedule
 from aurora.planner.placement.assignment import ASSIGN
 from aurora.planner.placement.colocation import COLOCATE, JOINT
 from aurora.planner.placement.colocation_problem import ColocationProblem
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import BUSIEST_RESOURCE, formula
 from aurora.planner.plan import make_plan
@@ -89,7 +89,7 @@ def test_the_bound_is_below_every_placement(case):
     bound = make_plan(machines, [source]).bound_s
     for where in product(range(n), repeat=source.experts):
         costs = layer_costs(machines, source, 0).grouped(np.array(where))
-        assert exclusive(costs.phase_times(np.arange(n))) >= bound * (1 - 1e-9)
+        assert exclusive_s(costs.phase_times(np.arange(n))) >= bound * (1 - 1e-9)
 
 
 @pytest.mark.full
@@ -265,7 +265,7 @@ def test_three_models_take_what_the_busiest_resource_does(case):
         ]
         sends, receives = sum(t.port_4G[0] + t.port_4G[2] for t in times), sum(t.port_4G[1] + t.port_4G[3] for t in times)
         compute = sum(t.gate_G + t.expert_G + t.aggregate_G for t in times)
-        total += max(*map(exclusive, times), sends.max(), receives.max(), compute.max())
+        total += max(*map(exclusive_s, times), sends.max(), receives.max(), compute.max())
     assert plan.objective_s == pytest.approx(total)
     assert plan.bound_s <= plan.assignment_bound_s <= plan.objective_s * (1 + 1e-9)
 

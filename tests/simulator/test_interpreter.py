@@ -14,7 +14,7 @@ from aurora.planner.compile import SLICE_INTERVALS, compile_plan
 from aurora.planner.network.delivery import DELIVERY
 from aurora.planner.network.switch import timed
 from aurora.planner.network.transfer_seconds import counts_seconds
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
 from aurora.planner.simulated_choice import with_time_slice
@@ -476,7 +476,7 @@ def test_where_all_wait_for_all_one_model_takes_equation_1():
     """Equal gates and experts, and an order at the bound: 1 + 6, 2 + 6, and 3."""
     p = profile(UNEVEN, gate=1, expert=2, aggregate=3)
     plan = make_plan(THREE, [p], KEEP)
-    assert simulate_plan(plan, [p], "global").seconds == pytest.approx(exclusive(terms(plan, p))) == pytest.approx(18)
+    assert simulate_plan(plan, [p], "global").seconds == pytest.approx(exclusive_s(terms(plan, p))) == pytest.approx(18)
 
 
 single = st.integers(2, 4).flatmap(lambda n: st.tuples(clusters(n), *[profiles(n, max_layers=1).map(one_window)] * 2))
@@ -498,7 +498,7 @@ def test_where_all_wait_for_all_phases_add_up(case):
     longest = [part.max() for part in (own.gate_G, own.expert_G, own.aggregate_G)]
     longest += [timed(order, bytes_GG, machines.network).makespan_s for order, bytes_GG in exchanges]
     assert trace.seconds == pytest.approx(sum(longest) + counts_seconds(machines.network))
-    assert exclusive(own) <= trace.seconds * (1 + 1e-9)
+    assert exclusive_s(own) <= trace.seconds * (1 + 1e-9)
 
 
 @pytest.mark.full

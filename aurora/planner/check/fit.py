@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
-from aurora.types import Cluster, Plan, Profile
+from aurora.types import Cluster, Placement, Plan, PlanOptions, Profile
 
 
 def check_profile(cluster: Cluster, profile: Profile) -> None:
@@ -23,6 +23,65 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
         )
     if not profile.tokens_TLSE.any():
         raise BadInput(f"profile of {profile.model!r}: expected tokens, found none")
+
+
+def check_models(cluster: Cluster, profiles: Sequence[Profile], domains: Sequence[Profile]) -> None:
+    """Checks that there is a profile for each model, of the cluster's ranks, and that domains are of the one model.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one profile per model.
+        domains: further profiles of a single model.
+
+    Raises:
+        BadInput: if not.
+    """
+    if not profiles:
+        raise BadInput("plan: expected a profile for each model, found none")
+    for profile in (*profiles, *domains):
+        check_profile(cluster, profile)
+    if domains and len(profiles) > 1:
+        raise BadInput(f"`domain`: is for a plan of one model, found {len(profiles)} models that share the GPUs")
+    for domain in domains:
+        found, expected = ((p.layers, p.experts, p.dispatch_bytes, p.combine_bytes) for p in (domain, profiles[0]))
+        if found != expected:
+            raise BadInput(
+                f"`domain`: expected another profile of the one model {profiles[0].model!r} (layers, experts, bytes there and "
+                f"back {expected}), found {domain.model!r} with {found}"
+            )
+        domain.identity.check_same(
+            profiles[0].identity, f"`domain`: expected another profile of the one model {profiles[0].model!r}"
+        )
+
+
+def check_placements(
+    cluster: Cluster, profiles: Sequence[Profile], placements: Sequence[Placement], options: PlanOptions
+) -> None:
+    """Checks that placements that somebody else made go with profiles, cluster and options.
+
+    Args:
+        cluster: the GPUs.
+        profiles: one profile per model.
+        placements: one placement per model.
+        options: which decide no placement.
+
+    Raises:
+        BadInput: if not.
+    """
+    if len(placements) != len(profiles) or not profiles:
+        raise BadInput(f"expected one placement for each of one or more profiles, found {len(placements)} and {len(profiles)}")
+    for profile, placement in zip(profiles, placements, strict=True):
+        check_profile(cluster, profile)
+        found = (len(placement.slots_LG), placement.experts, placement.gpus)
+        if found != (expected := (profile.layers, profile.experts, len(cluster))):
+            raise BadInput(f"placement of {profile.model!r}: expected (layers, experts, GPUs) {expected}, found {found}")
+        if len(profiles) > 1 and placement.split_LG is not None:
+            raise BadInput(
+                f"placement of {profile.model!r}: replicas are for a plan of one model, found {len(profiles)} models"
+            )
+    for name in ("coactivation", "min_replicas"):
+        if getattr(options, name):
+            raise BadInput(f"`{name}`: decides a placement, found placements that are given")
 
 
 def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from aurora.planner.placement.cost_model import GroupCosts, exclusive
+from aurora.planner.placement.cost_model import GroupCosts, exclusive_s
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.compiled import njit
 
@@ -226,4 +226,4 @@ ASSIGN: dict[str, AssignmentStrategy] = {
 
 def best_exclusive_s(costs: GroupCosts) -> float:
     """Returns the seconds of Eq. 1 under the best assignment of these groups to GPUs."""
-    return exclusive(costs.phase_times(exact(costs, np.random.default_rng(0))))
+    return exclusive_s(costs.phase_times(exact(costs, np.random.default_rng(0))))

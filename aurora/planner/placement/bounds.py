@@ -14,7 +14,7 @@ from scipy.sparse import csr_array, eye_array, kron
 
 from aurora.planner.network.bounds import spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
-from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive
+from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
 from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, relaxed_s
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.planner.placement.slot_state import PhaseSums
@@ -369,7 +369,7 @@ def hierarchical_bound_s(
     """
     least_M = [_least_times(*each, replicas) for each in zip(costs_M, counts_M, top_k_M, slots_MG, strict=True)]
     if len(least_M) == 1:
-        return exclusive(least_M[0])
+        return exclusive_s(least_M[0])
     of = formula(objective, len(least_M), nics=True)
     term_X = of.term_XG(least_M).max(axis=1)
     for number, parts in enumerate(of.parts.values()):

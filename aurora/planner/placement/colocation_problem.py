@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import GroupCosts, PhaseTimes, exclusive
+from aurora.planner.placement.cost_model import GroupCosts, PhaseTimes, exclusive_s
 from aurora.planner.placement.objective import Formula, Part, formula
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.compiled import njit
@@ -85,7 +85,7 @@ class ColocationProblem:
 
     def sequential_s(self, group_MG: IntArray) -> float:
         """Returns the seconds of the layer if the models ran one after the other; group_MG as in `value_s`."""
-        return sum(map(exclusive, self._phase_times(group_MG)))
+        return sum(map(exclusive_s, self._phase_times(group_MG)))
 
     def _phase_times(self, group_MG: IntArray) -> list[PhaseTimes]:
         """The phases of each model."""

@@ -72,7 +72,7 @@ class PhaseTimes:
         return longest_of((*self.port_4G[2:], *self.nic_4G[2:], self.steps_2G[1]))
 
 
-def exclusive(a: PhaseTimes) -> float:
+def exclusive_s(a: PhaseTimes) -> float:
     """Returns the seconds of a layer of one model, max(gate + dispatch) + max(experts + combine) + max(aggregate).
 
     Source:

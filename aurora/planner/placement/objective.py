@@ -11,7 +11,7 @@ from functools import cache, cached_property, reduce
 
 import numpy as np
 
-from aurora.planner.placement.cost_model import PhaseTimes, exclusive, longest_of
+from aurora.planner.placement.cost_model import PhaseTimes, exclusive_s, longest_of
 from aurora.types.arrays import FloatArray, IntArray
 
 Part = tuple[tuple[int, str], ...]  # (model, phase) pairs; a phase is named as in `PhaseTimes.of`
@@ -122,7 +122,7 @@ def seconds(objective: str, times_M: Sequence[PhaseTimes], nics: bool) -> float:
         objective, nics: as in `formula`; not used for one model.
         times_M: the phases of each model.
     """
-    return exclusive(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
+    return exclusive_s(times_M[0]) if len(times_M) == 1 else formula(objective, len(times_M), nics).seconds(times_M)
 
 
 def letters(models: int) -> list[str]:

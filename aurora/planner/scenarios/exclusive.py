@@ -31,7 +31,7 @@ from aurora.planner.placement.cost_model import (
     SUMMED,
     LayerCosts,
     aimed_costs,
-    exclusive,
+    exclusive_s,
     expected_costs,
     layer_costs,
 )
@@ -143,7 +143,7 @@ class Exclusive(Scenario):
     def price(self, costs_M: Sequence[LayerCosts], split_MEG: Sequence[FloatArray]) -> float:
         """Returns the seconds of a layer by Eq. 1, the mean over the scenarios that count; see `Scenario.price`."""
         if self.deduplicated:
-            return exclusive(costs_M[0].phase_times(split_MEG[0]))
+            return exclusive_s(costs_M[0].phase_times(split_MEG[0]))
         return costs_M[0].value_s(split_MEG[0])
 
     def unseen_s(self, placements_M: Sequence[Placement]) -> float | None:
@@ -386,7 +386,7 @@ def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.
 
 def _deduplicated_s(costs: LayerCosts, gpu_E: IntArray) -> float:
     """The seconds of Eq. 1 with expert e on GPU gpu_E[e]."""
-    return exclusive(costs.phase_times(np.eye(len(costs.out_Bps))[gpu_E]))
+    return exclusive_s(costs.phase_times(np.eye(len(costs.out_Bps))[gpu_E]))
 
 
 def _deduplicated_layer(

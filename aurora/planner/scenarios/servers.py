@@ -19,7 +19,7 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.network.bounds import spread_split
 from aurora.planner.network.switch import steps_seconds
 from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
-from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive, expected_costs, layer_costs
+from aurora.planner.placement.cost_model import OWN, LayerCosts, exclusive_s, expected_costs, layer_costs
 from aurora.planner.placement.objective import seconds
 from aurora.planner.placement.server_search import (
     NONE,
@@ -161,7 +161,7 @@ class Servers(Scenario):
             if make is None:
                 return Placement.unreplicated(_searched(costs, tokens, limits, start_E, hierarchy, rng), len(cluster))
             candidates = _replicated(expected, tokens, limits, begun, hierarchy, options.min_replicas or 1, make, rng)
-            best = min(candidates, key=lambda each: exclusive(costs.phase_times(each.split_EG(0), hierarchy)))
+            best = min(candidates, key=lambda each: exclusive_s(costs.phase_times(each.split_EG(0), hierarchy)))
             enough = options.aim == OWN or tokens[0].size >= LEAST_CHOSEN * profile.experts
             if not enough or options.min_replicas is not None:
                 return best
@@ -313,7 +313,7 @@ def _searched(
     """(E,) the GPU of each expert after a server search; the start where that is as fast."""
     found_E = server_search(*tokens, limits, start_E, rng)
     each_GG = np.eye(len(limits.slots_G))
-    start_s, found_s = (exclusive(costs.phase_times(each_GG[gpu_E], hierarchy)) for gpu_E in (start_E, found_E))
+    start_s, found_s = (exclusive_s(costs.phase_times(each_GG[gpu_E], hierarchy)) for gpu_E in (start_E, found_E))
     return found_E if found_s < start_s else start_E
 
 
@@ -378,9 +378,9 @@ def _exchanged(
 
     def priced(holds_EG: BoolArray) -> tuple[float, FloatArray]:
         split_EG = holds_EG / holds_EG.sum(axis=1, keepdims=True)
-        return exclusive(costs.phase_times(split_EG, hierarchy)), split_EG
+        return exclusive_s(costs.phase_times(split_EG, hierarchy)), split_EG
 
-    best_s, best_EG = exclusive(costs.phase_times(begun_EG, hierarchy)), begun_EG
+    best_s, best_EG = exclusive_s(costs.phase_times(begun_EG, hierarchy)), begun_EG
     for kick in range(KICKS):
         found_s, found_EG = best_s, best_EG
         if kick:

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from aurora.planner.network.switch import timed
-from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive, layer_costs
+from aurora.planner.placement.cost_model import OWN, GroupCosts, exclusive_s, layer_costs
 from aurora.planner.placement.grouping import PLACE
 from aurora.planner.placement.objective import formula
 from aurora.planner.plan import make_plan
@@ -79,7 +79,7 @@ def _by_formula(objective: str) -> Price:
         if order is not None:
             there_G, back_G = _order_ends(jobs[0], held[0], order)
             terms = [replace(terms[0], port_4G=np.array([there_G, there_G, back_G, back_G]))]
-        seconds = exclusive(terms[0]) if len(terms) == 1 else formula(objective, 2).seconds(terms)
+        seconds = exclusive_s(terms[0]) if len(terms) == 1 else formula(objective, 2).seconds(terms)
         busy = sum(float((t.gate_G + t.expert_G + t.aggregate_G).mean()) for t in terms)
         return LayerOutcome(seconds, busy / max(seconds, 1e-30))
 

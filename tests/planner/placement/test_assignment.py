@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from aurora.planner.placement.assignment import ASSIGN, bottleneck_sum_matching
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.plan import make_plan
 from aurora.types import PlanOptions
 from tests.conftest import cluster
@@ -54,7 +54,7 @@ def test_exact_is_the_optimum_of_the_plans_own_objective(case):
     best = 0.0
     for layer in range(source.layers):
         costs = layer_costs(machines, source, layer).grouped(plan.models[0].placement.gpu_E(layer))
-        best += min(exclusive(costs.phase_times(np.array(p))) for p in permutations(range(n)))
+        best += min(exclusive_s(costs.phase_times(np.array(p))) for p in permutations(range(n)))
     assert plan.objective_s == pytest.approx(best, rel=1e-12)
     assert plan.assignment_bound_s == pytest.approx(plan.objective_s, rel=1e-12)
     for name in ASSIGN:
@@ -73,7 +73,7 @@ def test_requests_that_move_along_price_like_requests_that_were_there(case):
     for held in permutations(range(n)):  # GPU g has rank and group held[g]
         where = np.argsort(held)
         permuted = type(machines)("permuted", tuple(machines.gpus[g] for g in where))
-        stays = exclusive(layer_costs(permuted, source, 0).grouped(group_E).phase_times(np.arange(n)))
+        stays = exclusive_s(layer_costs(permuted, source, 0).grouped(group_E).phase_times(np.arange(n)))
         assert used(moved, held) == pytest.approx(stays, rel=1e-12)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aurora.planner.placement.cost_model import PhaseTimes, exclusive
+from aurora.planner.placement.cost_model import PhaseTimes, exclusive_s
 from aurora.planner.placement.objective import formula
 
 
@@ -55,7 +55,7 @@ def one(value):
 def test_exclusive_takes_the_slowest_gpu_of_each_part():
     port_4G = np.array([[5.0, 1], [0, 3], [0, 3], [5, 1]])
     t = PhaseTimes(np.array([1.0, 2]), port_4G, np.array([2.0, 9]), np.array([1.0, 4]))
-    assert exclusive(t) == max(1 + 5, 2 + 3) + max(2 + 5, 9 + 3) + 4
+    assert exclusive_s(t) == max(1 + 5, 2 + 3) + max(2 + 5, 9 + 3) + 4
 
 
 def test_both_readings_by_hand():
@@ -79,4 +79,4 @@ def test_the_table_as_printed_lets_a_combine_end_before_its_experts():
 @pytest.mark.parametrize("pair", [(0, 1), (1, 0)])
 def test_no_work_takes_no_time(pair):
     nothing = PhaseTimes(one(0), np.zeros((4, 1)), one(0), one(0))
-    assert causal(nothing, nothing) == paper(nothing, nothing) == exclusive(nothing) == 0
+    assert causal(nothing, nothing) == paper(nothing, nothing) == exclusive_s(nothing) == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from aurora.planner.placement.bounds import exact_hierarchical_s, hierarchical_bound_s, server_counts
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.placement.linear_program import TOLERANCE
 from aurora.planner.plan import make_plan
 from aurora.planner.workload.synthetic import draw_profile
@@ -97,7 +97,9 @@ def test_a_small_plan_says_its_exact_gap():
     exact_s = sum(exact_hierarchical_s(*each, True) for each in known)
     relaxed_s = sum(hierarchical_bound_s("", *([part] for part in each), True) for each in known)
     split_EG = [plan.models[0].placement.split_EG(layer) for layer in range(2)]
-    taken_s = sum(exclusive(c.phase_times(split, plan.models[0].hierarchy)) for c, split in zip(layers, split_EG, strict=True))
+    taken_s = sum(
+        exclusive_s(c.phase_times(split, plan.models[0].hierarchy)) for c, split in zip(layers, split_EG, strict=True)
+    )
     assert relaxed_s < exact_s <= taken_s
     assert plan.bound_s == pytest.approx(exact_s)
     assert plan.notes == (
@@ -120,4 +122,4 @@ def test_a_small_plan_is_about_as_fast_as_the_best_of_all_even_placements():
     held = [np.isin(np.arange(5), each) for each in combinations(range(5), 3)]
     every = [np.stack(each, axis=1).astype(float) for each in product(held, repeat=3)]
     splits = [holds_EG / holds_EG.sum(axis=1, keepdims=True) for holds_EG in every if holds_EG.any(axis=1).all()]
-    assert plan.objective_s <= 1.02 * min(exclusive(costs.phase_times(split_EG, hierarchy)) for split_EG in splits)
+    assert plan.objective_s <= 1.02 * min(exclusive_s(costs.phase_times(split_EG, hierarchy)) for split_EG in splits)

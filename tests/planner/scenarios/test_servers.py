@@ -12,7 +12,7 @@ from aurora.errors import BadInput
 from aurora.planner.evaluate import evaluate
 from aurora.planner.placement.bounds import colocated_bound_s, hierarchical_bound_s, layer_bound_s, least_rows, server_counts
 from aurora.planner.placement.coactivation import coactivation_counts, distinct_tokens
-from aurora.planner.placement.cost_model import exclusive, layer_costs
+from aurora.planner.placement.cost_model import exclusive_s, layer_costs
 from aurora.planner.placement.objective import formula, objectives, seconds
 from aurora.planner.plan import make_plan
 from aurora.planner.scenarios.exclusive import Exclusive
@@ -113,7 +113,7 @@ def placed_at_random(cluster, profile, random):
 def test_a_layer_takes_what_its_ports_and_nics_take(case, random):
     cluster, hierarchy, profile = case
     gpu_E, split_EG = placed_at_random(cluster, profile, random)
-    found_s = exclusive(layer_costs(cluster, profile, 0, True).phase_times(split_EG, hierarchy))
+    found_s = exclusive_s(layer_costs(cluster, profile, 0, True).phase_times(split_EG, hierarchy))
     assert found_s == pytest.approx(seconds_by_hand(cluster, hierarchy, profile, gpu_E))
 
 
@@ -130,7 +130,7 @@ def test_flat_all_to_alls_take_what_ports_and_nics_take(case, random, deduplicat
     first_G = gate_G + load_8G[:4].max(axis=0) * profile.row_bytes(deduplicated)
     second_G = expert_G + load_8G[4:].max(axis=0) * profile.combine_bytes
     times = layer_costs(cluster, profile, 0, deduplicated).phase_times(split_EG)
-    assert exclusive(times) == pytest.approx(first_G.max() + second_G.max() + last_G.max())
+    assert exclusive_s(times) == pytest.approx(first_G.max() + second_G.max() + last_G.max())
 
 
 def placements(cluster, profile, slots_G):
@@ -151,7 +151,7 @@ def test_no_placement_takes_less_than_the_bound(case, spare):
     alone_s = hierarchical_bound_s("", *given, False)
     assert least_s <= alone_s * (1 + 1e-9)
     for split_EG in placements(cluster, profile, slots_G):
-        assert alone_s <= exclusive(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
+        assert alone_s <= exclusive_s(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
 
 
 @st.composite
@@ -176,7 +176,7 @@ def test_no_placement_with_replicas_takes_less_than_the_bound(case, random):
         for gpu in np.flatnonzero(holds_EG.sum(axis=0) < slots).tolist():
             holds_EG[random.randrange(profile.experts), gpu] = 1
         split_EG = holds_EG / holds_EG.sum(axis=1, keepdims=True)
-        assert least_s <= exclusive(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
+        assert least_s <= exclusive_s(costs.phase_times(split_EG, hierarchy)) * (1 + 1e-9)
 
 
 @given(pairs(), st.data())
@@ -251,7 +251,7 @@ def test_a_placement_with_replicas_keeps_its_slots_and_bound_and_is_never_slower
     found = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
     start_s, found_s = (
-        exclusive(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
+        exclusive_s(costs.phase_times(each.split_EG(0), hierarchy)) for each in (start.placements_M[0], placement)
     )
     assert found.bound_s <= found_s * (1 + 1e-9)
     assert found_s <= start_s
@@ -268,7 +268,9 @@ def test_a_placement_over_servers_is_never_slower_than_its_start(case):
     placement = Servers(cluster, [profile], options).over_servers(start.placements_M, [hierarchy])[0]
     placed = Servers(cluster, [profile], options, hierarchy_M=(hierarchy,)).priced([placement])
     costs = layer_costs(cluster, profile, 0, True)
-    start_s, placed_s = (exclusive(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed))
+    start_s, placed_s = (
+        exclusive_s(costs.phase_times(each.placements_M[0].split_EG(0), hierarchy)) for each in (start, placed)
+    )
     assert placed.objective_s == pytest.approx(placed_s)
     assert placed_s <= start_s
     assert placed.bound_s <= placed_s
