@@ -1,4 +1,4 @@
-"""Checks that a plan fits what is to be done with it: the engine that serves by it, and the traffic that it serves."""
+"""Checks that a plan fits the engine that is to serve by it, and that profiles fit a cluster or a plan."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ def check_profile(cluster: Cluster, profile: Profile) -> None:
         profile: the model's traffic.
 
     Raises:
-        BadInput: if it has not.
+        BadInput: if it has no tokens, or another number of source ranks.
     """
     if profile.sources != len(cluster.gpus):
         raise BadInput(
@@ -93,7 +93,7 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
     Raises:
         BadInput: if the number of profiles is not that of the models; or if a profile is of another model, has another number
-            of ranks, has no tokens, or has counts alone although the plan's flat all-to-alls are deduplicated.
+            of ranks, has no tokens, or lacks token-level routing although the plan's flat all-to-alls are deduplicated.
     """
     models = plan.models * len(profiles) if 1 < len(profiles) == plan.options.micro_batches else plan.models
     if len(profiles) != len(models):
@@ -106,7 +106,9 @@ def check_traffic(plan: Plan, profiles: Sequence[Profile]) -> None:
 
 
 def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
-    """Returns a sentence on the profiles whose model is known by sizes alone, not by a fingerprint; empty if there are none.
+    """Returns a sentence that names the profiles whose model could be compared by sizes only, because a fingerprint is missing.
+
+    Returns an empty text if there are none.
 
     Args:
         plan: the plan.
@@ -123,7 +125,7 @@ def without_proof(plan: Plan, profiles: Sequence[Profile]) -> str:
 
 
 def check_engine(plan: Plan, engine: str) -> None:
-    """Checks that an engine, a name in ENGINES, can serve with a plan.
+    """Checks that an engine can serve by a plan; `engine` is a name in ENGINES.
 
     Raises:
         InfeasiblePlan: if the engine cannot serve by the plan.
@@ -134,12 +136,13 @@ def check_engine(plan: Plan, engine: str) -> None:
 
 
 def check_vllm(plan: Plan) -> None:
-    """Checks that vLLM can serve with the plan: it has one model.
+    """Checks that vLLM can serve by the plan, that is, that the plan has one model only.
 
-    Ranks and layers may hold any number of experts. With vLLM's EPLB, which replicas need, free slots are filled by replicas.
+    Ranks and layers may hold different numbers of experts. vLLM serves replicas only with its EPLB, where free slots are filled
+    with further replicas.
 
     Raises:
-        InfeasiblePlan: if it has more.
+        InfeasiblePlan: if the plan has several models.
     """
     if len(plan.models) != 1:
         raise InfeasiblePlan(f"vllm: serves one model by a plan, this one is for {len(plan.models)}; plan each by itself")

@@ -21,23 +21,23 @@ def check_hierarchical(
     hierarchy: Hierarchy,
     carriers: Callable[[IntArray, Hierarchy], IntArray],
 ) -> None:
-    """Checks that the steps of a hierarchical dispatch and of its combine carry what every token needs, and nothing else.
+    """Checks that the steps of a hierarchical dispatch and its combine carry the rows that tokens need, and no others.
 
-    Every row is sent on its own, as `Hierarchy` says, and `check_moves` follows it. The rows of all tokens must be those of
-    there_SGG, and those of back_SGG the other way. Levelling must leave rows within their server, and no NIC may carry more to
-    a server than the busiest would without.
+    The checker routes every token row by row, by the rules of `Hierarchy`, and checks these rows by `check_moves`. Their
+    numbers must be those of there_SGG and, in the opposite direction, of back_SGG. Levelling must hand rows over only inside
+    servers, and no NIC may carry more rows to a server than the busiest NIC would without levelling.
 
     Args:
         there_SGG: (S, G, G) int64, rows from each rank to each other in each step of the dispatch.
-        back_SGG: (S, G, G) int64, the same of the combine.
-        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        back_SGG: (S, G, G) int64, rows from each rank to each other in each step of the combine.
+        rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
         source_U: (U,) int64, the rank that each token starts on.
         hierarchy: the servers, gateways and pieces.
-        carriers: called with the rows (G, N) from each rank to each server and with the hierarchy; returns (G, N, C) int64, the
-            rank whose NIC carries each piece.
+        carriers: a function that returns the rank whose NIC carries each piece, (G, N, C) int64, from the rows (G, N) from each
+            rank to each server and the hierarchy.
 
     Raises:
-        BrokenPlan: if any of this fails.
+        BrokenPlan: if a check fails.
     """
     rank_UK, source_U = (read_only(np.asarray(each, dtype=np.int64)) for each in (rank_UK, source_U))
     visits_GN = _visits(rank_UK, source_U, hierarchy.server_G, hierarchy.servers)
@@ -62,13 +62,14 @@ def check_hierarchical(
 def check_serving(
     rank_UK: IntArray, experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray
 ) -> None:
-    """Checks that ranks compute tokens' choices as a hierarchical all-to-all needs it.
+    """Checks that the ranks which compute tokens suit a hierarchical all-to-all.
 
-    Every choice is computed by a rank that holds its expert. One server computes all choices of an expert by the tokens of a
-    server, its own if it holds the expert. Of these, every rank's are divided over the server's replicas by their shares.
+    A choice is a (token, expert) pair. Every choice must be computed by a rank that holds its expert. All choices of an expert
+    by tokens that start on one server must be computed on one server: the same one if it holds the expert. There, the choices
+    of each source rank must be divided over the expert's replicas by their shares.
 
     Args:
-        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        rank_UK: (U, K) int64, the rank that computes each choice.
         experts_UK: (U, K) int64, the experts of each token.
         source_U: (U,) int64, the rank that each token starts on.
         split_EG: (E, G) float64, the share of each expert's tokens that each rank takes.
@@ -146,16 +147,17 @@ def hierarchical_moves(rank_UK: IntArray, source_U: IntArray, hierarchy: Hierarc
 
 
 def check_moves(moves_X5: IntArray, rank_UK: IntArray, source_U: IntArray, server_G: IntArray) -> None:
-    """Checks the rows of a dispatch, and those of the combine that goes back the same way.
+    """Checks the rows of a hierarchical dispatch, and of the combine that goes back the same way.
 
-    A token is sent on its own to each server that needs it. A rank sends a token only after the step in which it got it. Every
-    rank that a token needs gets it exactly once, a server other than its source's gets it once, and no rank gets it for
-    nothing. In the combine, which has the same rows backwards, every rank sends the sum of its own and of all that it has got
-    for a token and server once, and all choices reach the source.
+    Dispatch: a rank sends a token only after the step in which it received it. Every rank that computes for a token receives it
+    exactly once, and no rank receives it in vain. A server other than the source's receives it from outside once.
+
+    Combine, which has the same rows in reverse: every rank sends, once for a token and server, the sum of its own result and
+    of all results that it has received. All results reach the source.
 
     Args:
-        moves_X5: (X, 5) int64, step, source, destination, token and server of every row.
-        rank_UK: (U, K) int64, the rank that computes each choice of each token.
+        moves_X5: (X, 5) int64: step, source, destination, token, and the server for which the token is sent, of every row.
+        rank_UK: (U, K) int64, the rank that computes each of the K chosen experts of each token.
         source_U: (U,) int64, the rank that each token starts on.
         server_G: (G,) int64, the server of each rank.
 
@@ -182,7 +184,7 @@ _ERRORS = (
 def check_steps(schedule: Schedule, bytes_SGG: IntArray, network: Network) -> None:
     """Checks the schedule of an all-to-all as `check_schedule` does, and its steps if there are several.
 
-    Each step must carry its own bytes, and a rank must begin a step after its transfers of the steps before have ended.
+    Each step must carry its own bytes, and a rank must not begin a step before its transfers of earlier steps have ended.
 
     Args:
         schedule: a schedule, with `step_X` if there are several steps.

@@ -84,9 +84,9 @@ def _check_sub_channels(order: Order, gpus: int) -> None:
 def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> None:
     """Checks that a schedule carries every byte once and that no port or link is above its rate at any instant.
 
-    The bytes of each pair must sum to bytes_GG exactly; each row's rate times its duration must match its bytes to within one
-    byte and what floats resolve. If the schedule claims one partner at a time, no two transfers of a port may overlap, or none
-    of one tier. On a fabric, each pair's rate is divided over its shortest paths.
+    The bytes of each pair must sum to bytes_GG exactly. Each row's rate times its duration must equal its bytes, up to one byte
+    and the precision of floats. If the schedule is `one_to_one`, no two transfers of a port in one tier may overlap. On a
+    fabric, each pair's rate is divided over its shortest paths.
 
     Args:
         schedule: the schedule.
@@ -267,11 +267,11 @@ def _wrong_row(bytes_X, start_s_X, end_s_X, rate_Bps_X):
 
 
 def check_plan(plan: Plan) -> None:
-    """Checks that a plan is consistent; its placements are checked when they are made.
+    """Checks that a plan is consistent; its placements check themselves when they are made.
 
-    Every order names each pair once. Hierarchical all-to-alls go over the cluster's servers. No layer is predicted faster than
-    the fluid bound or its cut. Every GPU's memory holds the weights that the models place there. The objective is not below its
-    bounds. With `min_replicas`, every expert is on enough GPUs and nodes.
+    Every order must cover each pair once. Hierarchical all-to-alls must go over the cluster's servers. No layer's dispatch may
+    be predicted faster than its fluid bound or cut. Every GPU's memory must hold the weights that the models place there. The
+    objective must not be below its bounds. With `min_replicas`, every expert must be on enough GPUs and nodes.
 
     Raises:
         BrokenPlan: if any of this fails.

@@ -16,9 +16,9 @@ LISTED = 20_000  # sets of failures that are tried one by one, at most
 def check_layout(layout: ReplicaPlacement, load_LE: FloatArray, slots: GpuSlots) -> None:
     """Checks a replica placement against the loads that it was made for.
 
-    Every expert is held, no GPU holds more experts than its slots or one expert twice, and the shares of each expert are on
-    GPUs that hold it, not negative, and sum to one. The largest and the mean load are what the placement says, and the bound
-    lies between them.
+    Every expert must be held; no GPU may hold more experts than its slots, or an expert twice. The shares of each expert must
+    be on GPUs that hold it, not negative, and sum to one. The largest and the mean load must be as the placement states, with
+    the bound between them.
 
     Args:
         layout: the placement.

@@ -1,7 +1,6 @@
-"""Parts of a model outside routed experts, from its config.json: attention layers by kind, what they cache, weigh and compute;
-and the width of shared experts.
+"""Reads from a model's config.json the sizes outside routed experts: attention layers by kind, their cache, weights and work.
 
-A config without such an entry is taken to have full attention in all decoder layers.
+A config that does not name kinds of attention is taken to have full attention in all decoder layers.
 """
 
 from collections import Counter
@@ -21,19 +20,19 @@ class AttentionLayers:
     Attributes:
         kind: "full", "sliding", "mla" (latent), "sparse" (the indexer's choice of latent or compressed entries) or "linear"
             (a state of fixed size: gated delta rule, Mamba, lightning attention).
-        layers: how many.
-        split_weights: numbers in a layer's weights that tensor parallelism splits.
-        whole_weights: numbers in those that every rank holds.
-        kv_heads: heads of keys and values, among which tensor parallelism splits the cache; 1: every rank has all of it.
-        cached: numbers in an entry of the cache, over all KV heads.
-        state: numbers of a sequence, whatever its length; those of the window excepted.
-        state_bits: bits of such a number.
-        pair_flops: operations of a new token with each entry that it attends to, over all heads.
-        index_flops: operations of a new token with each entry for which the indexer scores it.
-        index_bytes: bytes in an entry of the indexer's cache.
-        window: newest entries that a token attends to at most; 0: no limit.
-        ratio: tokens that make an entry.
-        chosen: entries besides those of the window that a token attends to at most; 0: no limit.
+        layers: number of these layers.
+        split_weights: number of parameters of a layer that tensor parallelism splits over ranks.
+        whole_weights: number of parameters of a layer that every rank holds.
+        kv_heads: number of KV heads, over which tensor parallelism splits the cache; 1: every rank caches everything.
+        cached: number of values in one cache entry, over all KV heads.
+        state: number of values cached per sequence whatever its length, such as the state of linear attention; without windows.
+        state_bits: bits of each of these values.
+        pair_flops: operations for a new token and one entry that it attends to, over all heads.
+        index_flops: operations for a new token and one entry that the indexer scores.
+        index_bytes: bytes of one entry of the indexer's cache.
+        window: maximum number of newest entries that a token attends to; 0: no window.
+        ratio: number of tokens that are compressed to one entry.
+        chosen: maximum number of entries outside the window that a token attends to; 0: no limit.
     """
 
     kind: str
@@ -57,11 +56,11 @@ class AttentionLayers:
         return self.kind not in ("linear", "sliding") and self.ratio > 0
 
     def held(self, length: float) -> float:
-        """Entries in the cache of a sequence of so many tokens."""
+        """Returns the number of cache entries of a sequence of `length` tokens."""
         return min(self.window, length) + (length / self.ratio if self.grows else 0.0)
 
     def attended(self, length: float) -> float:
-        """Entries that a token after so many others attends to."""
+        """Returns the number of entries that a token after `length` others attends to."""
         beyond = length / self.ratio if self.grows else 0.0
         return min(self.window, length) + min(beyond, self.chosen or beyond)
 
@@ -71,13 +70,14 @@ INDEX_BYTES = 132  # of an indexer's cached key of 128 numbers: fp8, and a scale
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns bytes of the KV cache that a token of a long sequence takes on one GPU.
+    """Returns the bytes of KV cache by which each further token of a long sequence grows the cache of one GPU.
 
-    Sliding windows and linear attention take none: theirs are `kv_bytes_per_sequence`.
+    Sliding windows and linear attention do not grow; `kv_bytes_per_sequence` counts them.
 
     Args:
         config: the content of a transformers config.json.
-        tensor: ranks of tensor parallelism, which split KV heads as far as there are; latent and shared heads are on all.
+        tensor: number of ranks of tensor parallelism. They divide the KV heads, up to one head per rank; latent and shared
+            heads are on all ranks.
         kv_bits: bits of a cached number.
 
     Raises:
@@ -93,7 +93,7 @@ def kv_bytes_per_token(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: i
 
 
 def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
-    """Returns `kv_bytes_per_token` of a config, None if it does not tell its attention."""
+    """Returns `kv_bytes_per_token` of a config; None if the config does not describe its attention."""
     try:
         return kv_bytes_per_token(config)
     except BadInput:
@@ -101,7 +101,7 @@ def known_kv_bytes(config: Mapping[str, Any]) -> float | None:
 
 
 def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns bytes that a sequence takes on one GPU whatever its length: full sliding windows, states of linear attention.
+    """Returns the bytes that a long sequence takes on one GPU whatever its length, for sliding windows and linear attention.
 
     Args:
         config: the content of a transformers config.json.
@@ -119,7 +119,7 @@ def kv_bytes_per_sequence(config: Mapping[str, Any], *, tensor: int = 1, kv_bits
 
 
 def entry_bytes(layers: AttentionLayers, tensor: int = 1, kv_bits: int = KV_BITS) -> float:
-    """Returns bytes of an entry in a layer's cache on one GPU, the indexer's among them.
+    """Returns the bytes of one cache entry of a layer on one GPU, with the indexer's.
 
     Args:
         layers: the layers.
@@ -130,7 +130,7 @@ def entry_bytes(layers: AttentionLayers, tensor: int = 1, kv_bits: int = KV_BITS
 
 
 def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:
-    """Returns the attention layers of a model by kind; layers without attention are in none.
+    """Returns the attention layers of a model, one AttentionLayers for each kind; layers without attention are left out.
 
     Args:
         config: the content of a transformers config.json.
@@ -143,7 +143,7 @@ def attention_layers(config: Mapping[str, Any]) -> tuple[AttentionLayers, ...]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config's entries of its language model, with its type's defaults where transformers knows the type.
+    """Returns the entries of a config that describe its language model, and the type's defaults if transformers knows it.
 
     Args:
         config: the content of a transformers config.json.
@@ -289,7 +289,7 @@ _SHARED_WIDTH = ("shared_expert_intermediate_size", "moe_shared_expert_intermedi
 
 
 def shared_width(config: Mapping[str, Any], shape: Shape) -> int:
-    """Returns the width of a layer's shared experts together, which every token passes; zero without any.
+    """Returns the summed width of a layer's shared experts, which compute every token; zero if there are none.
 
     Args:
         config: the content of a transformers config.json.

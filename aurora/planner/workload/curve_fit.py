@@ -1,7 +1,7 @@
-"""Fits compute-time curves: monotone, piecewise linear, with few pieces, through measured seconds by number of tokens.
+"""Fits compute-time curves, monotone and piecewise linear with few pieces, to measured seconds by number of tokens.
 
-A grouped kernel, which computes all experts of a rank, takes an overhead and the sum of its experts. An expert without
-tokens takes no time, and one with few that of its weights: the curve of balanced tokens has this, and steps of tiles and waves.
+A grouped kernel computes all experts of a rank. Its time is modelled as an overhead plus the sum of its experts' times. An
+expert without tokens takes no time; one with few tokens takes the time to read its weights.
 """
 
 from dataclasses import dataclass
@@ -54,9 +54,14 @@ def fit_curve(tokens_X: ArrayLike, seconds_X: ArrayLike, tolerance: float = TOLE
 
 
 def fewest_knots(at_X: FloatArray, height_X: FloatArray, tolerance: float) -> IntArray:
-    """Returns indices of the fewest points whose straight connection passes within `tolerance` times each point's height.
+    """Returns the indices of the fewest points (knots) whose straight connections pass near all points.
 
-    It is a shortest path over all straight pieces that keep the tolerance; at_X rises.
+    Near is within `tolerance` x the point's height. The result is a shortest path over all straight pieces that are near.
+
+    Args:
+        at_X: (X,) rising positions of the points.
+        height_X: (X,) their heights.
+        tolerance: largest relative distance.
     """
     last = len(at_X) - 1
     pieces_X, before_X = np.full(last + 1, last + 1), np.zeros(last + 1, dtype=np.int64)
@@ -80,13 +85,13 @@ LEAST_POINTS = 3  # with at most one row an expert, to tell overhead from expert
 
 @dataclass(frozen=True)
 class BalancedPoints:
-    """Seconds of one rank's grouped kernel, each expert of the layer having equally many rows.
+    """Measured seconds of one rank's grouped kernel, if all experts of the layer have equally many rows.
 
     Attributes:
         rows_X: (X,) float64, rows of the layer on all ranks, that is (token, expert) pairs, above zero.
-        seconds_X: (X,) float64, seconds, above zero.
-        experts: experts of the layer.
-        held: those that the rank holds.
+        seconds_X: (X,) float64, measured seconds, above zero.
+        experts: number of experts of the layer.
+        held: number of experts that the rank holds.
     """
 
     rows_X: FloatArray
@@ -96,14 +101,15 @@ class BalancedPoints:
 
     @property
     def busy_X(self) -> FloatArray:
-        """(X,) float64, experts of the rank that have rows, at least one: kernels are measured on a rank that has some."""
+        """(X,) float64, number of the rank's experts that have rows; at least one, because only busy ranks are measured."""
         return np.clip(self.rows_X * (self.held / self.experts), 1.0, self.held)
 
     @property
     def launch_s(self) -> float:
-        """Seconds of the kernel without experts: of points with at most one row an expert, a straight line over busy experts.
+        """Seconds of the kernel without experts; zero if there are too few points to tell.
 
-        It is the least-squares line of relative errors, and lies between zero and the shortest point; zero with few points.
+        It is the value at zero of a straight line of seconds over busy experts, fitted to the points with at most one row per
+        expert by least squares of relative errors; limited to the range from zero to the shortest point.
         """
         few_X = self.rows_X <= self.experts
         if few_X.sum() < LEAST_POINTS:
@@ -115,16 +121,16 @@ class BalancedPoints:
 
 
 def grouped_curves(points: BalancedPoints, fewer_ranks: BalancedPoints | None = None) -> tuple[Curve, Curve]:
-    """Returns the seconds of one expert by its rows, and the overhead by all rows of the layer.
+    """Returns two curves: the seconds of one expert by its rows, and the overhead by all rows of the layer.
 
-    Kernels of several expert-parallel ranks also spend time on rows of other ranks. With balanced rows these grow with an
-    expert's own, so that its seconds by rows are too long. Measured on fewer ranks they are less so: the shorter of both
-    counts, and what is left of the kernel goes to the overhead, which never falls: the nearest to the kernel's seconds, by
-    least squares of relative errors.
+    With several expert-parallel ranks, a kernel also spends time on rows of other ranks. If rows are balanced, these grow with
+    an expert's own rows, so that the expert's seconds come out too long; on fewer ranks, less so. The expert's curve is
+    therefore the shorter of both measurements. The rest of the kernel's seconds is the overhead, fitted by a curve that never
+    falls (least squares of relative errors).
 
     Args:
-        points: the measurements; those with less than a row an expert only tell the overhead, where there are others.
-        fewer_ranks: the same kernel on the fewest ranks that were measured; None: on no fewer.
+        points: the measurements; points with less than one row per expert count only for the overhead, if there are others.
+        fewer_ranks: measurements of the same kernel on fewer ranks; None: there are none.
     """
     expert, launch_s = _expert(points)
     if fewer_ranks is None:

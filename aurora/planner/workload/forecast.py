@@ -1,6 +1,6 @@
-"""Forecast of one layer's traffic: what a placement will meet in windows that nobody has recorded.
+"""Forecast of one layer's traffic in future windows, of which recorded windows are a sample.
 
-Recorded counts are a sample. The forecast divides what they show into what will come again and chance:
+The forecast separates the part of recorded counts that will come again from the part that is chance:
 
 - The shares of the experts are shrunk towards equal shares, as far as chance alone would spread them (empirical Bayes).
 - Domains keep their own shares, shrunk towards the shares of all as far as they differ by chance. So do windows that come in
@@ -32,15 +32,16 @@ MOST_SCENARIOS = 16  # windows above this number are grouped, those of similar s
 
 @dataclass(frozen=True)
 class Forecast:
-    """The traffic of one layer that is to be expected in each of W scenarios (windows, groups of windows, or domains).
+    """The expected traffic of one layer in each of W scenarios (windows, groups of windows, or domains).
 
     Attributes:
         tokens_WS: (W, S) float64, (token, expert) pairs that each source rank sends.
         share_WE: (W, E) float64, the expected share of each expert.
-        concentration_W: (W,) float64, how closely an unseen window keeps to these shares: they are drawn from a Dirichlet
-            distribution with this concentration.
-        affinity_SE: (S, E) float64, how much more often than others a source rank chooses an expert; 1 where alike.
-        windows_W: (W,) int64, how many windows a scenario's tokens come in.
+        concentration_W: (W,) float64, concentration of the Dirichlet distribution from which the shares of a future window are
+            drawn, with mean share_WE; the larger, the closer they are to it.
+        affinity_SE: (S, E) float64, how often a source rank chooses an expert / how often the average rank does; 1: no
+            preference.
+        windows_W: (W,) int64, number of windows over which a scenario's tokens are spread.
     """
 
     tokens_WS: FloatArray
@@ -55,14 +56,15 @@ class Forecast:
         return _dealt(self.tokens_WS, self.share_WE, self.affinity_SE)
 
     def draws(self, number: int, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-        """Draws unseen scenarios, from each of the W in turn.
+        """Draws future scenarios, equally many from each of the W scenarios.
 
         Args:
-            number: how many to draw; rounded up to a multiple of W.
+            number: number of draws; rounded up to a multiple of W.
             rng: for the draws.
 
         Returns:
-            (drawn_XSE, windows_X): (X, S, E) float64 pairs from each source rank to each expert; (X,) their windows.
+            (drawn_XSE, windows_X): (X, S, E) float64 pairs from each source rank to each expert; (X,) int64, the number of
+            windows over which each draw is spread.
         """
         from_X = np.tile(np.arange(len(self.share_WE)), -(-number // len(self.share_WE)))
         gamma_XE = rng.standard_gamma(self.share_WE[from_X] * self.concentration_W[from_X, None])
@@ -77,7 +79,7 @@ def layer_forecast(profiles: Sequence[Profile], layer: int, summed: bool) -> For
         profiles: one model's profile, whose windows (up to MOST_SCENARIOS, or groups of them) are the scenarios; or several of
             its profiles, domains, which are the scenarios.
         layer: index of the MoE layer.
-        summed: whether all windows of all profiles are one scenario.
+        summed: whether all windows of all profiles together are one scenario.
     """
     recorded = [profile.tokens_TLSE[:, layer] for profile in profiles]
     if summed:
@@ -93,9 +95,9 @@ def forecast(evidence_W: Sequence[IntArray], each_window: bool, recorded_TSE: In
     """Makes the forecast of one layer.
 
     Args:
-        evidence_W: for each scenario its recorded windows, (T, S, E) int64 (token, expert) pairs; T may differ.
-        each_window: whether a scenario stands for one window like its own; otherwise for all of its windows together.
-        recorded_TSE: (T, S, E) int64, all windows in sequence; None: as in evidence_W.
+        evidence_W: the recorded windows of each scenario, (T, S, E) int64 (token, expert) pairs; T may differ.
+        each_window: True: a scenario stands for one future window like its own; False: for all of its windows together.
+        recorded_TSE: (T, S, E) int64, all recorded windows in sequence; None: those of evidence_W.
     """
     count_WE = np.array([tokens_TSE.sum(axis=(0, 1)) for tokens_TSE in evidence_W], dtype=np.float64)
     total_W = count_WE.sum(axis=1)

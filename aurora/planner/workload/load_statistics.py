@@ -1,4 +1,4 @@
-"""Statistics of the experts' loads: bootstrap intervals of loads and of a placement's bottleneck, shares, how samples vary.
+"""Statistics of the experts' loads: bootstrap intervals of loads and bottlenecks, variation between samples, shrunk shares.
 
 Tokens of a prompt choose similar experts, so resampling single tokens would give too narrow an interval. The bootstrap
 resamples whole rounds of each source rank with replacement. A round is a prefill with the decoding that follows it; prompts of
@@ -117,7 +117,12 @@ def tokens_again(rounds_ULSE: IntArray, rng: np.random.Generator, replicates: in
 
 
 def bottleneck(share_BLE: FloatArray, split_LEG: FloatArray) -> FloatArray:
-    """Returns (B,) the fullest GPU's load divided by the mean over all GPUs, averaged over layers."""
+    """Returns (B,) the fullest GPU's load / the mean over all GPUs, averaged over layers.
+
+    Args:
+        share_BLE: (B, L, E) each expert's share of its layer's tokens, in B samples.
+        split_LEG: (L, E, G) the share of each expert's tokens that each GPU takes.
+    """
     load_BLG = np.einsum("ble,leg->blg", share_BLE, split_LEG, optimize=True)
     fullest_B: FloatArray = load_BLG.max(axis=2).mean(axis=1) * split_LEG.shape[2]
     return fullest_B
@@ -132,7 +137,10 @@ def _shares(load_XE: IntArray | FloatArray) -> FloatArray:
 
 
 def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -> FloatArray:
-    """Returns the total variation between the shares along the last axis of two tables, from 0 to 1; 0 where one is empty."""
+    """Returns (X,) the total variation between the experts' shares in two tables of loads, row by row.
+
+    0: equal shares; 1: no expert in common. It is 0 if a row has no loads.
+    """
     sum_X1, other_X1 = (np.maximum(each.sum(axis=-1, keepdims=True), 1) for each in (load_XE, other_XE))
     apart_X: FloatArray = np.abs(load_XE / sum_X1 - other_XE / other_X1).sum(axis=-1) / 2
     return np.where((load_XE.sum(axis=-1) > 0) & (other_XE.sum(axis=-1) > 0), apart_X, 0.0)
@@ -141,10 +149,11 @@ def variation(load_XE: IntArray | FloatArray, other_XE: IntArray | FloatArray) -
 def variation_by_chance(
     load_LE: IntArray | FloatArray, other_LE: IntArray | FloatArray, rng: np.random.Generator, replicates: int
 ) -> FloatArray:
-    """Draws the variation between two samples of the same traffic, as large as two tables, token by token.
+    """Draws the `variation` that chance alone causes between two samples of the same traffic, token by token.
 
     Args:
-        load_LE, other_LE: (L, E), tokens by layer and expert. The sum of both is the traffic that is drawn from.
+        load_LE, other_LE: (L, E), tokens by layer and expert. Both samples are drawn from the sum of these tables, and have as
+            many tokens as the one and the other.
         rng: for the samples.
         replicates: number of draws.
 
@@ -170,11 +179,11 @@ LEAST_PRIOR = 0.5  # pairs that every expert is given before counting, at least 
 
 
 def shrunk_shares(count_XE: FloatArray, effect: float) -> FloatArray:
-    """Returns shares of counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to them.
+    """Returns the experts' shares in counts, shrunk towards equal shares by a symmetric Dirichlet prior fitted to the counts.
 
     Args:
-        count_XE: (E,) or (X, E) float64, how often each expert was chosen, row by row.
-        effect: how many times more such counts vary than independent choices would.
+        count_XE: (E,) or (X, E) float64, how often each expert was chosen; each row is shrunk by itself.
+        effect: variance of such counts / variance if choices were independent.
     """
     experts, total_X1 = count_XE.shape[-1], np.maximum(count_XE.sum(axis=-1, keepdims=True), 1.0)
     squares_X1 = ((count_XE / total_X1 - 1 / experts) ** 2).mean(axis=-1, keepdims=True)

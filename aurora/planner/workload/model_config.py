@@ -1,7 +1,7 @@
-"""A model's sizes from its transformers config.json, and a Profile whose compute times follow from them.
+"""Reads a model's sizes from its transformers config.json, and makes a Profile with compute times that follow from them.
 
-The sizes are read from the model itself where transformers knows its type (`model_structure`); else by the names that configs
-give them.
+If transformers knows the model's type, sizes are read from the model built from the config (`model_structure`); otherwise from
+the config's entries by their usual names.
 """
 
 import re
@@ -45,18 +45,18 @@ class Shape:
     Attributes:
         model: its name.
         layers: number of MoE layers.
-        dense_layers: numbers of the decoder layers without experts, ascending from 0.
-        experts: experts of a layer.
+        dense_layers: indices, among all decoder layers, of those without experts, ascending.
+        experts: number of experts of a layer.
         top_k: experts per token.
         hidden: width of a token between layers.
         inner: width of an expert.
         dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
-        expert_weights: numbers in an expert's weights.
-        groups: groups of experts, equally many consecutive ones each, for group-limited routing.
-        token_groups: groups that a token's experts are in at most.
-        weight_bits: bits of a number of an expert's weights, with its part of the scales.
-        remarks: sentences on what the config does not say and is taken for granted.
-        mtp_layers: number of layers of multi-token prediction behind the decoder layers; no plan has them.
+        expert_weights: number of parameters of an expert.
+        groups: number of groups of equally many consecutive experts, for group-limited routing.
+        token_groups: maximum number of groups that a token's experts are in.
+        weight_bits: bits per parameter of an expert, with its part of the scales.
+        remarks: sentences on assumptions made where the config says nothing.
+        mtp_layers: number of layers of multi-token prediction after the decoder layers; plans leave them out.
 
     Example:
         >>> mixtral = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 32, "hidden_size": 4096}
@@ -135,7 +135,7 @@ class Shape:
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The numbers of the decoder layers with experts."""
+        """The indices, among all decoder layers, of those with experts."""
         return moe_layers(self.layers, self.dense_layers)
 
     def profile(
@@ -148,14 +148,14 @@ class Shape:
         recorded: Sequence[int] | None = None,
         kv_bytes: float | None = None,
     ) -> Profile:
-        """Makes a Profile at half precision whose compute times are arithmetic at reference rates, as its provenance says.
+        """Makes a Profile at half precision. Its compute times are not measured, but computed from reference rates.
 
         Args:
             tokens_TLSE: (T, L, S, E) int64, tokens by window, layer, source rank and expert.
-            provenance: where the traffic comes from.
-            routing: token-level routing.
-            pairs: co-activation counts.
-            recorded: numbers of the decoder layers that the tokens are of; None: all that have experts.
+            provenance: notes by name on the source of the traffic.
+            routing: token-level routing; None if unknown.
+            pairs: co-activation counts; None if unknown.
+            recorded: indices, among all decoder layers, of those that the tokens are of; None: all that have experts.
             kinds: GPU kinds for which curves are added, from the peak rates of their datasheets.
             kv_bytes: bytes of the KV cache that a token takes; None if unknown.
         """
@@ -230,10 +230,10 @@ SCALE_BITS = 16  # of a group's scale, where the config does not say
 
 
 def weight_format(config: Mapping[str, Any]) -> str:
-    """Returns the type of an expert's weights by a transformers config.json's content, as aiconfigurator names it.
+    """Returns the number format of experts' weights, by aiconfigurator's names.
 
-    "bfloat16" without `quantization_config`; "fp8", with scales for blocks "fp8_block"; "w4a16_mxfp4"; of others the name of
-    their method.
+    "bfloat16" without `quantization_config`; "fp8", or "fp8_block" with scales per block; "w4a16_mxfp4"; for other methods
+    their own name.
 
     Args:
         config: the content of a transformers config.json.
@@ -247,10 +247,10 @@ def weight_format(config: Mapping[str, Any]) -> str:
 
 
 def weight_bits(config: Mapping[str, Any]) -> float | None:
-    """Returns the bits of a number of an expert's weights, with its part of scales and zero points; None: they are not known.
+    """Returns the bits per parameter of an expert, with its part of scales and zero points; None if they are not known.
 
-    Methods of `quantization_config`: fp8 in all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound, compressed-tensors, ModelOpt,
-    Quark, bitsandbytes, HQQ, torchao, quanto.
+    It knows these methods of `quantization_config`: fp8 in all its names, mxfp4, nvfp4, GPTQ, AWQ, AutoRound,
+    compressed-tensors, ModelOpt, Quark, bitsandbytes, HQQ, torchao, quanto.
 
     Args:
         config: the content of a transformers config.json.
@@ -278,9 +278,9 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def other_weight_bits(config: Mapping[str, Any]) -> float:
-    """Returns the bits of a number of weights outside routed experts: attention's, and those of dense and shared experts.
+    """Returns the bits per parameter outside routed experts: of attention, dense layers and shared experts.
 
-    16 where nothing is quantised, where MXFP4 is, which experts alone have, and where attention stays as it is.
+    16 if nothing is quantised, if the method is MXFP4, which is for experts only, or if the config exempts attention.
 
     Args:
         config: the content of a transformers config.json.

@@ -1,7 +1,7 @@
-"""Layers of a model and which of them have experts, by its config.json.
+"""Reads from a model's config.json the number of its layers, and the layers that have experts.
 
-They are read from the modules of a model that transformers knows, which are built without weights; else by the names that
-configs give them.
+If transformers knows the model's type, it builds the modules without weights, and these are inspected; otherwise the config's
+entries are read by their usual names.
 """
 
 import importlib
@@ -31,17 +31,17 @@ _ELSEWHERE = re.compile(r"mtp|attention|attn")  # modules whose experts are not 
 
 @dataclass(frozen=True)
 class ModelStructure:
-    """Decoder layers with experts, and the sizes of an expert, by the shapes of its weights.
+    """Layers and expert sizes of a model, read from the shapes of its weights.
 
     Attributes:
         decoder_layers: number of decoder layers, with and without experts.
-        moe_layers: numbers of the decoder layers with experts, ascending from 0.
-        experts: experts of a layer, without those that compute nothing.
-        expert_weights: numbers in an expert's weights, biases included.
+        moe_layers: indices, among all decoder layers, of those with experts, ascending.
+        experts: number of experts of a layer, without those that compute nothing.
+        expert_weights: number of parameters of an expert, biases included.
         hidden: width of a token between layers.
         dispatched: width of a token on the way to its experts; `hidden` unless experts work on a projection of it.
         inner: width between an expert's matrices.
-        shared_weights: numbers in the weights of a layer's shared experts.
+        shared_weights: number of parameters of a layer's shared experts.
         text: entries of the config of the language model, defaults of the type included.
     """
 
@@ -65,8 +65,8 @@ def model_structure(config: Mapping[str, Any]) -> ModelStructure | None:
         config: the content of a transformers config.json, with all its parts.
 
     Raises:
-        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts, or says experts and is built without any in
-            feed-forward layers, with some that differ, or as encoder and decoder.
+        BadInput: if it has more than MOST_LAYERS layers or MOST_EXPERTS experts; or if the config names experts, but the model
+            has none in feed-forward layers, has experts of different sizes, or is an encoder with a decoder.
     """
     installed = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
     if not installed or not isinstance(config.get("model_type"), str):
@@ -187,7 +187,7 @@ def _silent_transformers() -> Iterator[None]:
 
 
 def decoder_layers(config: Mapping[str, Any]) -> int:
-    """Returns the number of decoder layers by a transformers config.json's content. Raises BadInput if there is none."""
+    """Returns the number of decoder layers that a transformers config.json states. Raises BadInput if it states none."""
     flat = flat_config(config)
     for name in LAYER_KINDS:
         if (kinds := flat.get(name)) and isinstance(kinds, list | str):
@@ -196,20 +196,20 @@ def decoder_layers(config: Mapping[str, Any]) -> int:
 
 
 def expert_count(config: Mapping[str, Any]) -> int:
-    """Returns the number of experts of a layer by a transformers config.json's content. Raises BadInput if there is none."""
+    """Returns the number of experts of a layer that a transformers config.json states. Raises BadInput if it states none."""
     return number(flat_config(config), *_EXPERT_COUNTS)
 
 
 def top_k(config: Mapping[str, Any]) -> int:
-    """Returns the experts of a token by a transformers config.json's content. Raises BadInput if there is no such number."""
+    """Returns the experts per token that a transformers config.json states. Raises BadInput if it states none."""
     names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
     return number(flat_config(config), *names, "experts_per_token", "num_selected_experts")
 
 
 def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the groups of experts that a router chooses among, and how many of them a token's experts are in at most.
+    """Returns (n, m) for group-limited routing: experts form n groups, and a token's experts lie in at most m of them.
 
-    (1, 1) for a router without groups.
+    Returns (1, 1) for a router without groups.
 
     Args:
         config: the content of a transformers config.json.
@@ -231,15 +231,16 @@ def expert_groups(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def dense_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns the numbers, ascending from 0, of the decoder layers without experts.
+    """Returns the indices, among all decoder layers, of those without experts, ascending.
 
-    Where transformers does not know the model's type, a layer has experts if everything that the config says of layers agrees.
+    If transformers does not know the model's type, a layer has experts unless one of the config's entries on layers excludes
+    it.
 
     Args:
         config: the content of a transformers config.json.
 
     Raises:
-        BadInput: if something that it says of layers cannot be read, or is not known.
+        BadInput: if an entry on layers cannot be read, or is not known.
     """
     if (structure := model_structure(config)) is not None:
         return _others(structure.moe_layers, structure.decoder_layers)
@@ -340,12 +341,12 @@ _EXPERT_COUNTS = (  # names of the number of experts of a layer
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a config with the entries of its text part, for a model that also sees or hears, and of its feed-forward part.
+    """Returns a config as one flat dict, with the entries of its text part (in multimodal models) and its feed-forward part.
 
-    A part of another name is taken if it alone tells a number of experts.
+    If no part with a usual name has a number of experts, the only part that has one is used.
 
     Raises:
-        BadInput: if several parts of other names do.
+        BadInput: if several such parts have one.
     """
     flat, parts = dict(config), ("thinker_config", "text_config", "language_config", "llm_config", "ffn_config", "moe")
     for part in parts:
@@ -361,7 +362,10 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moe_layers(layers: int, dense_layers: Sequence[int]) -> tuple[int, ...]:
-    """Returns the numbers of `layers` decoder layers with experts, between those of `dense_layers`."""
+    """Returns the indices, among all decoder layers, of the `layers` layers with experts, given those of `dense_layers`.
+
+    moe_layers(3, [0, 2]) is (1, 3, 4).
+    """
     return _others(dense_layers, layers + len(dense_layers))
 
 
@@ -371,10 +375,12 @@ def _others(numbers: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def number(config: Mapping[str, Any], *names: str) -> int:
-    """Returns the first of `names` that the config gives a whole number above zero, or a list of one such number.
+    """Returns the value of the first of `names` under which the config has a whole number above zero.
+
+    A list counts as a number if all of its values are equal.
 
     Raises:
-        BadInput: if it gives none of them such a number, or a list of different ones.
+        BadInput: if no name has such a number, or a list has different values.
     """
     for name in names:
         value = config.get(name)

@@ -1,7 +1,8 @@
-"""Serving GPUs: which GPU serves each choice of each token in a hierarchical all-to-all, where experts may have replicas.
+"""Serving GPUs: chooses the GPU that computes each (token, expert) pair, where experts may have replicas.
 
-Which servers a token visits must be known before anything is counted. So one server serves all of a server's tokens of an
-expert, and it follows from the placement alone. Replicas inside that server share these tokens as in flat all-to-alls.
+In a hierarchical all-to-all, the servers that a token visits must be known before anything is counted. So all tokens for an
+expert that start on one server are served by one server, which follows from the placement alone. Replicas inside that server
+share these tokens as in flat all-to-alls.
 """
 
 import numpy as np
@@ -13,16 +14,16 @@ DIGITS = 9  # of a server's share that are compared; sums of shares differ beyon
 
 
 def server_split(split_EG: FloatArray, server_G: IntArray) -> FloatArray:
-    """Returns the split of each expert's tokens over GPUs, for the tokens that start on each server.
+    """Returns the split of each expert's tokens over GPUs, separately for the tokens that start on each server.
 
-    GPUs of the server that serves them (`serving_servers`) take parts in proportion to their shares.
+    The GPUs of the server that serves these tokens (`serving_servers`) take parts in proportion to their shares.
 
     Args:
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
         server_G: (G,) int64, the server of each GPU.
 
     Returns:
-        (N, E, G) float64, of each server's tokens of each expert the share that each GPU takes.
+        (N, E, G) float64, the share that GPU g takes of the tokens for expert e that start on server n.
     """
     inside_EG, serving_NE = _served_inside(split_EG, server_G)
     return np.where(serving_NE[:, :, None] == server_G, inside_EG, 0.0)
@@ -38,14 +39,15 @@ def _served_inside(split_EG: FloatArray, server_G: IntArray) -> tuple[FloatArray
 
 
 def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
-    """Returns (N, E) int64, the server that serves each server's tokens of each expert.
+    """Returns (N, E) int64, the server that serves the tokens for expert e that start on server n.
 
-    A server with a share of an expert serves its own tokens. The other servers go, in sequence, each to the one whose share of
-    the expert is largest beside what it serves so far, if all ranks have equally many tokens; of equal ones to the first.
+    A server with a share of an expert serves its own tokens. Each other server, in sequence, is served by the holder with the
+    most left of its share, that is, share minus the tokens it serves so far, if all ranks have equally many tokens; among equal
+    ones, by the first.
 
     Args:
         share_EN: (E, N) float64, the share of each expert's tokens that each server takes.
-        weight_N: (N,) float64, the part of all ranks that each server has.
+        weight_N: (N,) float64, number of ranks of each server / number of all ranks.
     """
     servers = len(weight_N)
     serving_NE = np.where(share_EN.T > 0, np.arange(servers)[:, None], -1)
@@ -59,10 +61,10 @@ def serving_servers(share_EN: FloatArray, weight_N: FloatArray) -> IntArray:
 
 
 def serving_gpus(experts_UK: IntArray, source_U: IntArray, split_EG: FloatArray, server_G: IntArray) -> IntArray:
-    """Returns (U, K) int64, the GPU that serves each choice of each token.
+    """Returns (U, K) int64, the GPU that computes each of the K chosen experts of each token, in hierarchical all-to-alls.
 
-    Each rank divides its own tokens of an expert, in their sequence, as `split_by_share` says, over the GPUs of the server that
-    serves them (`server_split`).
+    Each rank divides its own tokens for an expert, in their sequence, over the GPUs of the server that serves them
+    (`server_split`), cut as in `split_by_share`.
 
     Args:
         experts_UK: (U, K) int64, the experts of each token.
@@ -99,7 +101,7 @@ def split_by_share(tokens_S: IntArray, share_G: FloatArray) -> IntArray:
 
 
 def tokens_to_gpus(tokens_SE: IntArray, split_EG: FloatArray) -> IntArray:
-    """Returns (S, G) int64: the tokens that each source sends to each GPU.
+    """Returns (S, G) int64: the (token, expert) pairs that each source sends to each GPU in flat all-to-alls.
 
     Args:
         tokens_SE: (S, E) int64, tokens from each source to each expert.
@@ -127,7 +129,7 @@ def served_split(tokens_SE: IntArray | FloatArray, split_EG: FloatArray, server_
 def replica_tokens(
     tokens_SE: IntArray, split_EG: FloatArray, server_G: IntArray | None = None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Returns the tokens of each replica, divided as by `split_by_share`, in hierarchical all-to-alls as by `serving_gpus`.
+    """Returns the tokens of each replica: divided as by `split_by_share` in flat all-to-alls, else as by `serving_gpus`.
 
     Args:
         tokens_SE: (S, E) int64, tokens of each expert from each rank.
@@ -170,7 +172,11 @@ def _replica_tokens(tokens_SE: IntArray, share_NP: FloatArray, server_S: IntArra
 
 
 def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatArray:
-    """Returns (N, E) float64, the part of each expert's tokens (S, E) that starts on each server; by ranks if it has none."""
+    """Returns (N, E) float64, the part of each expert's tokens that starts on each server.
+
+    If an expert has no tokens, it is each server's part of all ranks. tokens_SE (S, E) are tokens from each rank to each
+    expert.
+    """
     ranks_N = np.bincount(server_G)
     tokens_NE = (np.arange(len(ranks_N))[:, None] == server_G) @ np.asarray(tokens_SE, dtype=np.float64)
     total_E, even_N1 = tokens_NE.sum(axis=0), ranks_N[:, None] / len(server_G)
@@ -178,7 +184,7 @@ def from_servers(tokens_SE: IntArray | FloatArray, server_G: IntArray) -> FloatA
 
 
 def is_unreplicated(split_EG: FloatArray) -> bool:
-    """Returns whether each expert (E, G) has all of its tokens on one GPU."""
+    """Returns whether one GPU takes all tokens of each expert; split_EG (E, G) are the shares that GPUs take."""
     return bool((split_EG == 1).any(axis=1).all())
 
 

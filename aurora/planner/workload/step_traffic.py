@@ -1,4 +1,4 @@
-"""Traffic of single steps: drawn for given tokens on each rank, or cut into micro-batches, from a profile's routing."""
+"""Makes traffic of single steps from a profile: draws it for given tokens on each rank, or cuts it into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +13,10 @@ ASIDE = 5  # blocks of windows, of which two are kept aside
 
 
 def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator, token_level: bool = False) -> Profile:
-    """Draws a window whose tokens choose experts as those of the profile do.
+    """Draws one window whose tokens choose experts with the frequencies of the profile.
 
     Args:
-        profile: the recorded routing, all of its windows alike.
+        profile: the recorded routing; its windows are taken together.
         tokens_S: (S,) int64, tokens of each source rank.
         rng: for the draws.
         token_level: draw recorded tokens with all their choices, instead of (token, expert) pairs by the experts' shares.
@@ -36,12 +36,12 @@ def step_profile(profile: Profile, tokens_S: IntArray, rng: np.random.Generator,
 
 
 def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.random.Generator, skew: float = 1.0) -> Profile:
-    """Draws a window for each of some steps, whose (token, expert) pairs follow the experts' shares in the profile.
+    """Draws one window per step, whose (token, expert) pairs follow the experts' shares in the profile.
 
     Args:
-        profile: the recorded routing, all of its windows alike.
+        profile: the recorded routing; its windows are taken together.
         tokens_S: (S,) int64, tokens of each source rank in a step.
-        steps: how many.
+        steps: number of steps.
         rng: for the draws.
         skew: exponent on the experts' shares: 1 leaves them as they are, 0 makes them equal.
 
@@ -55,12 +55,12 @@ def steps_profile(profile: Profile, tokens_S: IntArray, steps: int, rng: np.rand
 
 
 def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int) -> Profile:
-    """Draws a step of each of `step_sizes`, whose tokens all sources send alike; returns the profile itself for None.
+    """Draws one window for each size in `step_sizes(*step_tokens)`, with equally many tokens of each source.
 
     Args:
-        profile: the recorded routing, all of its windows alike; tokens are drawn with all their choices where it has them.
-        step_tokens: the fewest and the most tokens of all sources in a step.
-        seed: for the draws.
+        profile: the recorded routing; its windows are taken together. If it has token-level routing, whole tokens are drawn.
+        step_tokens: (fewest, most) tokens of all sources in a step; None: the profile itself is returned.
+        seed: random seed of the draws.
     """
     if step_tokens is None:
         return profile
@@ -79,16 +79,17 @@ def drawn_steps(profile: Profile, step_tokens: tuple[int, int] | None, seed: int
 
 
 def set_aside(profile: Profile, seed: int) -> tuple[Profile, Profile, str]:
-    """Divides traffic in two, to plan by the one and to compare plans on the other.
+    """Divides traffic in two: one part to make plans from, and one kept aside to compare plans on.
 
-    Of ASIDE blocks of consecutive windows the second and the fourth are kept aside; of fewer windows, half of the tokens.
+    Windows are divided into ASIDE blocks of consecutive ones, of which every second block is kept aside. If there are fewer
+    windows than that, half of the tokens, drawn at random, are kept aside.
 
     Args:
         profile: the traffic.
-        seed: for the draw of tokens.
+        seed: random seed for the draw of tokens.
 
     Returns:
-        The traffic to plan by, that kept aside, and what the latter is, in words.
+        (planned, aside, words): the two parts, and a description of the part kept aside.
     """
     rng, blocks, windows = np.random.default_rng(seed), np.arange(profile.windows) * ASIDE // profile.windows, profile.windows
     aside_T, routing = blocks % 2 == 1, profile.routing
@@ -148,15 +149,15 @@ def _drawn_tokens(routing: TokenRouting, tokens_S: IntArray, rng: np.random.Gene
 
 
 def micro_batches(profile: Profile, parts: int) -> list[Profile]:
-    """Cuts a profile's windows into micro-batches: part p of window t has its part of every rank's tokens in that window.
+    """Cuts every window of a profile into micro-batches.
 
-    Each rank's tokens are dealt to the parts in turn, so that parts differ by one token at most, and their counts add up to the
-    profile's. Where tokens' choices are not known, tokens are taken to choose experts in the sequence of the experts' numbers,
-    so that each part gets about the same tokens of every expert.
+    Each rank's tokens in a window are dealt to the micro-batches in turn, so that these differ by at most one token, and their
+    counts sum to the profile's. If only counts are known, (token, expert) pairs are dealt in the sequence of the experts'
+    numbers, so that each micro-batch gets about equally many tokens of every expert.
 
     Args:
         profile: the traffic.
-        parts: how many micro-batches a window is cut into.
+        parts: number of micro-batches of a window.
 
     Returns:
         One profile per part, each with all windows; the profile itself for one part. Parts that get no token in any window are
@@ -171,10 +172,10 @@ def micro_batches(profile: Profile, parts: int) -> list[Profile]:
 
 
 def cut_traffic(plan: Plan, profiles: Sequence[Profile]) -> tuple[Plan, Sequence[Profile]]:
-    """Returns a plan, and the traffic of each model of its program.
+    """Cuts traffic into the plan's micro-batches; returns (plan, profiles), one profile for each model of the plan's program.
 
-    Where the plan has micro-batches, the profile is cut into them; traffic that has been cut already, as that of a run, stays
-    as it is. If no rank ever has that many tokens in a window, the plan that is returned has fewer micro-batches.
+    Without micro-batches, and if there are several profiles (of several models, or already cut), both are returned unchanged.
+    If no rank has enough tokens in any window, the returned plan has fewer micro-batches.
 
     Args:
         plan: the plan.

@@ -25,10 +25,11 @@ MOST_CHOICES = 1 << 30  # experts chosen by tokens that token-level routing keep
 def draw_profile(
     skew: str, config: Mapping[str, Any], options: SyntheticOptions = SyntheticOptions(), kinds: Sequence[GpuKind] = ()
 ) -> Profile:
-    """Draws a profile of a model whose config is given; see `aurora.synthetic_profile`.
+    """Draws a profile of a model with the given config; see `aurora.synthetic_profile`.
 
-    `options.correlation` is the probability that a token draws one random number for both experts of a pair; pairs are shuffled
-    for every layer. If the config limits tokens to some groups of experts, theirs are the groups of the best expert drawn.
+    Experts form pairs, which are drawn anew for every layer. `options.correlation` is the probability that a token uses one
+    random number for both experts of a pair. If the config has group-limited routing, a token's groups are those with the
+    highest-ranked experts.
     """
     exponent = _exponent(skew)
     shape = Shape.of(config)
@@ -77,20 +78,20 @@ def draw(
 ) -> None:
     """Draws the experts of every token of a layer, one expert after the other without replacement.
 
-    An expert that is not chosen yet is next with a probability in proportion to 1 / rarity. A race gives the same: every expert
-    takes an exponential time, its rarity in the mean, and the first top_k are chosen (in logarithms, Gumbel top-k). The experts
-    of a pair, drawn too, share one random number with probability `correlation`.
+    Each next expert is drawn with a probability in proportion to 1 / rarity. The code runs an equivalent race: each expert
+    draws an exponential time with its rarity as the mean, and the top_k fastest are chosen (in logarithms, Gumbel top-k). The
+    two experts of a pair share one random number with probability `correlation`; pairs are drawn too.
 
     Args:
-        rarity_E: (E,) float64 above zero.
-        correlation: from 0 to 1.
+        rarity_E: (E,) float64 above zero; an expert of rarity 2 is chosen half as often as one of rarity 1.
+        correlation: probability from 0 to 1, see above.
         tokens: tokens of each source rank in a window.
         counts_TSE: (T, S, E) int64, to which the choices are added.
-        kept_UK: (T S tokens, K), which receives every token's experts; (0, K) to keep none.
+        kept_UK: (T * S * tokens, K), which receives every token's experts; (0, K) to keep none.
         top_k: experts of a token, K.
-        rng: what is drawn follows from its state.
-        groups: groups of equally many consecutive experts, and how many of them a token chooses from: those whose fastest
-            expert is ahead of the others'.
+        rng: random generator.
+        groups: (n, m) for group-limited routing: of n groups of equally many consecutive experts, a token chooses from the m
+            groups whose fastest experts are ahead.
 
     Source:
         Yellott 1977; Efraimidis & Spirakis 2006; group-limited routing: DeepSeek-V2 (arXiv:2405.04434) §2.2.2.

@@ -1,6 +1,6 @@
-"""Traffic of a profile's layers under a placement: rows from rank to rank, counted token by token or from counts.
+"""Traffic of a profile's layers under a placement: rows from rank to rank, counted from tokens or estimated from counts.
 
-Counts of experts alone tell hard bounds on the tokens that need each server, and an estimate between them.
+From counts of experts alone, the tokens that need each server are bounded from both sides, and estimated between the bounds.
 """
 
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ MOST_SETS = 256  # sets of groups that the estimate goes through; of more, it ta
 
 @dataclass(frozen=True, eq=False)
 class ServerTokens:
-    """Tokens that need each server, from the tokens of each expert.
+    """Number of tokens that need experts of each server, bounded and estimated from the tokens of each expert.
 
-    A server's tokens are no fewer than those of its busiest expert, nor than its choices over the most that one token can make
-    there; no more than all tokens, nor than its choices. Group-limited routing lowers that further, since tokens that choose
-    experts of other groups have fewer groups left.
+    Let choices be the (token, expert) pairs of a server's experts. Lower bounds on its tokens: the tokens of its busiest
+    expert; choices / the most choices that one token can make there. Upper bounds: all tokens; choices. Group-limited routing
+    lowers the upper bound further, since tokens that choose experts of other groups have fewer groups left.
 
-    The estimate takes a token's groups, and then its experts in them, as samples without replacement whose sizes are fixed
-    (conditional Poisson sampling), with each expert as likely as counted. Experts that tokens choose together make the true
-    number lower. Estimates of the last tokens and servers are kept, as plans ask for the same ones again and again.
+    The estimate draws a token's groups, and then its experts in them, as samples of fixed size without replacement (conditional
+    Poisson sampling), with each expert as frequent as counted. If tokens choose experts together that share a server, the true
+    number is lower. The latest estimates are cached, because plans ask for the same ones repeatedly.
 
     Args:
         tokens_SE: (S, E) int64, tokens from each source rank to each expert.
-        server_E: (E,) int64, the server of each expert, numbered from zero. GPUs in place of servers do as well.
-        servers: how many servers, N.
+        server_E: (E,) int64, the server of each expert, numbered from zero. GPUs can take the place of servers.
+        servers: number of servers, N.
         top_k: experts per token.
-        group_E: (E,) int64, the group of each expert for group-limited routing, rising from zero; None: one for all.
-        token_groups: groups that a token's experts are in at most.
+        group_E: (E,) int64, the group of each expert for group-limited routing, rising from zero; None: one group.
+        token_groups: maximum number of groups that a token's experts are in.
 
     Source:
         Chen, Dempster & Liu, "Weighted finite population sampling to maximize entropy", Biometrika 81 (1994).
@@ -56,12 +56,12 @@ class ServerTokens:
 
     @cached_property
     def least_SN(self) -> IntArray:
-        """(S, N) int64 tokens of each source that need experts of each server, no fewer."""
+        """(S, N) int64: lower bound on the tokens of each source that need experts of each server."""
         return np.stack([_least(self.tokens_SE[:, own_E], self.top_k) for own_E in self._at_NE], axis=1)
 
     @property
     def most_SN(self) -> IntArray:
-        """(S, N) int64, no more."""
+        """(S, N) int64: upper bound on the tokens of each source that need experts of each server."""
         all_S, first_J = self._all_S, self._first_J
         chosen_NS = np.zeros((self.servers, len(all_S)), dtype=np.int64)
         np.add.at(chosen_NS, self.server_E, self.tokens_SE.T)
@@ -76,7 +76,7 @@ class ServerTokens:
 
     @property  # cached, layers in threads would wait for each other
     def expected_SN(self) -> FloatArray:
-        """(S, N) float64, as many if tokens choose experts independently of each other."""
+        """(S, N) float64: estimate of the tokens of each source that need experts of each server."""
         tokens_SE = np.ascontiguousarray(self.tokens_SE, dtype=np.int64)
         fit = _fit(tokens_SE.tobytes(), len(tokens_SE), tuple(self._first_J.tolist()), self.token_groups, self.top_k)
         missed_SN = _missed(fit, np.ascontiguousarray(self.server_E, dtype=np.int64).tobytes(), self.servers)
@@ -318,14 +318,14 @@ def exchange_rows(
     """Returns the rows of one layer's dispatch in each of its steps; a flat all-to-all has one step.
 
     Args:
-        profile: the recorded routing. Source rank g sits on GPU g. Where it holds counts alone, the rows of hierarchical
-            all-to-alls are estimated, at its `token_spread`.
-        layer: which MoE layer.
+        profile: the recorded routing. Source rank g sits on GPU g. If it has only counts, the rows of hierarchical all-to-alls
+            are estimated, as its `token_spread` says.
+        layer: index of the MoE layer.
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes.
         deduplicated: whether a token is sent once to a GPU that holds several of its experts; in flat all-to-alls replicas are
             not allowed.
         hierarchy: the servers and chunks of a hierarchical all-to-all, whose tokens are deduplicated; None if it is flat.
-        window: which window; None: all windows as one all-to-all.
+        window: index of the window; None: all windows as one all-to-all.
 
     Returns:
         (S, G, G) int64 rows from each rank to each other in each of S steps, with zero diagonals.
@@ -348,17 +348,24 @@ def exchange_rows(
 
 
 def exchange_bytes(rows_SGG: IntArray, profile: Profile, phase: str, deduplicated: bool) -> IntArray:
-    """Returns (S, G, G) int64 bytes of each step of a "dispatch" with the rows of `exchange_rows`, or of its "combine"."""
+    """Converts rows to bytes: returns (S, G, G) int64 bytes of each step of a dispatch, or of its combine.
+
+    Args:
+        rows_SGG: rows of the dispatch, as `exchange_rows` returns them.
+        profile: tells the bytes of a row.
+        phase: "dispatch" or "combine".
+        deduplicated: whether a row is a token instead of a (token, expert) pair.
+    """
     if phase == "dispatch":
         return rows_SGG * profile.row_bytes(deduplicated)
     return rows_SGG[::-1].transpose(0, 2, 1) * profile.combine_bytes
 
 
 def gathered_bytes(profile: Profile, layer: int, window: int, phase: str) -> IntArray:
-    """Returns (S, G, G) int64 bytes of an engine's allgather ("dispatch") or reduce-scatter ("combine"), as vLLM's.
+    """Returns (S, G, G) int64 bytes of an allgather ("dispatch") or a reduce-scatter ("combine"), as in vLLM.
 
-    Every rank sends all of its tokens to every other: hidden states, then weights, then expert numbers, 4 bytes each. On the
-    way back it sends every rank its part of the sums of that rank's tokens.
+    In the allgather every rank sends all of its tokens to every other: hidden states, then weights, then expert numbers, 4
+    bytes each; these are the steps. In the reduce-scatter it sends every rank its partial sums of that rank's tokens.
     """
     tokens_S = profile.tokens_TLSE[window, layer].sum(axis=1) // profile.top_k
     rows_SS = tokens_S[:, None] * (1 - np.eye(len(tokens_S), dtype=np.int64))
@@ -387,7 +394,10 @@ def deduplicated_tokens(experts_UK: IntArray, source_U: IntArray, gpu_E: IntArra
 
 
 def contiguous_split(experts: int, gpus: int) -> FloatArray:
-    """Places experts in index order, equally many on each GPU; a remainder goes to the first. Returns (E, G) shares, 0 or 1."""
+    """Places experts in index order, equally many on each GPU, one more on the first ones if they do not divide.
+
+    Returns (E, G) float64, the share of each expert's tokens that each GPU takes, 0 or 1.
+    """
     share_G = experts // gpus + (np.arange(gpus) < experts % gpus)
     return np.eye(gpus)[np.repeat(np.arange(gpus), share_G)]
 
@@ -398,7 +408,7 @@ def contiguous_bytes(profile: Profile, layer: int) -> IntArray:
 
 
 class CountedTokens(NamedTuple):
-    """Tokens of a layer of which only counts are known.
+    """The tokens of a layer, if only the counts of each expert are known.
 
     Attributes:
         tokens_SE: (S, E) int64, tokens from each source rank to each expert.
@@ -424,7 +434,10 @@ KnownTokens = tuple[IntArray, IntArray]  # the experts (U, K) of each token and 
 
 
 def known_or_counted(profile: Profile, layer: int, window: int | None = None) -> KnownTokens | CountedTokens:
-    """Returns the tokens of one layer of a profile as far as they are known, in one window or in all of them."""
+    """Returns the tokens of one layer of a profile: one by one if it has token-level routing, otherwise as counts.
+
+    `window` is the index of the window; None: all windows.
+    """
     return CountedTokens.of(profile, layer, window) if profile.routing is None else profile.routing.layer(layer, window)
 
 
@@ -444,9 +457,9 @@ def hierarchical_steps(tokens: KnownTokens | CountedTokens, split_EG: FloatArray
 
 
 def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hierarchy) -> HierarchicalRows:
-    """Estimates the rows of a hierarchical dispatch, as `hierarchical_rows` counts them of known tokens.
+    """Estimates from counts the rows of a hierarchical dispatch, which `hierarchical_rows` counts from known tokens.
 
-    Tokens that need a server, or a GPU, are those of `ServerTokens`, divided evenly over the pieces.
+    The tokens that need a server, or a GPU, come from `ServerTokens`, and are divided evenly over the pieces.
 
     Args:
         tokens: the tokens of each expert.
