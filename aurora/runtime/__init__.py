@@ -1,1 +1,1 @@
-"""Performs Programs over transports: ordered dispatch and combine, models interleaved."""
+"""Performs Programs: serves MoE models on ranks, with ordered dispatch and combine, and several models interleaved."""

@@ -1,4 +1,4 @@
-"""Ordered all-to-all between the ranks of a torch process group; differentiable, and in the background with `async_op`."""
+"""Ordered all-to-all between the ranks of a torch process group: differentiable, and asynchronous with `async_op`."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def all_to_all(
         A handle if async_op, else None. If `input` requires grad, gradients travel back in the reversed order.
 
     Raises:
-        BadInput: if sizes, dtypes or devices do not fit, or the group has no back end of ours for the device.
+        BadInput: if sizes, dtypes or devices do not match, or aurora has no transport for the group's back end and the device.
         RankFailed: if a peer is lost.
 
     Source:

@@ -28,14 +28,19 @@ _compiled: set[str] = set()  # methods of orders, in this process
 
 @dataclass
 class Prepared:
-    """Expert maps by layer after each round of moves; and at the end the operations by layer, in new orders."""
+    """Results of `ChangePreparation.prepare`, filled while it runs.
+
+    Attributes:
+        maps: for each round of moves that is prepared, the new expert maps by layer.
+        ops: the operations by layer, with new orders, that follow the last round; None until they are ready.
+    """
 
     maps: list[dict[int, ExpertMap]] = field(default_factory=list)  # of the rounds that are prepared
     ops: dict[int, tuple[Op, ...]] | None = None
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that are prepared; one more when the orders are, too."""
+        """Number of rounds that are prepared, plus one if the orders are ready."""
         return len(self.maps) + (self.ops is not None)
 
 
@@ -45,9 +50,9 @@ class ChangePreparation:
     Args:
         rank: this rank.
         row_bytes: bytes of a row of an exchange, by which orders are made.
-        network: the network that orders are made for; those that are in use only for servers stay.
-        local_first: as of `DistributedExperts.perform`.
-        device: of the layers.
+        network: the network that orders are made for.
+        local_first: as in `DistributedExperts.perform`.
+        device: device of the layers.
     """
 
     def __init__(self, rank: int, row_bytes: int, network: Network, local_first: bool, device: torch.device) -> None:
@@ -55,9 +60,14 @@ class ChangePreparation:
         self._local_first, self._device = local_first, device
 
     def warm_up(self, ops_L: Sequence[tuple[Op, ...]], held_GP: IntArray, experts: int) -> None:
-        """Compiles what makes orders, which would take seconds beside serving: all methods, for uneven tokens as they come.
+        """Compiles the code that makes orders, because compiling takes seconds, and would disturb serving later.
 
-        A method that this process has compiled costs nothing.
+        For each method in use it makes orders for drawn, uneven tokens. Methods that this process has compiled are skipped.
+
+        Args:
+            ops_L: the operations of each layer, which tell the methods.
+            held_GP: (G, P) the expert in each slot of a layer.
+            experts: number of experts.
         """
         held_G, rng = slots_G(held_GP), np.random.default_rng(0)
         for method, ops in {_method(ops): ops for ops in ops_L}.items():
@@ -75,14 +85,14 @@ class ChangePreparation:
         ops_L: Sequence[tuple[Op, ...]],
         tokens_SLE: IntArray,
     ) -> None:
-        """Makes the expert maps of each round, and at the end orders for what was counted in the last window.
+        """Makes the expert maps of each round, and at the end orders for the traffic of the last window.
 
         Args:
-            prepared: gets them as they are made.
+            prepared: receives the results, one after the other.
             rounds: the moves of each round.
-            held_LGP: (L, G, P) the expert in each slot before them, EMPTY for none; it is changed.
-            ops_L: the operations of each layer before them.
-            tokens_SLE: (S, L, E) tokens of each rank in the last window.
+            held_LGP: (L, G, P) the expert in each slot before the moves, EMPTY for none; changed in place.
+            ops_L: the operations of each layer before the moves.
+            tokens_SLE: (S, L, E) tokens of each rank for each expert in the last window.
         """
         for moves in rounds:
             fill(held_LGP, moves)
@@ -93,9 +103,16 @@ class ChangePreparation:
         prepared.ops = dict(zip(changed, made, strict=True))
 
     def ordered(self, ops: tuple[Op, ...], layer: int, held_G: SlotsG, tokens_SE: IntArray) -> tuple[Op, ...]:
-        """A layer's operations in orders of the same method, or a quick one, for these tokens; as they are if it needs more.
+        """Returns a layer's operations with new orders, for given tokens.
 
-        Over servers they stay, as the rows between servers do.
+        The orders are made by the method of the present ones, or by a quicker method that stands for it. Operations stay as
+        they are if their method does not depend on tokens or cannot be called here, or if they go over servers.
+
+        Args:
+            ops: the present operations.
+            layer: index of the layer, the seed of random choices.
+            held_G: the experts that each GPU holds.
+            tokens_SE: (S, E) tokens of each rank for each expert.
         """
         method = _method(ops)
         if method is None:
@@ -114,7 +131,7 @@ class ChangePreparation:
 
 
 def compile_orders(plan: Plan) -> None:
-    """Compiles what makes orders anew by the methods of a plan; see `ChangePreparation.warm_up`."""
+    """Compiles the code that makes new orders by the methods of a plan; see `ChangePreparation.warm_up`."""
     from aurora.planner.compile import compile_plan
 
     program = compile_plan(plan)
@@ -134,7 +151,7 @@ def _method(ops: tuple[Op, ...]) -> str | None:
 
 
 def slots_G(held_GP: IntArray) -> SlotsG:
-    """The experts that each GPU holds in a layer, by slot."""
+    """Returns, for each GPU, the experts in its slots of a layer, from held_GP (G, P); empty slots are left out."""
     return tuple(tuple(expert for expert in row if expert != EMPTY) for row in held_GP.tolist())
 
 

@@ -1,15 +1,15 @@
 """Table of the models that run in separate processes and share the GPUs of one machine.
 
-It is a file of integers in a folder that all processes name alike. Every model has a slot of it, and on every GPU a member
-file that its process keeps locked. The kernel releases this lock, and that of the table, when a process dies: so no process
-waits for a dead one, and a stale folder does no harm. The folder belongs to one user, and no link in it is followed. A waiting
+It is a file of integers in a folder whose name all processes know. Every model has a slot in it, and on every GPU a member file
+that its process keeps locked. The kernel releases this lock, and that of the table, when a process dies. So no process waits
+for a dead one, and a stale folder does no harm. The folder belongs to one user, and no link in it is followed. A waiting
 process is woken through a named pipe: unlike a socket's, its path may be of any length.
 
-Who shares the table with other models reads and changes it under its lock. A model that is alone changes only cells of its own
-(`done_M`, `entered_M`, `ticket_M`, `has_M`), without the lock: first the cell, then a look at MODELS, which says whether it is
-still alone. A model that joins sets its bit of MODELS first, waits SETTLE_S, and then reads the cells. A processor may delay a
-store past a later load, but by far less than SETTLE_S: so either the model that was alone finds the bit and takes the lock, or
-the one that joined finds the cell.
+Models that share the table read and change it under its lock. A model that is alone takes no lock. It changes only cells of its
+own (`done_M`, `entered_M`, `ticket_M`, `has_M`), and after each change reads MODELS, which tells whether it is still alone. A
+model that joins first sets its bit of MODELS, then waits SETTLE_S, and then reads the cells. A processor may delay a store past
+a later load, but by far less than SETTLE_S. So either the model that was alone sees the bit and takes the lock, or the one that
+joined sees the cell.
 """
 
 import fcntl
@@ -76,7 +76,10 @@ class _FileLock:
 
 
 class ColocationTable:
-    """One process's use of the table: that of a model on one GPU.
+    """Access of one process, which runs a model on one GPU, to the table.
+
+    Methods marked "under the lock" may be called only while this process holds `lock`. A ticket is a number that an exchange or
+    a computation draws when it begins to wait; smaller tickets came first.
 
     Args:
         folder: the folder shared with the other models' processes, which only this user can write to; see `colocation_folder`.
@@ -86,24 +89,24 @@ class ColocationTable:
     Attributes:
         slot: the model's slot.
         lock: context manager of the table's lock.
-        own_bit: this model's bit of `counters[MODELS]`, which is all of it if the model is alone.
-        counters: see MODELS, JOINED, TICKETS, BEGUN and STARTED.
-        slow_M: 1 once a turn of the model was passed on, which is said once.
+        own_bit: this model's bit of `counters[MODELS]`; the two are equal if the model is alone.
+        counters: cells with the indices MODELS, JOINED, TICKETS, BEGUN and STARTED.
+        slow_M: 1 once a turn of the model was passed on and a warning said so.
         begun_M: number of the model's exchanges that have begun on some GPU.
-        position_MD: where in the sequence of all exchanges the model's latest are, by number modulo DRAWN.
-        wants_M: ticket of the exchange that the model is to begin next; 0: none.
+        position_MD: positions of the model's latest exchanges in the sequence of all exchanges, by number modulo DRAWN.
+        wants_M: ticket of the model's next exchange; 0: it wants none.
         interactive_M: 1 for an interactive model.
-        next_finish_M: virtual time at which the exchange finishes that the model is to begin next.
+        next_finish_M: virtual time at which the model's next exchange will finish (fair queueing).
         finish_M: virtual time at which the model's last exchange finished.
-        late_M: how often the exchange that the model is to begin next was overtaken by interactive models.
+        late_M: how often interactive models have overtaken the model's next exchange.
         here_M: number of the model's process on this GPU; 0: none.
         done_M: number of the model's exchanges that are over on this GPU.
-        entered_M: number of the model's exchanges that it had entered on this GPU when it was last alone.
-        ticket_M: ticket of the compute that waits for this GPU or has it; 0: none.
-        has_M: 1 where that compute has this GPU.
-        level_M: how urgent it is; see `PortArbiter.start_compute`.
+        entered_M: number of exchanges that the model had entered on this GPU when it was last alone.
+        ticket_M: ticket of the model's computation that waits for this GPU or has it; 0: none.
+        has_M: 1 if that computation has this GPU.
+        level_M: its urgency; see `PortArbiter.start_compute`.
         overtaken_M: how often it was overtaken.
-        waits_M: for what the model's process waits to be woken, GPU or PORT; 0: for nothing.
+        waits_M: resource for which the model's process waits to be woken, GPU or PORT; 0: none.
 
     Raises:
         BadInput: if no slot is left or the folder cannot be used.
@@ -180,14 +183,14 @@ class ColocationTable:
         return _slots(self.counters[MODELS] & ~self.own_bit)
 
     def record_begun(self) -> None:
-        """Gives every exchange that was entered without the lock its position. Under the lock."""
+        """Gives positions to all exchanges that a model entered without the lock, while it was alone. Under the lock."""
         for slot in _slots(self.counters[MODELS]):
             entered = max(part_G[2][slot] for part_G in self._parts_G)
             for number in range(max(self.begun_M[slot], entered - DRAWN), entered):
                 self.begin(slot, number)
 
     def begin(self, slot: int, number: int) -> None:
-        """Makes a model's exchange the next one on every port. Under the lock."""
+        """Gives the next position in the sequence of exchanges to exchange `number` of the model in `slot`. Under the lock."""
         self.counters[BEGUN] += 1
         self.position_MD[slot * DRAWN + number % DRAWN] = self.counters[BEGUN]
         self.begun_M[slot] = number + 1
@@ -199,7 +202,7 @@ class ColocationTable:
         return self.counters[TICKETS]
 
     def leave(self) -> None:
-        """Gives up this model's place on this GPU, and wakes who waits there. Does nothing the second time."""
+        """Gives up this model's place on this GPU, and wakes the processes that wait there. Does nothing the second time."""
         self.give_up()
         if not self._wakeups.closed:
             self._wakeups.close()
@@ -209,7 +212,7 @@ class ColocationTable:
             os.close(self._file)
 
     def give_up(self) -> None:
-        """As `leave`, of which it is the part that any thread may do at any time, also inside of `lock`."""
+        """Does the part of `leave` that any thread may do at any time, also while another thread holds `lock`."""
         if self._member is None:
             return
         file = os.open(self._folder / "table", OPEN)  # another lock than that of the thread which may have it
@@ -244,7 +247,7 @@ class ColocationTable:
                     self.bury_if_dead(slot, gpu)
 
     def bury_if_dead(self, slot: int, gpu: int | None = None) -> bool:
-        """Removes a model's process on a GPU, this one if none is given, if it has died. Returns whether. Under the lock."""
+        """Removes a model's process on `gpu` (None: this one) if it has died. Returns whether it had. Under the lock."""
         gpu = self._gpu if gpu is None else gpu
         try:
             found = self._lock_member(slot, gpu)
@@ -272,13 +275,16 @@ class ColocationTable:
         return file
 
     def holder(self, slot: int) -> str:
-        """Returns which process has a slot on this GPU, in words."""
+        """Returns the process that has a slot on this GPU, in words: "process 1234"."""
         return Path(self._path(slot)).read_text()
 
     # Wake-ups
 
     def waiting(self, what: int = 0) -> list[tuple[int, int]]:
-        """Returns slots and processes that wait here for `what`, or for anything, and are to be woken now. Under the lock."""
+        """Returns the (slot, process number) of those that wait on this GPU, and clears their waits. Under the lock.
+
+        The caller must `wake` them. `what` is GPU or PORT; 0: both.
+        """
         found = [slot for slot in self.others() if (waits := self.waits_M[slot]) and what in (0, waits)]
         for slot in found:
             self.waits_M[slot] = 0
@@ -304,7 +310,7 @@ class ColocationTable:
         return os.open(self._path(slot, WAKEUPS), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
 
     def wait_to_be_woken(self, seconds: float) -> bool:
-        """Waits until another process wakes this one. Returns False if none did within some seconds."""
+        """Waits until another process wakes this one. Returns False if none did within `seconds`."""
         if not self._woken.poll(1000 * seconds):
             return False
         self._wakeups.read(64)

@@ -25,16 +25,16 @@ LEAST_CHUNK_BYTES = 2 * 1024  # the same of a batch model beside an interactive 
 
 
 class DistributedExperts(ExpertParallelLayer, nn.Module):
-    """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
+    """Module that replaces a layer's experts module. For this rank's tokens its output is that of the replaced module.
 
-    An ExpertParallelLayer in a LayerContext, which records its phases, and shares GPU and port with other models.
+    It is an ExpertParallelLayer with a LayerContext, which records its phases, and shares GPU and port with other models.
     `perform` must be called before the first forward pass.
 
     Attributes:
-        local: the module that computes this rank's experts; at first the one that is replaced, with all of them, or with none
-            if it has an attribute `reader`, an ExpertReader.
+        local: the module that computes this rank's experts. At first it is the replaced module, with all experts; or with none,
+            if that has an attribute `reader`, an ExpertReader that reads single experts from the model's files.
         held: the experts in the slots of `local`.
-        ops: the operations that `perform` was given; others may take their place between two forward passes.
+        ops: the layer's operations; may be replaced between two forward passes.
     """
 
     ops: tuple[Op, ...]
@@ -81,17 +81,21 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         wanted: Sequence[int],
         arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Serves by an expert map from the next forward pass on; this rank holds the experts `wanted`, see `hold`."""
+        """Replaces the expert map, from the next forward pass on, and this rank's experts; see `hold`."""
         self.expert_map = expert_map
         self.hold(wanted, arrived)
 
     def hold(self, wanted: Sequence[int], arrived: Mapping[int, Mapping[str, torch.Tensor]] = MappingProxyType({})) -> None:
         """Makes this rank hold exactly the experts `wanted`, by slot.
 
-        Weights that are neither held nor have arrived are read from the model's files.
+        Weights that are neither held nor in `arrived` are read from the model's files.
+
+        Args:
+            wanted: the expert of each slot.
+            arrived: weights by parameter name, of experts that were sent to this rank.
 
         Raises:
-            RankFailed: if they cannot be read one by one, as of a model that was loaded whole.
+            RankFailed: if experts must be read and the model has no reader of single experts.
         """
         if tuple(wanted) != self.held:
             lacking = sorted(set(wanted) - {*self.held, *arrived})
@@ -105,11 +109,11 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
                 release_freed_memory()
 
     def share(self, other: "DistributedExperts") -> None:
-        """Computes with the experts that another micro-batch's layer holds, whose weights are then in memory once."""
+        """Uses the experts of `other`, the same layer of another micro-batch, so that their weights are in memory once."""
         self.local, self.held = other.local, other.held
 
     def empty_weights(self) -> dict[str, torch.Tensor]:
-        """Returns memory for the weights of an expert, by parameter name."""
+        """Returns uninitialised memory for the weights of one expert, by parameter name."""
         return {name: whole.detach().new_empty(whole.shape[1:]) for name, whole in expert_parameters(self.local)}
 
     def weights(self, expert: int) -> dict[str, torch.Tensor]:
@@ -137,7 +141,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         return out.view(hidden_states.shape)
 
     def gather_loads(self, tokens_E: torch.Tensor) -> torch.Tensor:
-        """Gathers what all ranks' tokens chose, without the GPU: a rank that waits for others does not hold it."""
+        """Gathers all ranks' loads; see `ExpertParallelLayer.gather_loads`. Releases the GPU while it waits for other ranks."""
         self._context.stop_compute("gate", self._layer)
         gathered = self._context.gather_counts(tokens_E, self._layer)
         self._context.start_compute()
@@ -206,6 +210,11 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
                 self._timed_chunk = None
 
     def idle(self, top_k: int, like: torch.Tensor) -> None:
-        """Takes part in the layer's exchanges without tokens; `like` (1, H) gives dtype, device and width of a hidden state."""
+        """Takes part in the layer's exchanges without tokens.
+
+        Args:
+            top_k: experts that a token chooses.
+            like: (1, H) a hidden state, for dtype, device and width.
+        """
         index = torch.empty(0, top_k, dtype=torch.long, device=like.device)
         self(like[:0], index, like.new_empty(0, top_k))

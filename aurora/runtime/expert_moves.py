@@ -1,4 +1,4 @@
-"""Experts' weights on their way between ranks: packed into one message for each peer, in pieces that a step may wait for."""
+"""Moves of experts' weights between ranks: packed into one message per peer, and cut into pieces that hardly delay a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ GROWTH = 2  # times the last piece of work that the next one is at most
 
 @dataclass(frozen=True)
 class ExpertTransfer:
-    """One expert's weights that rank `to` must fetch from rank `source`, or from the checkpoint if that is None."""
+    """Transfer of one expert's weights to rank `to`, from rank `source` or, if that is None, from the checkpoint."""
 
     model: int
     layer: int
@@ -33,9 +33,14 @@ class ExpertTransfer:
 def expert_transfers(
     placements_M: Sequence[Placement], held_R: Sequence[HeldML], expert_bytes_M: Sequence[int]
 ) -> list[ExpertTransfer]:
-    """Returns the transfers that bring each rank the weights it lacks of the experts that each model's placement gives it.
+    """Returns the transfers that bring each rank the weights that it lacks for each model's placement.
 
-    If several ranks have the weights, the one that has sent the fewest bytes so far sends them. held_R: as of `program_among`.
+    If several ranks hold an expert, the one that has sent the fewest bytes so far sends it.
+
+    Args:
+        placements_M: the placement of each model.
+        held_R: for each rank the experts that it holds, by model and layer.
+        expert_bytes_M: bytes of one expert's weights of each model.
     """
     transfers: list[ExpertTransfer] = []
     ranks = len(held_R)
@@ -53,7 +58,7 @@ def expert_transfers(
 
 
 def transfer_bytes(transfers: Sequence[ExpertTransfer], expert_bytes_M: Sequence[int], ranks: int) -> IntArray:
-    """Returns (R, R) int64: bytes of weights from each rank to each, without those from the checkpoint."""
+    """Returns (R, R) int64: bytes from each rank (row) to each rank (column); those from the checkpoint are not counted."""
     bytes_RR = np.zeros((ranks, ranks), dtype=np.int64)
     for move in transfers:
         if move.source is not None:
@@ -62,35 +67,38 @@ def transfer_bytes(transfers: Sequence[ExpertTransfer], expert_bytes_M: Sequence
 
 
 class ReadableExperts(Protocol):
-    """One rank's experts of a MoE layer, which can be sent to other ranks."""
+    """Interface of one rank's experts of a MoE layer, whose weights can be sent to other ranks."""
 
     def empty_weights(self) -> Weights:
-        """Returns memory for the weights of an expert, by parameter name."""
+        """Returns uninitialised memory for the weights of one expert, by parameter name."""
 
     def weights(self, expert: int) -> Weights:
         """Returns the weights of an expert that this rank holds, by parameter name."""
 
 
 class MovableExperts(ReadableExperts, Protocol):
-    """One rank's experts of a MoE layer, which may change between two forward passes: of `aurora run`, or of an engine."""
+    """Interface of one rank's experts of a MoE layer that can be replaced between two forward passes.
+
+    `aurora run` and the vLLM plugin implement it.
+    """
 
     ops: tuple[Op, ...]  # the layer's operations; others may take their place
 
     def place(self, expert_map: ExpertMap, wanted: Sequence[int], arrived: Mapping[int, Weights]) -> None:
-        """Serves by an expert map from the next forward pass on.
+        """Replaces the expert map and this rank's experts, from the next forward pass on.
 
         Args:
-            expert_map: of all ranks.
+            expert_map: the layer's new map, over all ranks.
             wanted: the experts that this rank holds from now on, by slot.
-            arrived: the weights of those that it did not hold.
+            arrived: the weights of those experts that it did not hold before.
         """
 
 
 class WeightMessages:
-    """The weights that one rank sends and receives when experts move.
+    """Messages with the weights that one rank sends and receives when experts move, one for each peer.
 
-    What is sent is read slice by slice from the layers, which hold it meanwhile. What arrives waits in memory of its own until
-    `arrived` is called.
+    Weights to send are read from the layers slice by slice, so the layers must hold them until all is sent. Weights that arrive
+    are kept in memory of their own, until `arrived` is called.
 
     Args:
         layers_ML: the MoE layers of each model.
@@ -157,10 +165,12 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int, device: torch.devi
 
 
 class WorkPieces:
-    """Work between steps, in pieces as large as a step may wait for, by what pieces before took.
+    """Chooses the sizes of pieces of work between steps, so that a piece lengthens a step by no more than LENGTHENED.
+
+    The time of a piece is predicted from those before it. Sizes are in units of the caller's choice, such as bytes.
 
     Args:
-        least: size of the first piece, and of the smallest.
+        least: smallest size of a piece, and size of the first.
 
     Example:
         >>> pieces = WorkPieces(least=1)
@@ -176,12 +186,13 @@ class WorkPieces:
         self._piece, self._last = 0, False  # the last one, and whether it was what was left
 
     def next(self, left: int, step_s: float, other_s: float = 0.0) -> int:
-        """Returns the size of the next piece of what is left.
+        """Returns the size of the next piece.
 
         Args:
-            left: the size of all that is left.
-            step_s: what a step takes.
-            other_s: what other work takes between the same two steps. If there is any, a piece may be too much: its size is 0.
+            left: size of all the work that is left.
+            step_s: seconds of a step.
+            other_s: seconds of other work between the same two steps. If there is any, and not even the smallest piece fits
+                beside it, the result is 0.
         """
         if other_s and not self.fits(step_s, other_s):
             return 0
@@ -193,15 +204,18 @@ class WorkPieces:
         return self._piece
 
     def fits(self, step_s: float, other_s: float) -> bool:
-        """Returns whether the smallest piece fits beside other work; arguments as of `next`."""
+        """Returns whether the smallest piece fits beside other work; arguments as in `next`."""
         return self.seconds(self._least) <= _time_left(step_s, other_s)
 
     def seconds(self, size: int) -> float:
-        """Returns the seconds that a piece of a size is expected to take, no less than the smallest; at first infinity."""
+        """Returns the predicted seconds of a piece of this size, at least those of the smallest; infinity before the first."""
         return max(size, self._least) / self._per_s if self._per_s else inf
 
     def took(self, seconds: float) -> None:
-        """Takes into account what a piece took. What was left for a last one says little: the more of it is start-up."""
+        """Notes the seconds of the last piece, for predictions.
+
+        A last piece that was smaller than chosen is ignored, because its time is mostly start-up.
+        """
         if not self._last or not self._per_s:
             self._per_s = self._piece / seconds
 

@@ -1,8 +1,8 @@
-"""The follower: runs a controller beside serving, in a thread of its own, and says what it does.
+"""The follower: runs a controller beside serving, in a thread of its own, and logs its decisions.
 
-An engine hands windows of loads over and goes on serving, whatever happens here: an exception, a thread that is stuck or a log
-that cannot be written is counted, and said where that is possible. What the controller decides on comes to the engine through a
-MovesHandover. Between two steps the engine pauses, moves some experts, and commits the placement once it is in force.
+An engine hands over windows of loads and goes on serving, whatever happens here. Exceptions, a stuck thread and a log that
+cannot be written are counted, and logged if possible. The controller's decisions reach the engine through a MovesHandover.
+Between two steps the engine pauses, moves some experts, and commits the placement once it is in force.
 """
 
 import logging
@@ -29,7 +29,7 @@ MOST_WINDOWS = 512  # entries of its series; when it is full, each two neighbour
 
 
 class MovesFailed(Exception):
-    """Moves of a decision are given up.
+    """Error that the moves of a decision are given up.
 
     Args:
         held_LGP: (L, G, P) the placement that is in force now; None: the one before the moves.
@@ -41,11 +41,11 @@ class MovesFailed(Exception):
 
 
 class MovesGivenUp(MovesFailed):
-    """Moves are given up for a reason that is no failure, such as the end of serving."""
+    """MovesFailed for a reason that counts as no failure, such as the end of serving."""
 
 
 class Moved(NamedTuple):
-    """Seconds that the moves of a decision took, as far as the engine has measured them."""
+    """Seconds of a decision's moves, as far as the engine has measured them."""
 
     waited_s: float | None = None  # that serving waited for them
     seconds: float | None = None  # in all; None: from the decision until its placement was in force
@@ -55,8 +55,8 @@ class MovesHandover:
     """Hands the decisions of a follower's thread to an engine, which moves experts between two steps.
 
     Attributes:
-        decision: the decision whose experts the engine is to move, or moves; None: no moves are asked for.
-        closed: whether no more moves are asked for.
+        decision: the decision whose experts the engine is to move, or is moving; None: no moves are asked for.
+        closed: True: no more moves will be asked for.
     """
 
     def __init__(self) -> None:
@@ -66,10 +66,12 @@ class MovesHandover:
         self.closed = False
 
     def perform(self, decision: Decision) -> Moved:
-        """Asks for the moves of a decision, and returns when the new placement is in force. Called by the follower's thread.
+        """Asks the engine for the moves of a decision, and waits until the new placement is in force.
+
+        Called by the follower's thread.
 
         Raises:
-            MovesFailed: if the moves are given up; it says which placement is in force.
+            MovesFailed: if the moves are given up; it has the placement that is in force.
         """
         done: Future[Moved] = Future()
         with self._lock:
@@ -79,17 +81,17 @@ class MovesHandover:
         return done.result()
 
     def commit(self, moved: Moved = Moved()) -> None:
-        """Says that the placement of the decision is in force."""
+        """Ends the moves: the placement of the decision is in force. Called by the engine."""
         if (done := self._taken()) is not None:
             done.set_result(moved)
 
     def give_up(self, failure: MovesFailed) -> None:
-        """Says that the moves are given up, and which placement is in force."""
+        """Gives up the moves: `perform` raises `failure`, which has the placement in force. Called by the engine."""
         if (done := self._taken()) is not None:
             done.set_exception(failure)
 
     def close(self, held_LGP: IntArray) -> None:
-        """Gives up what is under way, with a placement (L, G, P) in force, and asks for no more moves."""
+        """Gives up moves that are under way, and takes no more decisions; held_LGP (L, G, P) is the placement in force."""
         with self._lock:
             self.closed = True
         self.give_up(MovesGivenUp("serving has ended", held_LGP))
@@ -102,21 +104,21 @@ class MovesHandover:
 
 @dataclass(eq=False)
 class ControlStatus:
-    """State and counts of a follower. In a dry run they are those of what it would have done.
+    """State and counts of a follower. In a dry run they count moves as if they had been made.
 
     Attributes:
-        balancedness: mean over largest load of the placement in force in the last window; NaN before the first.
-        expected_balancedness: the same of the placement wanted last, in the window after it.
+        balancedness: mean load of a GPU / largest load, in the last window under the placement in force; NaN before the first.
+        expected_balancedness: the same for the placement that was decided on last, as expected in the window after it.
         plan_age_s: seconds since the placement in force came into force.
-        decisions: how many, by action and kind of reason.
-        bytes: of the moves that were performed.
-        move_s: seconds that they took.
-        windows: windows that were handed over.
-        skipped: of these, how many were replaced by later ones before they were looked at.
-        failures: exceptions in planning, moving or saying.
+        decisions: number of decisions, by action and kind of reason.
+        bytes: bytes of all moves that were performed.
+        move_s: seconds of all moves that were performed.
+        windows: number of windows that were handed over.
+        skipped: number of windows that were replaced by later ones before the controller took them.
+        failures: number of exceptions in planning, moving or logging.
         times_stuck: how many times the follower was found to be stuck.
         heartbeat_s: seconds since it was last seen alive; from STALE_S on it is stuck.
-        last: the last decision, if there was one.
+        last: the last decision; None: there was none.
     """
 
     balancedness: float = math.nan
@@ -154,10 +156,10 @@ class Follower:
         controller: decides. From now on only the follower calls it.
         perform: moves the experts of a decision and returns when its placement is in force; raises MovesFailed if it gives up.
             Usually `MovesHandover.perform`. Moves that take long call `beat` now and then.
-        dry_run: whether nothing moves: the follower says what it would do, and goes on as if it had been done.
-        say: receives one line for each decision and each failure, and one when the follower is stuck, in another thread; None:
-            logs it as "aurora.control".
-        clock: returns seconds.
+        dry_run: True: nothing moves. The follower logs what it would do, and goes on as if the moves had been made.
+        say: receives one line for each decision, each failure, and when the follower is stuck, in another thread; None: lines
+            go to the log "aurora.control".
+        clock: returns the present time in seconds.
     """
 
     def __init__(
@@ -182,11 +184,11 @@ class Follower:
     def add(
         self, load_LE: ArrayLike, step_s: float | None = None, tokens: float | None = None, period_s: float | None = None
     ) -> None:
-        """Hands over a window; never blocks, never raises. A window that still waits is replaced.
+        """Hands over a window; never blocks, never raises. If the window before it still waits, it replaces that one.
 
         Args:
-            load_LE: (L, E) tokens of each expert in the window, which nobody changes from now on.
-            step_s, tokens, period_s: as of `Controller.window`.
+            load_LE: (L, E) tokens of each expert in the window; must not be changed from now on.
+            step_s, tokens, period_s: as in `Controller.window`.
         """
         with self._changed:
             if self._waiting is None and not self._busy:
@@ -198,7 +200,7 @@ class Follower:
         self.check()
 
     def check(self) -> None:
-        """Says once that the follower is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
+        """Logs, once, that the follower is stuck, if it is; never blocks, never raises. Serving calls it now and then."""
         with self._changed:
             before, self._stuck = self._stuck, self._silent_s() >= STALE_S
             newly_stuck = self._stuck and not before
@@ -208,13 +210,13 @@ class Follower:
                 threading.Thread(target=self._tell, args=("stuck: serving goes on without decisions",), daemon=True).start()
 
     def beat(self) -> None:
-        """Says that moves get on."""
+        """Gives a sign of life; moves that take long call it, so that the follower does not count as stuck."""
         with self._changed:
             self._seen_s = self._clock()
 
     @property
     def busy(self) -> bool:
-        """True if a window waits or is decided on, or experts move."""
+        """True while a window waits, a decision is being made, or experts move."""
         with self._changed:
             return self._waiting is not None or self._busy
 
@@ -225,7 +227,7 @@ class Follower:
             return replace(self._so_far, decisions=decisions, plan_age_s=plan_age_s, heartbeat_s=self._silent_s())
 
     def report(self, model: str, began_s: float) -> ControlReport:
-        """Returns the report of what was seen and done so far.
+        """Returns the report of windows, decisions and moves so far.
 
         Args:
             model: the model's name.
@@ -249,7 +251,7 @@ class Follower:
         return 0.0 if idle else self._clock() - self._seen_s
 
     def close(self) -> None:
-        """Ends the thread after what it is doing, for which it waits a second at most."""
+        """Ends the thread once it has finished its present work; waits for that a second at most."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -325,11 +327,11 @@ class Follower:
 
 
 class ControlHistory:
-    """Keeps the newest changes, and all windows as a series, in memory that does not grow. Times are of the controller's clock.
+    """Keeps the newest changes and all windows in bounded memory. Times are those of the controller's clock.
 
     Attributes:
         changes: the newest changes.
-        series: the windows that had tokens, in sequence.
+        series: the windows that had tokens, in sequence; when there are too many, neighbours are joined.
     """
 
     def __init__(self) -> None:
@@ -342,8 +344,8 @@ class ControlHistory:
 
         Args:
             decision: the decision.
-            age_s: seconds since the placement came into force that the window was served with.
-            traffic: how many times traffic has changed.
+            age_s: seconds since the placement that served the window came into force.
+            traffic: how many times the traffic has changed so far.
         """
         if not math.isnan(decision.balancedness):
             balancedness = decision.balancedness, decision.expected_balancedness
@@ -353,7 +355,7 @@ class ControlHistory:
             self.changes.append(PlacementChange(*why, decision.layers, len(decision.moves), decision.bytes, None))
 
     def in_force(self, took_s: float) -> None:
-        """Says that the last change is in force, so many seconds after it was decided."""
+        """Notes that the last change is in force, `took_s` seconds after it was decided."""
         self.changes[-1] = replace(self.changes[-1], took_s=took_s)
 
     def _add(self, window: ControlWindow) -> None:

@@ -1,4 +1,4 @@
-"""Compute and communication of one model on one rank, as its layers use them: arbitrated, recorded, and named in errors."""
+"""Access of one model's layers to compute and communication on one rank: arbitrated, recorded, and named in errors."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,17 +29,17 @@ class LayerContext:
         arbiter: the model's access to this rank's GPU and port.
         recorder: records the model's phases on this rank.
         watch: chooses the fastest order of each exchange in place of the planned one; None: the planned orders are used.
-        sleep: sleeps for so many seconds, or less where there is a reason to wake up.
+        sleep: sleeps for a number of seconds, or less if there is a reason to wake up.
 
     Attributes:
         mask: (N,) bool, which tokens of the current step need experts; None: all.
-        tokens_LE: (L, E) int64, this rank's tokens of each expert are added to it; None: they are not counted.
+        tokens_LE: (L, E) int64, to which this rank's tokens of each expert are added; None: they are not counted.
         program: the program in force; None: the model is alone.
-        network: the ports that exchanges are cut for into time slices, see `SlicePolicy.slice_s`; None: they are not cut.
-        push: carries the layers' tokens in place of the transport, without the host; None: the transport does.
+        network: the ports, by whose rates exchanges are cut into time slices, see `SlicePolicy.slice_s`; None: they are not.
+        push: ordered push that carries the layers' tokens in place of the transport; None: the transport does.
         own_tokens: tokens of this rank's next forward pass, if `push` is set.
         waiting_since: when this rank began to wait for peers, by time.monotonic; None while it does not wait.
-        layers_done: MoE layers that the present forward pass has behind it.
+        layers_done: number of MoE layers that the present forward pass has finished.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LayerContext:
         return bool(told_R2[:, 0].any())
 
     def gather_between_steps(self, row: torch.Tensor) -> torch.Tensor:
-        """Gathers every rank's tensor of one shape: (R, *row.shape) on the CPU. A collective call."""
+        """Gathers the tensor `row` of every rank, all of one shape: (R, *row.shape) on the CPU. A collective call."""
         with self._waiting("between steps"):
             return self.transport.gather(row)
 
@@ -80,7 +80,7 @@ class LayerContext:
         """Performs an exchange that belongs to no layer, in a time slice of the port. A collective call.
 
         Args:
-            order, sends, recvs: as of `Transport.exchange`.
+            order, sends, recvs: as in `Transport.exchange`.
 
         Returns:
             The seconds that it took on this rank.
@@ -97,7 +97,7 @@ class LayerContext:
             return time.perf_counter() - start_s
 
     def work_between_steps(self, work: Callable[[], None]) -> float:
-        """Does work on this rank's experts that belongs to no layer. Returns the seconds that it took, on a GPU too."""
+        """Performs `work` on this rank's experts, outside of any layer. Returns its seconds, those on the GPU included."""
         start = self.recorder.mark()
         work()
         end = self.recorder.mark()
@@ -105,7 +105,7 @@ class LayerContext:
         return self.recorder.seconds(end) - self.recorder.seconds(start)
 
     def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
-        """Counts the experts (N, K) that the current step's tokens chose in a layer, if they are counted."""
+        """Adds the experts (N, K) that the current step's tokens chose in a layer to `tokens_LE`, unless that is None."""
         if self.tokens_LE is not None:
             needs_N1 = torch.ones_like(experts_NK[:, :1]) if self.mask is None else self.mask[:, None]
             counted_NK = needs_N1.expand_as(experts_NK).to(self.tokens_LE.dtype)
@@ -120,7 +120,7 @@ class LayerContext:
                 pass  # the port is this model's through its next exchange
 
     def join_sequence(self, slices: int | None = None) -> None:
-        """Puts the model into the sequence of time slices, see `PortArbiter.join`. A collective call."""
+        """Puts the model into the sequence of time slices; see `PortArbiter.join` for `slices`. A collective call."""
 
         def gather(number: float) -> list[float]:
             found: list[float] = self.transport.gather(torch.tensor([number], dtype=torch.float64)).flatten().tolist()
@@ -130,13 +130,15 @@ class LayerContext:
             self._arbiter.join(gather, self.transport.rank == 0, slices)
 
     def sleep_until(self, when_s: float) -> bool:
-        """Sleeps until a request arrives at any rank of the model, out of the sequence of time slices. A collective call.
+        """Takes the model out of the sequence of time slices and sleeps until a request arrives at any of its ranks.
+
+        A collective call.
 
         Args:
             when_s: when the next request arrives at this rank, by time.perf_counter; infinity: none will.
 
         Returns:
-            Whether a request arrives at any rank.
+            False, at once, if no request will arrive at any rank; else True.
         """
         left_s = when_s - time.perf_counter()  # ranks of several hosts have clocks of their own
         next_s = float(self.gather_between_steps(torch.tensor([left_s], dtype=torch.float64)).min())
@@ -160,7 +162,7 @@ class LayerContext:
 
     @property
     def preemptible(self) -> bool:
-        """True if more urgent work of other models may wait for a preemption point."""
+        """True if this model must offer preemption points, because other models may have more urgent work."""
         return self.program is not None and self.program.preemptive(self.model) and not self._arbiter.exclusive
 
     @property
@@ -169,10 +171,10 @@ class LayerContext:
         return PREEMPTION_INTERVAL_S if self.program is None else self.program.preemption_s
 
     def start_compute(self, phase: str = "gate") -> None:
-        """Waits for the GPU, as urgently as `Program.compute_level` says.
+        """Waits for the GPU, with the urgency `Program.compute_level` of the phase.
 
-        Where models share it, first for this model's exchanges: on a GPU the work behind them would wait for them, and other
-        models for that work.
+        If other models share the rank, it first waits for this model's exchanges. Otherwise the work of this phase, queued
+        behind the exchanges, would hold the GPU while it waits for them.
         """
         if not self._arbiter.exclusive:
             self.finish_exchanges()
@@ -214,17 +216,19 @@ class LayerContext:
         return gathered
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the next dispatch and combine go over servers, where they may, or are flat.
+        """Returns whether the next dispatch and combine of a hierarchical layer go over servers (True) or are flat (False).
 
         Args:
-            flat_RR: (R, R) rows from each rank (row) to each rank (column) if they are flat.
+            flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
             row_bytes: size of a row in bytes.
         """
         return self._watched is None or self._watched.over_servers(flat_RR, row_bytes)
 
     @contextmanager
     def exchanging(self, layer: int, op: Exchange, rows_SRR: IntArray, row_bytes: int) -> Iterator[ExchangeStep]:
-        """Context manager of one all-to-all in this model's time slice of the port; performs each of its exchanges when called.
+        """Context manager of one all-to-all in this model's time slice of the port.
+
+        Its value is the function to call for each exchange, with (sends, recvs).
 
         Args:
             layer: index of the MoE layer.
@@ -261,14 +265,14 @@ class LayerContext:
         )
 
     def finish_exchanges(self) -> None:
-        """Waits for this step's exchanges. Raises RankFailed if one was aborted: what came of the step is no answer."""
+        """Waits for this step's exchanges. Raises RankFailed if one was aborted; the step's results are then invalid."""
         with self._waiting("exchanges of the step"):
             self.transport.wait()
             if self.push is not None:
                 self.push.check_peers()
 
     def leave(self) -> None:
-        """Gives up the port and completes the trace; call when the model has finished on this rank."""
+        """Gives up the port and completes the trace. Called when the model has finished on this rank."""
         self._arbiter.leave()
         self.recorder.flush()
 

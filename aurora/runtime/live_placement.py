@@ -1,12 +1,12 @@
-"""Live placement: one model's experts change their ranks while the model serves, and on rank 0 a follower decides on it.
+"""Live placement: one model's experts move between ranks while the model serves, as a follower on rank 0 decides.
 
-Between two steps all ranks wait for each other anyway. There they agree on what comes next: rank 0 says when a window of
-traffic ends, and what its follower has decided; each rank says how long its last step and its last slice of weights took.
+Between two steps all ranks wait for each other anyway. There they exchange a few numbers: rank 0 tells when a window of traffic
+ends, and its follower's decision; each rank tells how long its last step and its last slice of weights took.
 
 The experts of a decision move in rounds (`aurora.planner.control.move_rounds`). A round's weights travel in slices. When they
-have arrived everywhere, its layers change over, each on all ranks before the same step. Slices and layers are pieces of work.
-Between two steps come as many as do not lengthen a step by more than LENGTHENED. What a round needs, expert maps and orders, is
-made in a thread meanwhile.
+have arrived everywhere, the round's layers change over to the new placement, each on all ranks before the same step. Slices and
+changes of layers are pieces of work. Between two steps run as many pieces as do not lengthen a step by more than LENGTHENED.
+Meanwhile a thread makes the expert maps and orders that rounds need.
 """
 
 import logging
@@ -48,7 +48,7 @@ ACTIVE, WINDOW_ENDS, MOVES, PREPARED, STEP_NS, PIECE_NS, GATHER_NS = range(7)  #
 
 
 class BetweenSteps(Protocol):
-    """Context of a model's layers, as a live placement needs it: a `LayerContext`, or an engine's."""
+    """Interface of the layers' context that a live placement needs: a `LayerContext`, or that of an engine."""
 
     transport: Transport
     tokens_LE: torch.Tensor | None  # (L, E) int64, this rank's tokens of each expert are added to it; None: not counted
@@ -82,21 +82,21 @@ class _MovesUnderWay:
 
 
 class LivePlacement:
-    """One model's placement on one rank, which changes while the model serves. All ranks make the same calls.
+    """One model's placement on one rank, which can change while the model serves. All ranks make the same calls.
 
     Args:
         layers: the model's layers.
-        placement: the placement in force at first.
-        ops_L: the operations of each layer at first.
+        placement: the initial placement.
+        ops_L: the initial operations of each layer.
         context: the layers' context; it counts the tokens of each expert from now on.
         row_bytes: bytes of a row of an exchange, by which orders are made.
-        network: the network that orders are made for; those that are in use only for servers stay.
-        local_first: as of `DistributedExperts.perform`.
+        network: the network that orders are made for.
+        local_first: as in `DistributedExperts.perform`.
         period_s: seconds between two windows.
 
     Attributes:
-        handover: hands over the decisions whose experts are moved, on rank 0.
-        follower: on rank 0, gets the windows, and asks for moves through `handover`; None: windows are not followed here.
+        handover: on rank 0, takes the follower's decisions, whose experts then move.
+        follower: on rank 0, gets the windows, and asks for moves through `handover`; None: this rank has no follower.
     """
 
     def __init__(
@@ -135,7 +135,10 @@ class LivePlacement:
         self._left_s: float | None = None  # the last work between steps; None: no step began since
 
     def next_step(self, active: bool) -> bool:
-        """Returns whether any rank is active, and does what is due between two steps. A collective call."""
+        """Does the work that is due between two steps: ends a window, begins moves, or does pieces of them.
+
+        A collective call. Returns whether any rank is active, that is, has requests; if none is, nothing is done.
+        """
         now_s, paused = time.perf_counter(), self._began_s is not None and self._left_s is None
         if self._began_s is None:
             self._began_s = now_s
@@ -164,7 +167,7 @@ class LivePlacement:
         return self.handover.closed
 
     def close(self) -> None:
-        """Gives up what is under way, and asks for no more moves."""
+        """Gives up moves that are under way; no more moves will be asked for."""
         self.handover.close(self._held_LGP.copy())
         self._end_moves(None)
         self._context.tokens_LE = None
@@ -341,7 +344,7 @@ def _encoded(decision: Decision, held_LGP: IntArray) -> torch.Tensor:
 
 
 class PlacementControl:
-    """Runs the follower of one model's live placement, until it is closed.
+    """Runs a follower for one model's live placement, on rank 0, until `close`.
 
     Args:
         live: the model's placement on rank 0; it hands its windows to the follower from now on.
@@ -349,7 +352,7 @@ class PlacementControl:
         dry_run: whether nothing moves.
         model: the model's name, for the log.
         began_s: when the run began, by time.perf_counter, which is the controller's clock.
-        tell: receives the report after each decision, in another thread, and at the end; None: nobody does.
+        tell: receives the report after each decision, in another thread, and at the end; None: reports are not passed on.
     """
 
     def __init__(
@@ -365,14 +368,14 @@ class PlacementControl:
         self._follower = live.follower = Follower(controller, live.handover.perform, dry_run, self._say)
 
     def close(self) -> None:
-        """Ends the follower; what is under way is given up."""
+        """Ends the follower; moves that are under way are given up."""
         self._live.close()
         self._follower.close()
         if self._tell is not None:
             self._tell(self.report())
 
     def report(self) -> ControlReport:
-        """Returns the report of what was seen and decided so far."""
+        """Returns the report of windows, decisions and moves so far."""
         return self._follower.report(self._model, self._began_s)
 
     def _say(self, line: str) -> None:
@@ -406,14 +409,14 @@ def controlled(
         workers: the models' workers, which perform `program`.
         program: the program of all ranks.
         cluster: the ranks' GPUs.
-        options: of the run.
-        min_replicas: as of the plan's options; moves keep them.
+        options: options of the run.
+        min_replicas: least number of replicas, from the plan's options; moves keep it.
         began_s: when the run began, by time.perf_counter.
-        cost_MG: (M, G) what a unit of load costs on each GPU, by model; None: the GPUs' speeds tell.
-        tell: receives the index of a model and its report, as `PlacementControl` tells it.
+        cost_MG: (M, G) relative cost of a unit of load on each GPU, by model; None: it follows from the GPUs' speeds.
+        tell: receives the index of a model and its report, whenever `PlacementControl` makes one.
 
     Returns:
-        What controls the placements, to be closed when serving ends; only on rank 0.
+        The placements' controls, to be closed when serving ends; on ranks other than 0 an empty list.
     """
     controls: list[PlacementControl] = []
     if options.adapt is None:

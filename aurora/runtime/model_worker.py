@@ -23,7 +23,7 @@ from aurora.types import Network, Placement, Program, RunOptions
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be answered.
+    """A prompt that is to be answered, and its answer so far.
 
     Args:
         index: number of the prompt.
@@ -39,7 +39,7 @@ class Request:
 
 
 class ModelWorker:
-    """Serves the requests in `waiting` and collects `answers`.
+    """Serves the requests in `waiting` of one model on one rank, and collects `answers`.
 
     Call `perform` before `serve`. After a `serve` that lost a peer, call `rewind` and `perform` before the next one.
 
@@ -51,9 +51,9 @@ class ModelWorker:
     Attributes:
         waiting: requests to be served, in the sequence in which they arrive.
         arriving: whether requests of any rank arrive while the run serves; the same on all ranks.
-        between_steps: called before each step with whether this rank has requests; returns whether any rank has. A collective
+        between_steps: called before each step with True if this rank has requests; returns whether any rank has. A collective
             call, which `perform` sets.
-        end_serving: called when no rank has requests any more, nor will; `perform` sets it to nothing.
+        end_serving: called when no rank has requests any more, nor will have; `perform` resets it to do nothing.
         answers: the answers so far.
         layers: the model's MoE layers.
         expert_bytes: bytes of the weights of one expert in one layer.
@@ -109,21 +109,21 @@ class ModelWorker:
                 module.register_forward_pre_hook(lambda *_: self.context.preemption_point())
 
     def hold(self, placement: Placement, rank: int) -> None:
-        """Makes every layer hold the experts that a placement gives a rank, read from the model's files where they lack."""
+        """Makes every layer hold the experts that a placement gives to `rank`; missing ones are read from the model's files."""
         for layer, slots_G in zip(self.layers, placement.slots_LG, strict=True):
             layer.hold(slots_G[rank])
 
     def share_experts(self, other: "ModelWorker") -> None:
-        """Computes with the experts that another worker of the same model holds on this rank, instead of holding them too."""
+        """Uses the experts of `other`, another worker of the same model on this rank, so that they are in memory once."""
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.share(theirs)
 
     def begin(self, began_s: float, arrives_s: Mapping[int, float] | None = None) -> None:
-        """Says when the waiting requests arrive. All ranks call it, with `arrives_s` or without.
+        """Sets the arrival times of the waiting requests. All ranks call it, with `arrives_s` or without.
 
         Args:
             began_s: when serving began, by time.perf_counter.
-            arrives_s: by number of the request, seconds from then; None: all are there.
+            arrives_s: by number of the request, seconds after `began_s`; None: all requests have arrived.
         """
         self.arriving, given = arrives_s is not None, arrives_s or {}
         arriving = (replace(request, at_s=began_s + given.get(request.index, 0.0)) for request in self.waiting)
@@ -168,7 +168,8 @@ class ModelWorker:
     def rewind(self) -> None:
         """Prepares for the next `serve` after a step that failed.
 
-        The step is repeated if the batch can be rewound; else the batch and its requests are dropped. `waiting` is cleared.
+        If the batch can be rewound, the next `serve` repeats the step; else the batch and its requests are dropped.
+        `waiting` is cleared.
         """
         if self._batch is not None and not self._batch.rewind():
             self._batch, self._current = None, []

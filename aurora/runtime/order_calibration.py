@@ -1,6 +1,6 @@
-"""Calibration before serving starts: which order of an all-to-all is fastest, by size, and what the network gives.
+"""Calibration before serving: times orders of an all-to-all by size, and measures the network's rates and start-ups.
 
-`aurora.runtime.order_choice` chooses while serving, beginning with what was calibrated.
+`aurora.runtime.order_choice` begins with these times, and goes on choosing while serving.
 """
 
 import math
@@ -38,7 +38,7 @@ MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a mess
 
 @dataclass(frozen=True)
 class OrderCalibration:
-    """Measured seconds of an all-to-all by size and method."""
+    """Measured seconds of an all-to-all by size and method (way to perform it)."""
 
     methods: tuple[
         str, ...
@@ -50,16 +50,16 @@ class OrderCalibration:
     widths: Mapping[str, int]  # sends and receives in a stage, of the planned order's methods in wider stages
 
     def seconds_W(self, rank_bytes: float) -> FloatArray:
-        """Returns (W,) the seconds of each method for bytes that a rank sends on average.
+        """Returns (W,) the seconds of each method if a rank sends `rank_bytes` on average.
 
-        Between measured sizes they go by their logarithms; outside of them the nearest size counts.
+        They are interpolated between the measured sizes on logarithmic axes; outside of these the nearest size counts.
         """
         return np.exp(self._at(rank_bytes, np.log(self.seconds_CW)))
 
     def method(self, rank_bytes: float) -> str:
-        """Returns the fastest method for bytes that a rank sends on average.
+        """Returns the fastest method if a rank sends `rank_bytes` on average.
 
-        The plan's method is returned unless another one is faster by more than the noise, of which at most MAX_NOISE counts.
+        That is the plan's method unless another one is faster by more than the noise of both, or by more than MAX_NOISE.
         """
         log_W, noise_W = np.log(self.seconds_W(rank_bytes)), self._at(rank_bytes, self.noise_CW)
         best = int(log_W.argmin())
@@ -67,11 +67,14 @@ class OrderCalibration:
         return self.methods[-1 if log_W[-1] <= log_W[best] + noise else best]
 
     def order(self, planned: Order, method: str) -> Order | None:
-        """Returns the order of a method, where the plan has `planned`; None: torch's own collective."""
+        """Returns the order in which `method` performs an all-to-all whose planned order is `planned`.
+
+        None means torch's own collective.
+        """
         return planned.opened(self.widths[method]) if method in self.widths else self.orders.get(method, planned)
 
     def among(self, cluster: Cluster) -> "OrderCalibration":
-        """Returns the calibration for another cluster, as of the ranks that are left: its orders, with the seconds measured."""
+        """Returns this calibration for another cluster, such as the ranks that are left: new orders, the same seconds."""
         from aurora.planner.alltoall.registry import ORDER
 
         ones_GG = 1 - np.eye(len(cluster), dtype=np.int64)
@@ -100,9 +103,10 @@ class OrderCalibration:
 
 
 def planned_method(plan: Plan) -> str | Order:
-    """Returns the plan's method that `calibrate` tries beside UNORDERED: the first by name; UNORDERED[0] if there is none.
+    """Returns the plan's method that `calibrate` tries beside those in UNORDERED; UNORDERED[0] if the plan has no other.
 
-    An order whose method is not in ORDER, or that is made for servers, is returned itself.
+    If the plan has several, the first by name is taken. If the method is not in ORDER, or its order is made for servers, the
+    order itself is returned, as it cannot be made anew.
     """
     from aurora.planner.alltoall.registry import ORDER
 
@@ -112,23 +116,24 @@ def planned_method(plan: Plan) -> str | Order:
 
 
 def stages_of(planned: str, width: int) -> str:
-    """Returns the name of the planned method in stages of `width` sends and receives."""
+    """Returns the name of the planned method when it runs in stages of `width` sends and receives."""
     return f"{planned} in stages of {width}"
 
 
 def calibrate_plan(
     transport: Transport, plan: Plan, over_servers: Plan | None, device: str = "cpu"
 ) -> tuple[OrderCalibration, list[OrderCalibration | None]]:
-    """Times the orders of a plan's all-to-alls; and of each model whose all-to-alls may go over servers, whether they shall.
+    """Times the orders of a plan's all-to-alls, and for each model that has the choice, flat ones against those over servers.
 
     Args:
         transport: carries the exchanges.
         plan: the plan.
-        over_servers: the same plan with a hierarchy for each of these models, see `with_servers`; None: all go as planned.
-        device: where the tensors lie.
+        over_servers: the same plan, with a hierarchy for each model that has the choice, see `with_servers`; None: no model
+            has it.
+        device: device of the tensors.
 
     Returns:
-        The result of `calibrate`, and for each model that of `calibrate_servers`, None where there is no choice.
+        The result of `calibrate`, and for each model that of `calibrate_servers`; None for models without the choice.
     """
     calibration = calibrate(transport, plan.cluster, planned_method(plan), device)
     servers_M: list[OrderCalibration | None] = []
@@ -142,17 +147,17 @@ def calibrate_plan(
 def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, device: str = "cpu") -> OrderCalibration:
     """Times the planned method and others on drawn traffic. A collective call: all ranks make it and get the same result.
 
-    The others are UNORDERED, and COLLECTIVE where the transport has it. Where orders run in stages, the others are a single
-    stage of all transfers, and the planned method in stages of WIDTHS.
+    The other methods are those in UNORDERED, and COLLECTIVE if the transport has it. If the transport runs orders in stages,
+    they are a single stage with all transfers, and the planned method in stages of WIDTHS.
 
-    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange counts with
-    the seconds of its slowest rank.
+    Methods alternate. The first round is not counted; it tells how many rounds fit into REPETITIONS_S. An exchange takes as
+    long as on its slowest rank.
 
     Args:
         transport: carries the exchanges.
-        cluster: the machines, for the orders.
-        planned: name of the planned method, or its order if it is not in ORDER.
-        device: where the tensors lie.
+        cluster: the machines, for which orders are made.
+        planned: name of the planned method, or its order if the method is not in ORDER.
+        device: device of the tensors.
     """
     from aurora.planner.alltoall.registry import ORDER  # compiles: seconds that a run with the plan's order shall not pay
 
@@ -183,21 +188,21 @@ def calibrate(transport: Transport, cluster: Cluster, planned: str | Order, devi
 def calibrate_servers(
     transport: Transport, cluster: Cluster, model: ModelPlan, planned: str, device: str = "cpu"
 ) -> OrderCalibration:
-    """Times a model's dispatch flat and over its servers, on traffic as its plan expects it; otherwise as `calibrate`.
+    """Times a model's dispatch in two ways, flat and over its servers, on traffic as its plan expects it.
 
-    Tokens choose experts by their loads, independently of each other. Experts that are chosen together on one server make
-    all-to-alls over servers shorter than this says.
+    Otherwise it measures as `calibrate`. The drawn tokens choose experts by the plan's loads, independently of each other. Real
+    tokens often choose experts of one server together; then all-to-alls over servers are shorter than measured here.
 
     Args:
         transport: carries the exchanges.
-        cluster: the machines, for the order of the other way.
+        cluster: the machines, for which the order of the way that is not planned is made.
         model: the model, with a hierarchy.
         planned: the plan's way, FLAT or OVER_SERVERS.
-        device: where the tensors lie.
+        device: device of the tensors.
 
     Returns:
-        The seconds of both ways, by the bytes that a rank sends on average if the dispatch is flat, and the order of the way
-        that the plan has no orders for.
+        The seconds of both ways, by the bytes that a rank would send on average in a flat dispatch; and the order of the way
+        for which the plan has no orders.
     """
     from aurora.planner.alltoall.schedule import hierarchical_order_s, scheduled
 
@@ -241,13 +246,13 @@ def _expected_rank_UK(model: ModelPlan, source_U: IntArray, hierarchy: Hierarchy
 def calibrate_calls(
     transport: Transport, methods: Sequence[str], calls: Callable[[int], Sequence[Callable[[], None]]], sizes: Sequence[int]
 ) -> OrderCalibration:
-    """Times calls that do the same in several ways, otherwise as `calibrate`. A collective call.
+    """Times calls that do the same work in several ways; measures as `calibrate`. A collective call.
 
     Args:
-        transport: by which the ranks tell each other their seconds.
+        transport: carries the measured seconds between the ranks.
         methods: names of the ways; the last is kept unless another one is faster.
-        calls: called with a size; returns a call for each of the methods, which returns when its work is done.
-        sizes: bytes that a rank sends on average, rising.
+        calls: called with a size; returns a function for each method, which does the work and returns when it is done.
+        sizes: ascending sizes: bytes that a rank sends on average.
     """
     return OrderCalibration((*methods,), *_timed(transport, lambda size: [calls(size)], sizes), {}, {})
 
@@ -316,11 +321,11 @@ def _took_TW(transport: Transport, calls_W: Sequence[Callable[[], None]]) -> Flo
 
 
 def measured_network(transport: Transport, cluster: Cluster, device: str) -> Cluster:
-    """Returns `cluster` with the measured start-up time and rates, without link curves.
+    """Returns `cluster` with measured start-up times and rates, and without link curves.
 
     A collective call; all ranks get the same result. Every rank sends equally many bytes to every other rank, one partner at a
-    time, so that start-ups add up. All port rates are scaled by one factor. On a fabric of servers two exchanges are timed:
-    inside servers, which tells of ports, and between servers, which tells of NICs.
+    time, so that start-ups add up. All port rates are scaled by the same factor. On a fabric of servers two exchanges are
+    timed: one inside servers, for the rates of ports, and one between servers, for those of NICs.
     """
     other_GG, startups_s, messages = ~np.eye(transport.ranks, dtype=bool), 0.0, 0
     server_G = np.array(cluster.fabric.server_G if cluster.fabric is not None else (), dtype=np.int64)
@@ -364,11 +369,15 @@ def _scaled(cluster: Cluster, ports: float = 1.0, nics: float = 1.0) -> Cluster:
 
 
 def startups_and_share(ports_s: tuple[float, float], took_s: tuple[float, float]) -> tuple[float, float]:
-    """Fits a line through the seconds of a small and a large exchange, at the network's full rates and as measured.
+    """Estimates the start-up time and the reached rate from a small and a large exchange, by a straight line through both.
+
+    Args:
+        ports_s: seconds of the small and of the large exchange at the network's full rates.
+        took_s: measured seconds of both.
 
     Returns:
-        (start-up seconds of an exchange, share of the rates that is reached). A small exchange may pass in a burst,
-        faster than its port; the rate is then that of the large one.
+        (start-up seconds of an exchange, share of the full rates that is reached). If the small exchange took less than its
+        port's rate allows, as in a burst, the large one alone tells the rate.
     """
     (small_s, large_s), (first_s, last_s) = ports_s, took_s
     startups_s = max(0.0, first_s - small_s * max(0.0, last_s - first_s) / (large_s - small_s))

@@ -1,4 +1,4 @@
-"""Order choice while serving: what exchanges take decides the order of every exchange, alike on all ranks.
+"""Order choice while serving: measured times of exchanges decide the order of each next one, in the same way on all ranks.
 
 `OrderTrials` chooses among the ways of one kind of exchange, `OrderWatch` for all exchanges of a model on a rank, and
 `WatchedExchanges` times them.
@@ -38,25 +38,25 @@ FAR = math.log(2.0)  # slower ways have no series
 
 
 class OrderTrials:
-    """Chooses among the ways to perform one kind of exchange, by trials of the other ways between exchanges of the current one.
+    """Chooses among the ways to perform one kind of exchange: uses the current way, and now and then tries another one.
 
     A trial is compared with the median of the last RECENT exchanges of the current way. Another way becomes the current one
-    when the median of its last trials, SERIES to TRIALS of them, is faster by more than MIN_GAIN and STANDARD_ERRORS. A trial
-    that was faster by MIN_GAIN is soon followed by another, and so on as long as the last trial or the median of the last three
-    was faster.
+    when the median of its last trials (SERIES to TRIALS of them) is faster by more than MIN_GAIN and STANDARD_ERRORS. After a
+    trial that was faster by MIN_GAIN the next one follows soon, as long as the last trial or the median of the last three was
+    faster.
 
-    The other trials are bounded. A way is promising if it was once faster, by MIN_GAIN, than the current way is now: when the
-    machine changes back, it is so again. Trials of promising ways cost PROMISING_COST of the time at most, trials of the others
-    the rest of MAX_COST, if ways stay as they are. So the slower a way is, by the median of its last three trials, the more
+    Other trials are rare, so that they cost little time. Trials of promising ways take at most PROMISING_COST of the time,
+    those of the other ways the rest of MAX_COST. A way is promising if it once was faster, by MIN_GAIN, than the current way is
+    now: if the machine changes back, it will be so again. The slower a way is, by the median of its last three trials, the more
     exchanges pass between two of its trials.
 
-    The ways that are not FAR slower all have a series of trials at the beginning, when the current way has changed, and when
-    what it takes drifts, but for that no more often than such trials are one in RARITY exchanges.
+    A series is some trials in close succession. All ways that are not FAR slower have one at the beginning, after the current
+    way has changed, and when the current way's time drifts; those for drift are at most one in RARITY exchanges.
 
     Ranks that are told the same seconds choose the same ways.
 
     Args:
-        seconds_W: seconds of each way as far as known.
+        seconds_W: seconds of each way, from calibration.
         current: index of the way to begin with.
 
     Attributes:
@@ -78,7 +78,7 @@ class OrderTrials:
         self._next_review = 0  # after a drift, not before so many exchanges
 
     def next_way(self) -> int:
-        """Returns the way of the next exchange. `took` must be told of each before the next."""
+        """Returns the index of the way for the next exchange. `took` must be called for it before the next call."""
         self._exchanges += 1
         if len(self._recent) < RECENT:
             return self.current
@@ -91,11 +91,13 @@ class OrderTrials:
         return latest if late_W[latest] > 0 else self.current
 
     def took(self, way: int, seconds: float) -> float:
-        """Counts an exchange. Returns the part of the time that is saved if `way` becomes the current way by it, else 0.
+        """Notes the time of an exchange, which may make `way` the current one.
+
+        Returns the share of the time that the change saves; 0 if the current way stays.
 
         Args:
-            way: how it was performed, as `next_way` said.
-            seconds: what it took, over what an exchange of its size should take.
+            way: the way by which it was performed, from `next_way`.
+            seconds: its seconds, divided by those that an exchange of its size should take.
         """
         if way == self.current:
             self._recent.append(math.log(seconds))
@@ -112,7 +114,10 @@ class OrderTrials:
         return self._change_over(way)
 
     def try_soon(self, way: int) -> None:
-        """Begins a series of a way that is neither current nor FAR slower. Of its older trials the median counts as one."""
+        """Begins a series of trials of a way, unless it is the current one or FAR slower.
+
+        Its older trials are replaced by their median, which counts as one trial.
+        """
         ratio = median(self._ratios_W[way])
         if way != self.current and ratio < FAR:
             self._ratios_W[way] = deque([ratio], TRIALS)
@@ -179,12 +184,12 @@ def _standard_error(values: Collection[float]) -> float:
 
 @dataclass(frozen=True)
 class OrdersUsed:
-    """Methods that one model's exchanges were performed by.
+    """Counts of the methods by which one model's exchanges were performed.
 
     Args:
-        exchanges: by method, how many exchanges it served, trials included.
-        changes: a sentence for each change-over.
-        servers: where all-to-alls may go flat or over servers, what each took before serving, by size; else empty.
+        exchanges: number of exchanges by method, trials included.
+        changes: a sentence for each change of the current method.
+        servers: if all-to-alls may be flat or over servers: calibrated times of both, by size, in words; else empty.
     """
 
     exchanges: Mapping[str, int]
@@ -192,7 +197,7 @@ class OrdersUsed:
     servers: str = ""
 
     def lines(self, name: str) -> Iterator[str]:
-        """Yields a line with the exchanges by method of the model of this name, and one for each change-over."""
+        """Yields lines for users: one with the exchanges by method of the model `name`, and one for each change."""
         counts = sorted(self.exchanges.items(), key=lambda each: -each[1])
         yield f"{name}: exchanges by {', '.join(f'{method} {count}' for method, count in counts)}"
         if self.servers:
@@ -223,24 +228,24 @@ class _Pair(NamedTuple):
 class OrderWatch:
     """Chooses the order of each exchange of one model on one rank, first as calibrated, then by OrderTrials.
 
-    Exchanges are alike if they have the same phase, and the same size up to a factor of two. What an exchange took, from its
-    last rank's start to its last rank's end, counts over its fluid bound plus a start-up. Clocks of ranks need not agree: times
-    are since the last gather, which ends everywhere at about the same time. When one kind of exchange changes over, the others
-    try the same method soon.
+    Exchanges of the same phase, and of the same size up to a factor of two, are of one kind and share their trials. An
+    exchange lasts from its last rank's start to its last rank's end; its time is divided by its fluid bound plus a start-up.
+    Clocks of ranks need not agree: times are counted from the last gather, which ends everywhere at about the same time. When
+    the method of one kind changes, the other kinds try that method soon.
 
-    If all-to-alls may be flat or go over servers, that is chosen in the same way for a dispatch and its combine together. Their
-    sizes are those of a flat dispatch. Orders are then watched apart for both.
+    If all-to-alls may be flat or go over servers, this is chosen in the same way, for a dispatch and its combine together. The
+    size is then that of a flat dispatch, and flat exchanges and those over servers are different kinds.
 
-    Nothing more is sent for it than some numbers in the gather of row counts that comes before every dispatch. All ranks see
-    the same numbers there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather
-    `report` and `gathered`.
+    The only cost in messages is some numbers in the gather of row counts before every dispatch. All ranks get the same numbers
+    there, so they choose alike, if they make the same calls: for an exchange `order` and `took`, for a gather `report` and
+    `gathered`.
 
     Args:
-        calibration: the methods, and what each took before serving.
+        calibration: the methods, and their times before serving.
         model: the model's name, for the log.
         gpu: this rank's ports.
-        say: receives a line for each change-over; None: they are kept without a word.
-        servers: the same as `calibration` for all-to-alls that are flat or go over servers; None: there is no choice.
+        say: receives a line for each change of method; None: changes are kept in `used` only.
+        servers: a calibration of flat all-to-alls against those over servers; None: there is no choice.
     """
 
     def __init__(
@@ -268,10 +273,10 @@ class OrderWatch:
         return OrdersUsed(dict(self._exchanges), tuple(self._changes), "" if self._servers is None else str(self._servers))
 
     def over_servers(self, rank_bytes: float) -> bool:
-        """Returns whether the next dispatch and its combine go over servers. To be called before the first `order` of the two.
+        """Returns whether the next dispatch and its combine go over servers. Called before `order` of that dispatch.
 
         Args:
-            rank_bytes: bytes that a rank sends on average in the dispatch if it is flat.
+            rank_bytes: bytes that a rank would send on average in a flat dispatch.
         """
         if self._servers is None:
             return True
@@ -300,17 +305,17 @@ class OrderWatch:
         return self._calibration.order(planned, method)
 
     def took(self, start_s: float, end_s: float, out_bytes: int, in_bytes: int) -> None:
-        """Notes when the exchange began and ended on this rank, in seconds since the last gather, and its bytes out and in."""
+        """Notes an exchange on this rank: its start and end in seconds since the last gather, and its bytes out and in."""
         bound_s = max(out_bytes / self._gpu.out_Bps, in_bytes / self._gpu.in_Bps)
         self._times_ns += [round(seconds * 1e9) for seconds in (start_s, end_s, bound_s)]
 
     def report(self) -> torch.Tensor:
-        """Returns (3 * REPORTED,) int64, this rank's times since the last gather, to be gathered from all ranks."""
+        """Returns (3 * REPORTED,) int64 for the next gather: start, end and bound in ns of each exchange since the last."""
         times_ns, self._times_ns = self._times_ns, []
         return torch.tensor(times_ns + [0] * (3 * REPORTED - len(times_ns)), dtype=torch.int64)
 
     def gathered(self, reports_RX: IntArray) -> None:
-        """Counts the exchanges that ended before a gather, by the reports of all ranks."""
+        """Evaluates the exchanges before a gather, from the reports of all ranks, (R, 3 * REPORTED)."""
         slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
         for index, (kind, way) in enumerate(self._started):
             start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]
@@ -353,7 +358,7 @@ class WatchedExchanges:
 
     Args:
         watch: chooses the orders.
-        timer: of the work of the thread that exchanges.
+        timer: timer of the thread that performs the exchanges.
     """
 
     def __init__(self, watch: OrderWatch, timer: Timer) -> None:
@@ -362,7 +367,7 @@ class WatchedExchanges:
         self._exchanged: list[tuple[Any, Any, int, int]] = []  # since then: start and end marks, bytes sent and received
 
     def gather(self, transport: Transport, counts: torch.Tensor) -> torch.Tensor:
-        """Gathers counts, (R, *counts.shape) on the CPU, and what the watch asks of all ranks. A collective call."""
+        """Gathers `counts` of all ranks, (R, *counts.shape) on the CPU, together with the watch's reports. Collective call."""
         counts = counts.cpu()  # from here on no mark has to be waited for
         for start, end, out_bytes, in_bytes in self._exchanged:
             start_s, end_s, gathered_s = map(self._timer.seconds, (start, end, self._gathered))
@@ -374,23 +379,23 @@ class WatchedExchanges:
         return rows[:, : counts.numel()].reshape(-1, *counts.shape).contiguous()
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the next dispatch and combine go over servers, where they may, or are flat.
+        """Returns whether the next dispatch and combine go over servers (True) or are flat (False).
 
         Args:
-            flat_RR: (R, R) rows from each rank (row) to each rank (column) if they are flat.
+            flat_RR: (R, R) rows that a flat dispatch would send from each rank (row) to each rank (column).
             row_bytes: size of a row in bytes.
         """
         return self._watch.over_servers(float(flat_RR.sum() - flat_RR.trace()) * row_bytes / len(flat_RR))
 
     @contextmanager
     def exchanging(self, planned: Order, phase: str, rank: int, bytes_RR: IntArray) -> Iterator[Order | None]:
-        """Context manager of one all-to-all; it gives the order, None for torch's own collective.
+        """Context manager that times one all-to-all. Its value is the order to use; None: torch's own collective.
 
         Args:
             planned: the plan's order.
             phase: "dispatch" or "combine".
             rank: this rank.
-            bytes_RR: (R, R) bytes from each rank (row) to each rank (column), of all exchanges of the all-to-all together.
+            bytes_RR: (R, R) bytes from each rank (row) to each rank (column), summed over the all-to-all's exchanges.
         """
         order = self._watch.order(planned, phase, bytes_RR.sum() / len(bytes_RR))
         start = self._timer.mark()

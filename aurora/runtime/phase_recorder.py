@@ -1,6 +1,6 @@
-"""Recorder of what one model does on one rank: phases, transfers and routing; and the timers of phases.
+"""Recorder of the phases, transfers and routing of one model on one rank, and the timers of phases.
 
-A timer goes by the host's clock, or by events on a GPU stream, for which the host does not wait.
+A timer uses the host's clock, or events on a GPU stream, for which the host does not wait.
 """
 
 import time
@@ -21,7 +21,7 @@ MOST_QUEUED = 1024  # phases that have not been read
 
 
 class Timer(Protocol):
-    """Makes marks in the sequence of this thread's work, and tells later when that work reached them."""
+    """Interface of timers, which put marks into this thread's work and tell later when the work reached them."""
 
     def mark(self) -> Any:
         """Marks the present end of the work. Returns the mark."""
@@ -47,7 +47,7 @@ class HostTimer:
         return time.perf_counter() - self._began_s
 
     def reached(self, mark: float) -> bool:
-        """Returns True: the host is past its marks."""
+        """Returns True, because the host is always past its marks."""
         return True
 
     def seconds(self, mark: float) -> float:
@@ -60,7 +60,7 @@ class HostTimer:
 
 
 class Event(Protocol):
-    """Event on a GPU stream, as torch.cuda.Event with enable_timing is one."""
+    """Interface of an event on a GPU stream, such as torch.cuda.Event with enable_timing."""
 
     def record(self) -> None:
         """Puts the event at the present end of the current stream."""
@@ -83,11 +83,11 @@ class StreamMark(NamedTuple):
 
 
 class StreamTimer:
-    """Timer by events on the current stream of the thread that marks.
+    """Timer by events on the current CUDA stream of the thread that makes marks.
 
-    Events tell how much time passes between them, in a GPU clock that drifts from the host's. So each time is counted from the
-    mark that was read before, and lies between the host's recording of its event and the host's reading. Marks are read about
-    in the sequence in which they were made.
+    Two events tell the time between them on the GPU's clock, which drifts from the host's. So each mark's time is counted from
+    the mark that was read before it, and is clipped to lie between the times at which the host recorded and read the event.
+    Marks should be read about in the sequence in which they were made.
 
     Args:
         began_s: when the run began, by `clock`.
@@ -135,8 +135,8 @@ class StreamTimer:
 class PhaseRecorder:
     """Times the phases of one model on one rank for the run's TraceRecorder, and keeps the model's routing if asked to.
 
-    Times are seconds since the run began. A GPU stream's timer knows them when the work is done: phases are queued until then,
-    and are read without waiting, as long as no more than MOST_QUEUED are queued.
+    Times are seconds since the run began. With a timer on a GPU stream they are known only when the work is done. Until then
+    phases are queued; the recorder waits for the GPU only when more than MOST_QUEUED are queued.
 
     Args:
         recorder: this rank's TraceRecorder, shared by its models.
@@ -209,7 +209,7 @@ class PhaseRecorder:
         return observe
 
     def route(self, experts_NK: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Records which experts the current step's tokens chose in the next layer.
+        """Records the experts that the current step's tokens chose; the n-th call of a step is for MoE layer n.
 
         Args:
             experts_NK: (N, K) the experts that every token chose.
@@ -219,7 +219,7 @@ class PhaseRecorder:
             self._routed.append((self.step, experts_NK, mask))
 
     def routing(self, layers: int) -> Routing:
-        """Returns what `route` recorded: (U, L, K) the experts of every token, and (U,) the step of each.
+        """Returns the recorded routing: (U, L, K) the experts of every token, and (U,) the step of each token.
 
         Args:
             layers: MoE layers of the model, all recorded in every step.

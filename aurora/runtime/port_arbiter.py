@@ -21,11 +21,11 @@ GatherNumber = Callable[[float], Sequence[float]]
 
 
 class PortArbiter(Protocol):
-    """One model's access to the GPU and the port of its rank. Used by one thread at a time.
+    """Interface of one model's access to the GPU and the port of its rank. Used by one thread at a time.
 
-    One model at a time computes: the most urgent first, of equally urgent ones first come first served. Compute that was
-    overtaken MOST_OVERTAKEN times goes before all other, so that no model starves. Exchanges of the models take the port by the
-    rules of `aurora.planner.arbitration`, so that ranks cannot deadlock.
+    One model at a time computes: the most urgent one first, of equally urgent ones the one that came first. A computation that
+    was overtaken MOST_OVERTAKEN times goes before all others, so that no model starves. Exchanges of the models take the port
+    by the rules of `aurora.planner.arbitration`, so that ranks cannot deadlock.
     """
 
     @property
@@ -38,7 +38,7 @@ class PortArbiter(Protocol):
 
     @property
     def most_ahead(self) -> int:
-        """Exchanges that one of the model's ranks may be ahead of another."""
+        """Largest number of exchanges that one of the model's ranks may be ahead of another."""
 
     def start_compute(self, level: int = 0) -> None:
         """Waits for the GPU and keeps it until `stop_compute`.
@@ -48,7 +48,7 @@ class PortArbiter(Protocol):
         """
 
     def yield_to_priority(self, on_yield: Callable[[], None]) -> bool:
-        """Preemption point: lets waiting work of a higher level run, after `on_yield`. Returns whether any ran."""
+        """Preemption point: calls `on_yield` and runs waiting work of a higher level, if there is any. Returns whether."""
 
     def stop_compute(self) -> None:
         """Releases the GPU."""
@@ -60,15 +60,15 @@ class PortArbiter(Protocol):
         """Ends this model's exchanges; its time slices are skipped from now on."""
 
     def pause(self) -> None:
-        """Takes this model out of the sequence of time slices until it joins again, as it has nothing to do."""
+        """Takes this model, which has nothing to do, out of the sequence of time slices, until it joins again."""
 
     def join(self, gather: GatherNumber, first: bool, slices: int | None = None) -> None:
         """Puts this model, which has left, into the sequence of time slices. A collective call of the model's ranks.
 
         Args:
             gather: gathers a number of every rank, by rank.
-            first: whether this is rank 0, which draws when the model's slices begin; see `aurora.planner.arbitration`.
-            slices: after how many slices the model leaves by itself; None: when `leave` is called.
+            first: whether this is rank 0, which chooses the slice at which the model begins; see `aurora.planner.arbitration`.
+            slices: number of slices after which the model leaves by itself; None: it stays until `leave`.
         """
 
     def abort(self, error: BaseException) -> None:
@@ -83,9 +83,9 @@ def thread_port_arbiters(
     Args:
         models: the models' policies, or how many models there are, all alike. Time slices of the port follow
             `has_next_slice`; a model that has left is skipped.
-        submitted: returns what the caller has submitted to the GPU, so that the next model's work or exchange is ordered after
-            it and no host thread waits for the GPU. None: there is no GPU, and exchanges of interactive and batch models may be
-            under way at once.
+        submitted: returns an event that follows the caller's submitted GPU work. The next model's work or exchange is queued
+            behind that event, so that no host thread waits for the GPU. None: there is no GPU, and exchanges of interactive and
+            batch models may run at the same time.
     """
     policies_M = (SlicePolicy(),) * models if isinstance(models, int) else models
     rank = _RankState(policies_M, submitted)
@@ -205,12 +205,14 @@ class _ThreadPortArbiter:
 
 
 def in_slices(transport: Transport, arbiter: PortArbiter, pieces: int, exchange: ExchangeStep) -> ExchangeStep:
-    """Returns what performs an exchange of a batch model in several time slices, between which interactive models have theirs.
+    """Returns a function that performs an exchange of a batch model in several time slices.
+
+    Between these slices interactive models can have theirs.
 
     Args:
         transport: carries tensors between the model's ranks.
         arbiter: the model's access to this rank's port.
-        pieces: into how many the exchange is cut, the same on all ranks.
+        pieces: number of pieces into which the exchange is cut, the same on all ranks.
         exchange: performs one piece.
     """
 

@@ -1,9 +1,9 @@
 """Port arbiter for models that run in separate processes and share the GPUs of one machine.
 
-What the processes share is in `aurora.runtime.colocation_table`. A model that is alone there takes no lock.
+The state that the processes share is in `aurora.runtime.colocation_table`. A model that is alone there takes no lock.
 
-GPU: one queue per GPU, the most urgent work first, of equally urgent work first come first served. Compute that was overtaken
-MOST_OVERTAKEN times goes before all other.
+GPU: one queue per GPU, the most urgent work first, of equally urgent work first come first served. A computation that was
+overtaken MOST_OVERTAKEN times goes before all others.
 
 Port: an all-to-all needs all of its ranks, so two ports must not be granted to different models that then wait for each other.
 All ports therefore serve exchanges in one sequence. The first rank of a model that comes to the model's i-th exchange draws a
@@ -12,24 +12,25 @@ ticket for it. It begins, on the first GPU where it may, by taking the next posi
 - all exchanges that have a position are over on this GPU, and
 - no exchange with a ticket goes before it.
 
-Of exchanges with a ticket, those of interactive models go first, unless another was overtaken by MOST_OVERTAKEN of them; among
-the others the one that finishes first in virtual time, then the smallest ticket (fair queueing). An exchange starts at the
-virtual time at which the last one that has begun started, and not before its model's last one finished. It finishes one over
-the model's weight later. On the other GPUs the exchange waits until all exchanges with smaller positions are over there.
+Which exchange with a ticket goes first is decided by fair queueing. Those of interactive models go before others, except one
+that MOST_OVERTAKEN of them have overtaken. Among equals the exchange goes first that finishes first in virtual time, then the
+one with the smallest ticket. In virtual time an exchange starts when the last begun exchange started, but not before the last
+exchange of its own model finished; it finishes 1 / (the model's weight) later. On the other GPUs the exchange waits until all
+exchanges with smaller positions are over there.
 
-No deadlock: a position, once taken, stays, and is larger than all before, so that on every port exchanges go by position. The
-unfinished exchange with the smallest position waits for no other on any port, and its ranks have left all exchanges before it,
-or will once they get their GPUs, which no rank keeps while it waits for others. If no exchange with a position is unfinished,
-the first of those with a ticket may begin on the GPU of the rank that drew it. No model waits for one that has nothing to send.
-An exchange that holds the port gives the next position to the model's next exchange when it is over on the first GPU: before
-that no other can take it, as it would have to wait for this one there.
+No deadlock: a position, once taken, stays, and is larger than all before, so every port serves exchanges by position. The
+unfinished exchange with the smallest position waits for no other on any port. Its ranks have left all exchanges before it, or
+will once they get their GPUs, which no rank keeps while it waits for others. If no exchange with a position is unfinished, the
+first of those with a ticket may begin on the GPU of the rank that drew it. No model waits for one that has nothing to send. An
+exchange that holds the port gives the next position to its model's next exchange when it is over on the first GPU. Before that
+no other exchange can take that position, because it would have to wait there for this one to end.
 
 Alternatives: a lock of rank 0 only, with the grant sent to the others, would cost a message per exchange; strict alternation
 would wait for a model that is idle.
 
-Turns: whoever has the GPU or the port, or is the next to have it, may do nothing with it for as long as it lives: it may be
-stopped, or wait for a rank that is. A turn that lasts longer than TURN_S is passed on: the others go on as if it were over. Two
-models then use the GPU or the port at once if the first one comes back, which costs time and changes no answer.
+Turns: a process that has the GPU or the port, or is next, may leave it unused as long as it lives: it may be stopped, or wait
+for a rank that is stopped. A turn that lasts longer than TURN_S is passed on: the others go on as if it were over. If the first
+process comes back, two models use the GPU or the port at once; that costs time and changes no answer.
 """
 
 import logging
@@ -64,7 +65,7 @@ class ProcessPortArbiter:
         gpu: number of the GPU on this machine.
         slot: the model's slot. Rank 0 passes None and gets a free one; the model's other ranks pass that slot.
         finish: called before the GPU or the port is released to other models; waits for the work submitted to the GPU.
-        turn_s: seconds that a turn of another model lasts before it is passed on.
+        turn_s: seconds after which another model's unused turn is passed on.
         policy: how the model shares the GPUs and ports, the same on all of its ranks.
 
     Attributes:
@@ -104,7 +105,7 @@ class ProcessPortArbiter:
 
     @property
     def most_ahead(self) -> int:
-        """Exchanges that one of the model's ranks may be ahead of another; see `PortArbiter.most_ahead`."""
+        """Largest number of exchanges that one rank may be ahead of another; see `PortArbiter.most_ahead`."""
         return DRAWN // 2
 
     # The GPU
@@ -145,7 +146,7 @@ class ProcessPortArbiter:
         return True
 
     def stop_compute(self) -> None:
-        """Releases the GPU: if other models are here, once the work submitted to it has finished."""
+        """Releases the GPU. If other models share it, first waits until the work submitted to it has finished."""
         table, slot = self._table, self.slot
         if self._counters[MODELS] == self._alone:
             table.has_M[slot] = table.ticket_M[slot] = 0

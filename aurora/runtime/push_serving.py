@@ -1,4 +1,4 @@
-"""Ordered push of a run: makes its buffers for a plan and its prompts, and compiles and loads its kernels before serving."""
+"""Ordered push of `aurora run`: makes its buffers for a plan and its prompts, and compiles its kernels before serving."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def make_push(
     """Makes the buffers of a run's ordered push, on GPUs or, for Triton's interpreter, in files. A collective call.
 
     Args:
-        plan, model, options: of the run.
+        plan, model, options: plan, model and options of the run.
         tokens: most tokens of a rank in a batch.
         rank_info, device: this rank and its device.
         transport: carries tensors between the ranks while buffers are made.
@@ -69,7 +69,9 @@ def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
 
 
 def push_once(push: "OrderedPush", placement: Placement, model: MoeModel, experts: Any) -> None:
-    """Sends a token of zeros through the first layer: what is compiled and loaded now holds no request up. A collective call.
+    """Sends a token of zeros through the first layer, so that kernels are compiled and loaded before requests come.
+
+    A collective call.
 
     Raises:
         RankFailed: if a peer does not answer.

@@ -1,10 +1,11 @@
-"""Pushed batch: one batch of a MoE layer over ordered push, from tokens to their sums, in eight launches and without the host.
+"""Pushed batch: one batch of a MoE layer over ordered push, from tokens to their sums, in eight kernel launches.
 
-1. lay out the choices; 2. push the tokens, and wait for the peers'; 3. sort what has come by expert; 4. to 6. projections of
-the experts and the gate between them; 7. push the answers, weighted and summed by row, and wait for peers'; 8. sum by token.
+The host waits for none of them: 1. lay out the choices; 2. push the tokens, and wait for the peers' tokens; 3. sort the arrived
+rows by expert; 4. to 6. the experts' first projection, gate, second projection; 7. push the answers, weighted and summed by
+row, and wait for the peers' answers; 8. sum by token.
 
-A token travels once to each rank, with its weights and experts. Senders tell how often they have chosen each expert, and which
-of these a choice is, so that every row knows its place among the rows of its expert.
+A token travels once to each rank, with its weights and experts. Each sender tells how often its tokens chose each expert, and
+numbers these choices. So the receiver knows the place of every row among the rows of its expert without sorting.
 """
 
 from typing import Any
@@ -24,12 +25,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of hidden states: sum
 
 
 class PushedBatch:
-    """One batch of a layer over ordered push; making it queues the dispatch. Then come `compute` and `combined`.
+    """One batch of a layer over ordered push. Making it queues the dispatch; call `compute` and then `combined`.
 
     Args:
-        push: the ranks' buffers, made for as many experts as a rank has, and for rows of `packing`.
+        push: the ranks' buffers, made for the number of experts per rank and for rows of the layer's MessageFormat.
         layer: the layer, whose order is used.
-        expert_map: the layer's map; its replicas do not share all ranks' tokens (`ExpertMap.needs_all_counts`).
+        expert_map: the layer's map; it must not need all ranks' counts (`ExpertMap.needs_all_counts`).
         tokens, mask: `hidden`, `index`, `weights` and `mask` of `ExpertParallelLayer.dispatch`.
 
     Raises:
@@ -55,7 +56,7 @@ class PushedBatch:
         self._arrived, self._count_RT = push.exchange(push.table_L2[layer, 0], rows, row_of_RX, count_RT)
 
     def compute(self, experts: Any) -> None:
-        """Computes this rank's experts on what has arrived, and queues the combine."""
+        """Computes this rank's experts on the rows that have arrived, and queues the combine."""
         push, packing, count_RT = self._push, self._packing, self._count_RT
         push.receive()
         sorted_X, ends_E, *choices = arrange(self._arrived, count_RT, packing, self._map)
@@ -63,7 +64,7 @@ class PushedBatch:
         self._arrived, _ = push.exchange(push.table_L2[self._layer, 1], answers, push.same(len(self._arrived)), count_RT[:, :1])
 
     def combined(self) -> torch.Tensor:
-        """Returns (N, H), sums of the answers by this rank's tokens, in float32 and in the order of choices, rounded once."""
+        """Returns (N, H): for each of this rank's tokens the sum of the answers, in float32, in the order of choices."""
         self._push.receive()
         returned = self._arrived[:, : self._packing.width * self._packing.dtype.itemsize].view(self._packing.dtype)
         return weighted_sum(returned, self._place_NK, None)

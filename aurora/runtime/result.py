@@ -1,4 +1,4 @@
-"""Results of a run: each rank's, and the merged one."""
+"""Results of a run: the result of each rank, and the merged result of the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ class Token:
     Args:
         request, token: number of the request, and id of the token.
         last: whether it completes the answer.
-        logits: (1, vocabulary) logits that chose it; None if they are not kept.
+        logits: (1, vocabulary) logits from which it was chosen; None if they are not kept.
     """
 
     request: int
@@ -39,7 +39,7 @@ class TokenTimes:
 
     Args:
         ttft_s: by number of the request, seconds from its arrival to its first token.
-        tpot_s: seconds between two tokens of an answer, of each answer and token, at least the latest MOST_TIMES.
+        tpot_s: seconds from one token of an answer to its next one, of all answers; at least the latest MOST_TIMES of them.
     """
 
     ttft_s: dict[int, float] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Answers:
 
     Args:
         tokens: the answer's token ids, by number of the request.
-        logits: (tokens, vocabulary) logits that chose them, by number of the request; empty if they are not kept, and without
-            the requests that an earlier run began.
+        logits: (tokens, vocabulary) logits from which the tokens were chosen, by number of the request; empty if they are not
+            kept. Requests that an earlier run began have none.
         finished: numbers of the requests whose answers are complete.
         resumed: number of tokens that an earlier run produced.
         seconds: serving time.
-        times_R: when tokens came, by the rank that they came from.
+        times_R: latencies of tokens, by the rank that produced them.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Answers:
     _last_s: dict[int, float] = field(default_factory=dict, init=False, repr=False)  # when unfinished answers' last tokens came
 
     def resume(self, request: int, tokens: Sequence[int], finished: bool) -> None:
-        """Takes over what an earlier run has produced of an answer."""
+        """Takes over the tokens that an earlier run produced of an answer; `finished`: they complete it."""
         self.tokens[request] = list(tokens)
         self.resumed += len(tokens)
         if finished:
@@ -118,12 +118,12 @@ class Answers:
 
     @property
     def tpot_s(self) -> list[float]:
-        """Seconds between two tokens of an answer, of each answer and token; see `TokenTimes`."""
+        """Seconds from one token of an answer to its next one, over all answers and ranks; see `TokenTimes`."""
         return [seconds for times in self.times_R.values() for seconds in times.tpot_s]
 
 
 def journalled_answers(journalled: JournalledAnswers, models: int) -> list[Answers]:
-    """Returns the answers of a journal by model, as those of an earlier run."""
+    """Returns the answers of a journal for each of `models` models, marked as produced by an earlier run."""
     answers_M = [Answers() for _ in range(models)]
     for (model, request), answer in journalled.items():
         answers_M[model].resume(request, answer.tokens, answer.finished)
@@ -136,15 +136,15 @@ class MembershipChange:
 
     Args:
         epoch: the first epoch of the new members.
-        lost: why each lost rank was lost.
+        lost: reason for the loss, by lost rank.
         joined: ranks that joined.
         moved: number of experts whose weights came from other ranks.
         from_checkpoint: number of experts whose weights came from the model's files, because no rank had them.
         moved_bytes: bytes of the weights that came from other ranks.
         predicted_s: predicted seconds of the transfer between ranks, by the plan's cluster.
-        stopped_s: when the last token before the change arrived, of any request; None: there was none.
+        stopped_s: when the last token of any request before the change arrived; None: there was none.
         took_s: measured seconds of the transfer between ranks, on the slowest rank.
-        resumed_s: when the first token after the change arrived; None: there was none.
+        resumed_s: when the first token of any request after the change arrived; None: there was none.
     """
 
     epoch: int
@@ -175,10 +175,10 @@ class MembershipChange:
 
 @dataclass(frozen=True)
 class RunConditions:
-    """Conditions that a prediction of the run needs.
+    """Measured conditions of a run, from which the simulator can predict it.
 
     Args:
-        routing_M: the experts that every token of each model, or of each micro-batch of one, chose, one window per step.
+        routing_M: for each model, or each micro-batch of one, the experts that every token chose; one window per step.
         cluster: the plan's cluster, with the network as measured before serving.
     """
 
@@ -186,10 +186,10 @@ class RunConditions:
     cluster: Cluster
 
     def traffic(self, profiles: Sequence[Profile]) -> list[Profile]:
-        """Returns the profiles with the run's traffic in place of the recorded traffic, one window per step.
+        """Returns profiles with the run's traffic in place of the recorded traffic, one window per step.
 
         Args:
-            profiles: one per model; there is one to return for each of its micro-batches.
+            profiles: one per model. The result has one for each entry of `routing_M`, so one per micro-batch.
         """
         served = [*profiles] * (len(self.routing_M) // len(profiles))
         return [
@@ -213,13 +213,13 @@ class RunResult:
         seconds: serving time of the whole run, without `start_s`.
         trace: the measured trace.
         transport: name of the transport.
-        calibration: which order was the fastest at which size before serving; None unless it was measured.
-        orders_M: which orders the exchanges of each model, or micro-batch, used; empty unless `calibration` was measured.
-        conditions: what a prediction of the run needs; None unless `options.predictable`.
+        calibration: measured times of orders before serving, by size; None unless they were measured.
+        orders_M: orders that the exchanges of each model, or micro-batch, used; empty unless `calibration` was measured.
+        conditions: measured conditions, for a prediction of the run; None unless `options.predictable`.
         changes: the changes of membership; empty unless `options.survive`.
-        failure: why not all requests are answered; None: all are.
+        failure: reason why some requests are not answered; None: all are.
         start_s: seconds before serving: processes start, models are loaded, orders are measured.
-        trace_from_s: second of the trace from which on it has all events, if earlier ones are missing; None: none are.
+        trace_from_s: the trace lacks events before this time, in seconds since the run began; None: it lacks none.
     """
 
     answers_M: tuple[Answers, ...]
@@ -236,7 +236,7 @@ class RunResult:
 
     @property
     def control_M(self) -> tuple[ControlReport, ...]:
-        """Decisions for each model while experts followed the traffic; see `Trace`."""
+        """Report of the controller for each model whose experts followed the traffic; see `Trace`."""
         return self.trace.control_M
 
     def tokens_per_second(self, model: int, with_start: bool = False) -> float:
@@ -253,14 +253,15 @@ class RunResult:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Result of one rank; fields as in `RunResult`, but for these.
+    """Result of one rank. Fields that are not listed are as in `RunResult`.
 
     Args:
         answers_M: by model, the answers to the requests that this rank served.
         rows: this rank's rows of the trace.
-        routing_M: each model's, or micro-batch's, experts_ULK and steps (U,), if `options.predictable`; else empty.
-        network: the cluster with the network as measured, if `options.predictable`.
-        control_M: as in `Trace`, on rank 0; else empty.
+        routing_M: for each model, or each micro-batch of one, experts_ULK and the step of each token (U,), if
+            `options.predictable`; else empty.
+        network: the cluster with the network as measured, if `options.predictable`; else None.
+        control_M: as in `Trace`, on rank 0; on other ranks empty.
         began_s: when serving began, by time.perf_counter.
     """
 
@@ -277,7 +278,7 @@ class RankResult:
 
 
 def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> RunResult:
-    """Merges the results of all ranks, by rank, into the run's; `names_M` are the trace's."""
+    """Merges the results of all ranks, by rank, into the result of the run; `names_M` are the models' names in the trace."""
     answers_M = tuple(map(merge_answers, zip(*(result.answers_M for result in results), strict=True)))
     first, seconds = results[0], max(result.seconds for result in results)
     conditions = None
@@ -290,7 +291,7 @@ def merge_results(results: Sequence[RankResult], names_M: tuple[str, ...]) -> Ru
 
 
 def merge_answers(parts: Iterable[Answers]) -> Answers:
-    """Returns the answers of several ranks, or micro-batches, that served one model side by side."""
+    """Merges the answers of several ranks, or micro-batches, that served one model side by side."""
     merged = Answers()
     for answers in parts:
         merged.tokens |= answers.tokens
@@ -303,9 +304,18 @@ def merge_answers(parts: Iterable[Answers]) -> Answers:
 
 
 def measured_trace(results: Sequence[RankResult], names_M: tuple[str, ...], ranks: int) -> tuple[Trace, float | None]:
-    """Returns the trace of a run from what its ranks recorded, and since when it has events; None: it has all.
+    """Merges the ranks' recorded events into the trace of the run.
 
-    Where a rank has no more than its latest events, the trace has the steps that began later than these on all ranks.
+    A rank keeps only its latest MOST_EVENTS events. If one has dropped events, the trace leaves out all steps that began on any
+    rank before the rank's first kept event.
+
+    Args:
+        results: results of all ranks.
+        names_M: names of the models.
+        ranks: number of ranks.
+
+    Returns:
+        The trace, and the time in seconds before which it lacks events; None: it lacks none.
     """
     recorder = TraceRecorder("measured", names_M, ranks)
     rows = [row for result in results for row in result.rows]

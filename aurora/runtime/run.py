@@ -51,14 +51,15 @@ def run(
         models: folders of the plan's models, in its sequence.
         prompts: for each model its prompts, each a list of token ids; none with `options.join`.
         options: tokens to produce, transport, interleaving, survival of lost ranks, other hosts.
-        profiles: the profiles that the plan was made from, one per model. With `options.survive` experts of lost ranks are
-            placed anew by their traffic; empty: all experts count the same. With `options.adapt` their compute curves tell what
-            load costs on each GPU; empty: the GPUs' speeds tell.
-        journal: with `options.survive`, a file that tokens are appended to while the run serves; it stays when the run ends.
-        resume: the journal may be there, of a run that was interrupted: what it has is not produced anew. The placement may be
-            another one.
-        arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all are
-            there. A model without requests takes no time of GPUs and ports. With `resume` they are counted anew.
+        profiles: the profiles that the plan was made from, one per model; empty: unknown. With `options.survive`, experts of
+            lost ranks are placed anew by the profiles' traffic; without profiles all experts count the same. With
+            `options.adapt`, their compute curves give the seconds of a load on each GPU; without profiles the GPUs' speeds do.
+        journal: with `options.survive`, a file to which tokens are appended while the run serves; it stays when the run ends.
+        resume: True: the journal may be left from an interrupted run, even of another placement; its tokens are not produced
+            again. False: there must be no such file.
+        arrivals: for each model, when each of its prompts arrives, in seconds from the beginning of serving; empty: all have
+            arrived then. A model without requests takes no time of GPUs and ports. With `resume`, seconds count from the
+            resumed start.
 
     Returns:
         Answers, seconds and the measured Trace; under torchrun only on rank 0, None elsewhere; with `options.join` None.
@@ -117,7 +118,7 @@ def run(
 
 
 def compile_what_ranks_call(plan: Plan, options: RunOptions) -> None:
-    """Compiles what decisions and new orders call, so that not every rank compiles it at its first start; numba caches it."""
+    """Compiles, into numba's cache, the code for decisions and new orders, so that ranks need not compile it each."""
     if options.adapt is not None:
         compile_decisions()
         compile_orders(plan)
@@ -160,7 +161,7 @@ def _check_micro_batches(plan: Plan, prompts: Sequence[list[int]], options: RunO
 
 
 def check_arrivals(prompts: Sequence[Sequence[list[int]]], arrivals: Sequence[Sequence[float]]) -> None:
-    """Raises BadInput unless every prompt has a time of arrival, or none has."""
+    """Raises BadInput unless every prompt has a valid time of arrival, or `arrivals` is empty."""
     if not arrivals:
         return
     if list(map(len, arrivals)) != list(map(len, prompts)):
@@ -175,9 +176,9 @@ def verify(
     """Compares a run's answers with those of the unchanged models, which decode in this process.
 
     Returns:
-        A sentence for each difference; empty if all answers have the same tokens, and logits within LOGIT_TOLERANCE, or within
-        ROUNDINGS roundings of a narrower dtype. Where logits were kept, tokens that are as likely within that are the same, and
-        what follows them is not compared.
+        A sentence for each difference. It is empty if all answers have the same tokens, and logits that differ by no more than
+        LOGIT_TOLERANCE, or ROUNDINGS roundings of a narrower dtype. If logits were kept, two different tokens count as the same
+        if their logits differ by no more than that; the rest of such an answer is not compared.
     """
     differences = []
     for answers, path, requests in zip(result.answers_M, models, prompts, strict=True):

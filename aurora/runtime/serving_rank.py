@@ -49,7 +49,7 @@ def load_models(
 ) -> list[MoeModel]:
     """Loads the models of a run, without their experts, and on GPUs the kernels of their layers.
 
-    Raises BadInput if one is not what the plan was made for, or cannot answer its prompts.
+    Raises BadInput if the plan was made for another model, or if a model cannot answer its prompts.
     """
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     models = [load_without_experts(path, device, dtype) for path in paths]
@@ -88,8 +88,8 @@ def serve_rank(
     Args:
         rank_info: this rank and its peers.
         memories: one Memory per model if ranks are threads of a process; else empty.
-        cost_MG: as of `controlled`.
-        arrivals_M: for each model, when each prompt arrives, in seconds from the beginning of serving; empty: all are there.
+        cost_MG: as in `controlled`.
+        arrivals_M: for each model, when each prompt arrives, in seconds from the beginning of serving; empty: all have arrived.
 
     Returns:
         A list of this rank's result. Under torchrun: on rank 0 the results of all ranks, on other ranks an empty list.
@@ -240,7 +240,7 @@ def _transports(
 
 
 def submitted_work() -> torch.cuda.Event:
-    """Returns an event that follows all that this thread has submitted to its stream."""
+    """Returns a CUDA event behind all work that this thread has submitted to its stream."""
     event: torch.cuda.Event = torch.cuda.current_stream().record_event()
     return event
 
@@ -266,18 +266,18 @@ def _arbiters(
 
 
 def stream_batches(batch: int, streams: int) -> list[int]:
-    """Returns how many requests each stream decodes together, where all of them decode `batch`."""
+    """Splits `batch`, the requests that a rank decodes together, over `streams` streams. Returns the number of each."""
     return [batch // streams + (stream < batch % streams) for stream in range(streams)]
 
 
 def deal_to_streams(tokens: Sequence[int], batch: int, streams: int) -> list[list[int]]:
-    """Deals requests to streams that are served side by side, so that what is served together is alike in tokens.
+    """Deals requests to streams that are served side by side, so that the streams' batches have about equally many tokens.
 
-    Each `batch` requests in sequence are dealt, longest first, to the stream that has the fewest tokens of them and has a place
-    (see `stream_batches`). So every stream's batches are its parts of the rank's batches.
+    The requests are taken in groups of `batch`, in sequence. Those of a group are dealt, longest first, each to the stream that
+    has the fewest tokens of the group and has a place left (`stream_batches`). So every stream gets a part of each batch.
 
     Args:
-        tokens: tokens of each request, those of its prompt and those of its answer.
+        tokens: number of tokens of each request, its prompt and its answer together.
         batch: requests that the rank decodes together.
         streams: how many streams there are, at most `batch`.
 

@@ -1,5 +1,6 @@
 """Ranks as processes.
 
-- `launcher`: starts local ranks and collects what they return
-- `connections`: sockets that belong to process groups, and those that do not; calls that wait for peers, and are left behind
+- `launcher`: starts local ranks and collects their results
+- `connections`: sockets of a run, kept apart from those of process groups; calls that can be abandoned
+- `fork_server`: ends the process that ranks are forked from
 """

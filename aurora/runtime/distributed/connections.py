@@ -1,6 +1,7 @@
-"""Connections between the processes of a run: where they are taken, watched by the kernel, kept apart from process groups'.
+"""Connections between the processes of a run: listening, loss detection by the kernel, and a mark that tells them from others.
 
-Calls that wait for peers are left behind when waiting has no end.
+The mark keeps them open when the connections of a process group are shut. `call_ends` abandons calls that wait for peers in
+vain.
 """
 
 import os
@@ -40,9 +41,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def watched(connection: socket.socket) -> Iterator[None]:
-    """Context manager in which a connection ends by an error when the other host's kernel acknowledges nothing any more.
+    """Context manager in which a connection fails once the other host has acknowledged nothing for UNACKNOWLEDGED_S.
 
-    Inside, `kept_apart` is true of it: it may be made while a process group is, and must not end with that.
+    Inside, `kept_apart` returns True for it. So it is not mistaken for a connection of a process group that is made at the same
+    time, and is not shut with the group.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
@@ -56,7 +58,7 @@ def watched(connection: socket.socket) -> Iterator[None]:
 
 
 def kept_apart(connection: socket.socket) -> bool:
-    """Returns whether a connection, or one that it is a copy of, is `watched`."""
+    """Returns whether a connection, or the one that its descriptor was duplicated from, is inside `watched`."""
     return os.fstat(connection.fileno()).st_ino in _kept_apart
 
 
@@ -73,7 +75,7 @@ def marked_urgent() -> Iterator[None]:
 
 
 def open_sockets() -> dict[int, int]:
-    """Returns this process's socket descriptors by inode: the numbers of descriptors are given again when sockets close."""
+    """Returns this process's socket descriptors by inode, because the numbers of descriptors are reused when sockets close."""
     found = {}
     for name in os.listdir("/dev/fd"):
         try:
@@ -86,7 +88,7 @@ def open_sockets() -> dict[int, int]:
 
 
 def connected(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Returns the sockets among `descriptors` that have a peer, each under a descriptor of its own."""
+    """Returns the sockets among `descriptors` that have a peer, each under a duplicated descriptor."""
     connections = []
     for descriptor in descriptors:
         try:
@@ -107,7 +109,7 @@ _own = threading.local()  # `waiting`: this thread's _WaitingThread, unless a ca
 
 
 def unless_stopped(stopped: threading.Event, call: Callable[[], None]) -> None:
-    """Runs `call`, which waits for peers, in a thread, and abandons it when the epoch is over.
+    """Runs `call`, which waits for peers, in a thread, and abandons it when `stopped` is set and it does not end.
 
     Raises:
         RankFailed: if `call` has not ended STUCK_S seconds after `stopped` was set; its thread is left behind.
@@ -143,9 +145,10 @@ def _run_calls(calls: SimpleQueue[Callable[[], None] | None], outcomes: SimpleQu
 
 
 def call_ends(call: Callable[[], None], stopped: threading.Event, grace_s: float) -> bool:
-    """Runs a call in another thread. Returns whether it has ended grace_s after `stopped` was set; raises what it raises.
+    """Runs a call in another thread and waits for it. Raises the call's error.
 
-    Each thread has one such thread, because to start one for each call takes longer than most calls.
+    Returns True if the call has ended; False if it still runs `grace_s` seconds after `stopped` was set, and is left behind.
+    Each calling thread keeps a helper thread, because starting one for each call takes longer than most calls.
     """
     waiting = getattr(_own, "waiting", None) or _WaitingThread()
     _own.waiting = None  # a thread whose call is left behind is not used again

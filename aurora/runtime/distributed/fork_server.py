@@ -1,6 +1,7 @@
-"""End of the fork server with the process that it was started by, whatever ranks still run: imported first, as it starts.
+"""Ends the fork server together with the process that started it, also while ranks still run. Imported first in the server.
 
-What it has imported is no garbage: a rank that looked for some there would first copy all of that memory.
+It also freezes the server's objects for the garbage collector (`gc.freeze`): a rank that scanned them would copy the memory
+that it shares with the server.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Launcher of local ranks: processes (`launch`) or threads (`launch_threads`), and what each of them is told (`RankInfo`).
+"""Launcher of local ranks, as processes (`launch`) or threads (`launch_threads`). Each rank gets a `RankInfo`.
 
 Ranks start from a fork server that has imported torch already, die with their parent, and leave no process behind.
 """
@@ -45,12 +45,12 @@ GRACE_S = 1.0  # after a first failure, how long to wait for other ranks: for a 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank of a run, and the store of the ranks' rendezvous.
+    """Number of a rank in a run, and address of the store at which the ranks meet.
 
     Args:
         rank, ranks: this rank's number, and how many ranks the whole run has.
-        host, port: where the store listens; port 0: there is none, and `host` is the address on which the rank's own process
-            groups listen, empty: on loopback.
+        host, port: address of the store. Port 0: there is no store, and `host` is the address on which the rank's own process
+            groups listen (empty: loopback).
         timeout_s: seconds to wait for a peer.
         local_rank, local_ranks: this rank's number among the ranks of its machine, and how many ranks the machine has.
         launched: True if `launch` started the rank and hosts the store; False if torchrun did.
@@ -72,7 +72,7 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
     The store of the rendezvous lives in this process, so it outlives every rank; it listens on loopback only.
 
     Args:
-        target, ranks, args: the function, the number of processes, and further arguments.
+        target, ranks, args: the function, the number of processes, and further arguments of the function.
         timeout_s: seconds that a rank waits for a peer.
         port: port of the store; 0: any free one.
 
@@ -80,8 +80,8 @@ def launch(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float 
         What each rank returned, by rank.
 
     Raises:
-        RankFailed: if a rank dies or meets an unexpected error.
-        AuroraError: the one that a rank raised.
+        RankFailed: if a rank dies, or raises an error that is no AuroraError.
+        AuroraError: if a rank raises it.
         BadInput: if the port cannot be used.
     """
     children: list[tuple[Any, Connection]] = []
@@ -111,7 +111,7 @@ def hosted_store(port: int) -> Iterator[tuple[str, int]]:
 
 
 def serve_store(host: str, port: int = 0) -> tuple[Any, int]:
-    """Returns a TCPStore that listens on one address of this machine, until it is dropped, and its port.
+    """Returns a TCPStore that listens on one address of this machine, and its port. It listens as long as it is referenced.
 
     Raises:
         BadInput: if the address cannot be used.
@@ -148,10 +148,10 @@ def end_processes(children: Iterable[tuple[Any, Connection]]) -> None:
 
 
 def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s: float = 300.0) -> list[Any]:
-    """Runs as `launch` does, but in threads of this process and without a store.
+    """Runs ranks as `launch` does, but in threads of this process and without a store.
 
-    Raises the first error of a rank once the others have ended, at most GRACE_S later: a rank that still loads a model would
-    disturb what the caller loads.
+    Raises the first error of a rank. Before that it waits up to GRACE_S for the other ranks to end, because a rank that still
+    loads a model would disturb the caller's next load.
     """
     answers: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
 
@@ -181,8 +181,8 @@ def launch_threads(target: Callable[..., Any], ranks: int, *args: Any, timeout_s
 def start_fork_server(preload: list[str] = PRELOAD) -> ForkServerContext:
     """Starts the process that ranks are forked from, and returns its context. That process imports `preload` in the background.
 
-    An early call saves the first rank the time of those imports; further calls cost nothing. Neither that process nor the ranks
-    see a Ctrl-C, which is the caller's to act on: it ends them.
+    An early call saves the first rank the time of those imports; further calls cost nothing. Ctrl-C reaches neither that
+    process nor the ranks; the caller must end them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)

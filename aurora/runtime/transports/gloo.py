@@ -1,6 +1,6 @@
-"""gloo transports: TCP between processes on any machine, as it is or shaped.
+"""gloo transports: TCP between processes on any machine, plain or shaped.
 
-The shaped transport is a cluster's network on one machine: each rank's port is held to its rates by token buckets.
+The shaped transport imitates a cluster's network on one machine: token buckets slow each rank's port down to its rates.
 """
 
 import os
@@ -30,12 +30,12 @@ UNDER_WAY = 2  # chunks posted ahead, so that a transfer does not stop between c
 
 
 class GlooTransport(OrderedTransport):
-    """An ordered transport over a gloo process group, the default one if it is None.
+    """An ordered transport over a gloo process group; None: torch.distributed's default group.
 
-    With heartbeats, a call that waits in vain names the ranks that hang, instead of those that wait for them as well.
+    If a call waits in vain, heartbeats tell it which ranks hang, so that its error names those and not ranks that wait too.
 
-    A message waits at its sender until the receiver's request has come, over the same connection. Its size is its tag: if both
-    ends do not agree on the size, the message never matches and ends by the time-out.
+    A message waits at its sender until the receiver's request has come, over the same connection. The message's tag is its
+    size. If the ends disagree on the size, send and receive never match, and the call ends by the time-out.
     """
 
     has_collective = True
@@ -85,9 +85,9 @@ class GlooTransport(OrderedTransport):
             raise self._lost(broken if len(broken) == 1 else (), error) from None
 
     def broken_peers(self) -> list[int]:
-        """Returns the peers whose connections are broken: a collective that fails does not name them.
+        """Returns the peers whose connections are broken, because a collective that fails does not name them.
 
-        gloo keeps some 90 bytes a peer of each call for good, so it is called only after a failure, or while a call waits.
+        Each call leaks some 90 bytes per peer in gloo, so it is made only after a failure, or while another call waits.
         """
         broken = []
         for peer in range(self.ranks):
@@ -141,9 +141,10 @@ class Bucket:
         """Sleeps until `size` bytes would have passed at the port's rate.
 
         Args:
-            size: bytes.
-            not_before_s: when they could begin at the earliest, by time.perf_counter.
-            arrived: whether they have just arrived, so that the seconds that they take at the port's rate count as past.
+            size: number of bytes.
+            not_before_s: earliest time at which they could begin to pass, by time.perf_counter.
+            arrived: True: the bytes have just arrived, so their transfer counts as begun size / rate seconds ago. False: they
+                begin to pass now.
         """
         seconds = size / self._rate
         with self._lock:
@@ -165,9 +166,9 @@ class Port:
 
 
 class ShapedTransport(GlooTransport):
-    """A gloo transport that holds each transfer to the cluster's rates and start-up times, in chunks.
+    """A gloo transport that slows each transfer down to the cluster's rates and start-up times, chunk by chunk.
 
-    A transfer's first byte goes alone and tells the sender that the receiver is ready: neither port spends time on it before.
+    A transfer's first byte is sent alone. When it has been received, both ends are ready, and the ports' time begins to count.
     """
 
     cuts_rows = False  # a request takes no time here
@@ -232,7 +233,7 @@ class ShapedTransport(GlooTransport):
 def tcp_transports(
     groups: Sequence[Any], cluster: Cluster, rank: int, shaped: bool, heartbeats: "Heartbeats | None" = None
 ) -> list[Transport]:
-    """Returns a transport for each gloo group; with `shaped`, they share a port that is held to its rates."""
+    """Returns a transport for each gloo group. With `shaped` they are ShapedTransports that share this rank's port."""
     if not shaped:
         return [GlooTransport(group, cluster, heartbeats) for group in groups]
     port = Port(cluster, rank)

@@ -1,4 +1,4 @@
-"""NCCL transport: one GPU per rank. An order runs in stages, each of them one grouped call of NCCL sends and receives."""
+"""NCCL transport: one GPU per rank. An order runs in stages; a stage is one grouped call of NCCL sends and receives."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ class End(NamedTuple):
 
 
 class GroupedCalls(Protocol):
-    """NCCL and a stream, as far as a NcclTransport uses them. Tests put an emulation of NCCL in its place."""
+    """Interface of NCCL and a stream for a NcclTransport. Tests implement it by an emulation of NCCL."""
 
     rank: int
     ranks: int
@@ -44,7 +44,7 @@ class GroupedCalls(Protocol):
 
     @property
     def failure(self) -> RankFailed | None:
-        """The reason for which calls of the process were aborted, in this or another transport; None: they were not."""
+        """The reason for which this process's calls were aborted, by this or another transport; None: they were not."""
 
     def abort(self, failure: RankFailed) -> None:
         """Ends all calls of this process, also those that wait for peers. May be called in any thread."""
@@ -53,14 +53,14 @@ class GroupedCalls(Protocol):
 class NcclCalls:
     """GroupedCalls of an NCCL process group.
 
-    NCCL runs the calls of a communicator in stream order, and a grouped call ends as a whole: its transfers run side by side,
-    each as soon as the call has started at both of its ends. Small messages are buffered, so that a sender's call may end
-    earlier.
+    NCCL runs the calls of a communicator in stream order. The transfers of a grouped call run side by side, each as soon as the
+    call has started at both ends, and the call ends when all have ended. Small messages are buffered, so a sender's call may
+    end before they are received.
 
     Args:
         group: an NCCL process group; None: the default one.
         device: this rank's CUDA device, the current one.
-        timer: of the current stream; None: by events.
+        timer: timer of the current stream; None: a StreamTimer.
     """
 
     def __init__(self, group: Any, device: str, timer: Timer | None = None) -> None:
@@ -88,7 +88,7 @@ class NcclCalls:
 
 
 def first_call(calls: GroupedCalls) -> list[End]:
-    """Returns a grouped call of all ranks, in which each pair sends a byte both ways."""
+    """Returns this rank's part of a grouped call in which every two ranks send each other one byte."""
     others = [peer for peer in range(calls.ranks) if peer != calls.rank]
     out, into = torch.zeros(2, calls.ranks, dtype=torch.uint8, device=calls.device)
     return [End(peer, sent, row[peer : peer + 1]) for sent, row in ((True, out), (False, into)) for peer in others]
@@ -104,28 +104,29 @@ class _Queued(NamedTuple):
 
 
 class NcclTransport:
-    """A transport that runs an order in stages, each of them one grouped call, all on the current stream.
+    """A transport that runs an order in stages on the current stream; each stage is one grouped call.
 
-    A stage has this rank's transfers of one number in `Order.stage_X`. It waits for the partners of its transfers, and for no
-    others. An order in which ranks have all transfers open has a single stage.
+    Stage s has this rank's transfers with number s in `Order.stage_X`, and waits only for their partners. An order that lets
+    ranks send everything at once has a single stage.
 
-    `exchange` queues its stages and returns; this thread waits for them in `wait` and `gather`, and when more than MOST_QUEUED
+    `exchange` queues its stages and returns. The thread waits for them in `wait` and `gather`, and when more than MOST_QUEUED
     exchanges are queued.
 
     NCCL waits for a lost peer for ever. So with `timeout_s` a thread looks every CHECK_S at the first exchange that has not
-    ended. If the connection to a peer is broken, or timeout_s have passed, the thread aborts all of this process's
-    communicators: whoever waits goes on, and gets RankFailed. It names the ranks whose heartbeats have stopped, or else those
-    that the exchange waits for.
+    ended. If the connection to a peer is broken, or `timeout_s` have passed, the thread aborts all of this process's
+    communicators. Calls that wait then raise RankFailed. It names the ranks whose heartbeats have stopped, or else those that
+    the exchange waits for.
 
-    Making a transport is a collective call: a communicator's first call makes it, which takes all ranks, and later calls are of
-    some ranks only. That call cannot be aborted. With `timeout_s` a thread makes it, which is left behind if a peer is lost.
+    Making a transport is a collective call of all ranks, because NCCL connects a communicator in its first call, while later
+    calls may be of some ranks only. The first call cannot be aborted. With `timeout_s` it runs in a thread, which is left
+    behind if a peer is lost.
 
     Args:
         calls: the calls of an NCCL process group.
-        control: for `gather`, so that several models' NCCL calls come in the port arbiter's sequence on every rank, and for
-            finding lost peers; None: `gather` cannot be called.
-        timeout_s: seconds that an exchange may take; None: the group's own time-out is all there is.
-        heartbeats: of all ranks, to name those that hang; None: nobody gives any.
+        control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use NCCL, in the port
+            arbiter's sequence on every rank; and it finds lost peers. None: `gather` cannot be called.
+        timeout_s: seconds that an exchange may take; None: only the group's own time-out applies.
+        heartbeats: signs of life of all ranks, to name those that hang; None: there are none.
     """
 
     has_collective = False  # a single stage is NCCL's own all-to-all
@@ -179,10 +180,10 @@ class NcclTransport:
             self._wait_for_oldest()
 
     def check_peers(self, timeout_s: float) -> bool:
-        """Aborts the communicator if an exchange waits for a lost peer, has waited timeout_s, or the GPU has failed.
+        """Aborts the communicators if an exchange waits for a lost peer, has waited `timeout_s`, or the GPU has failed.
 
         Returns:
-            Whether it did.
+            Whether they were aborted.
         """
         reached, queued = self._calls.timer.reached, self._queued.copy()  # another thread adds and removes
         try:
@@ -268,7 +269,7 @@ def nccl_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> Ncc
     Args:
         device: this rank's CUDA device, the current one.
         timeout_s: seconds to wait for a peer.
-        heartbeats: of all ranks.
+        heartbeats: signs of life of all ranks.
     """
     group, control = (new_process_group(backend, timeout_s) for backend in ("nccl", "gloo"))
     return NcclTransport(NcclCalls(group, device), GlooTransport(control, None, heartbeats), timeout_s, heartbeats)

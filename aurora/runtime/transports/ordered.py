@@ -1,7 +1,7 @@
-"""Ordered transport: holds a planned order by point-to-point messages. Its back ends are gloo, shaped and memory.
+"""Ordered transport: keeps a planned order by point-to-point messages. Its back ends are gloo, shaped and memory.
 
-An exchange has these steps: cut the order's rows into messages, post sends and receives within windows, wait for them in
-sequence. Paced orders send each message at its planned time instead.
+An exchange cuts the transfers of the order (its rows) into messages, posts sends and receives, a few at a time, and waits for
+them in sequence. A paced order instead has planned start times, at which its messages are sent.
 """
 
 import threading
@@ -44,7 +44,7 @@ class Work(Protocol):
 
 
 class Message(NamedTuple):
-    """A row of an order, or a piece of one."""
+    """A transfer of an order (one of its rows), or a piece of one, as this rank sends or receives it."""
 
     peer: int  # the rank at the other end
     tensor: torch.Tensor  # the contiguous tensor to send or to fill
@@ -60,12 +60,12 @@ class Message(NamedTuple):
 
     @property
     def flat(self) -> torch.Tensor:
-        """The tensor as (size,) uint8."""
+        """The tensor's bytes, (size,) uint8."""
         return self.tensor.view(-1).view(torch.uint8)
 
     @property
     def last(self) -> bool:
-        """True if the message ends its row."""
+        """True if the message is the last piece of its row."""
         return self.offset + self.size == self.row_bytes
 
 
@@ -101,22 +101,23 @@ class _Lane(NamedTuple):
 
 
 class OrderedTransport(ABC):
-    """A Transport over `_send` and `_receive` of single messages.
+    """Base of a Transport that keeps orders; back ends define `_send` and `_receive` for single messages.
 
-    Both ends post a transfer only when it is among their first open ones, and data move once both have. The first transfer of
-    the order that is not done is always posted at both ends, so there is no deadlock.
+    An order lets each rank have a number of transfers under way. An end posts a transfer only when it is among that many first
+    transfers of the rank that are not done; data move once both ends have posted it. The order's first transfer that is not
+    done is always posted at both ends, so there is no deadlock.
 
-    With one partner at a time, rows go in pieces. A receiver requests pieces in planned order, across rows: one piece, or as
-    many as arrive while a request travels. So a sender has only a few pieces under way, because what it gives the network early
-    delays its next transfer. A rank that receives little, and may request all of it, first requests and then sends, in one
+    If the order allows one partner at a time, rows are cut into pieces. A receiver requests pieces in the planned sequence: one
+    piece ahead, or as many as arrive while a request travels. So a sender has only a few pieces under way; more would fill the
+    network and delay its next transfer. A rank that may request all that it receives requests it first and then sends, in one
     thread.
 
-    Each tier of an order that a rank must keep a sequence in has threads of its own. Rows of the tiers in which it may have all
-    of them under way are posted at once, together.
+    In an order with tiers, each tier in which the rank must keep a sequence has threads of its own. The rows of other tiers are
+    all posted at once.
 
-    Paced orders are held by the senders' clocks, which start when all ranks know each other's sizes: messages leave at their
-    planned times, and receivers request everything at once. They need `cluster`, the ports' rates; without it no port counts as
-    slow.
+    The senders' clocks keep paced orders. They start when all ranks know each other's sizes: messages leave at their planned
+    times, and receivers request everything at once. Paced orders need `cluster` for the ports' rates; without it no port counts
+    as slow.
     """
 
     cuts_rows = True  # whether rows are cut where one partner at a time is served
@@ -386,7 +387,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 class Memory:
-    """Matches the sends and receives of one group of ranks; each end waits at most timeout_s seconds for the other."""
+    """Matches sends with receives between ranks that are threads; each end waits at most `timeout_s` seconds for the other."""
 
     def __init__(self, ranks: int, timeout_s: float) -> None:
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -433,7 +434,7 @@ class _Half:
 
 
 class MemoryTransport(OrderedTransport):
-    """One rank's ordered transport over the Memory that all ranks of the group share."""
+    """Ordered transport of a rank that is a thread, over the Memory that all ranks of the group share."""
 
     def __init__(self, memory: Memory, rank: int, cluster: Cluster | None = None) -> None:
         super().__init__(rank, memory.ranks, cluster)

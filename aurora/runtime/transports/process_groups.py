@@ -1,6 +1,6 @@
 """Process groups of a run with fixed members: torch.distributed's default group, one more for each model, and heartbeats.
 
-Heartbeats tell which ranks of a group hang. The connections of a process that hangs stay open, so nothing else tells.
+Heartbeats tell which ranks of a group hang: a process that hangs keeps its connections open, so they cannot tell.
 """
 
 import datetime
@@ -25,9 +25,10 @@ SILENT = 5  # looks in which a rank gives no sign of life before it counts as hu
 
 
 class Heartbeats:
-    """Signs of life of all ranks, in a store, until `stop`.
+    """Signs of life of all ranks, counted in a store that all reach.
 
-    A thread of its own gives this rank's and looks at the others', because the store may hang as well.
+    Until `stop`, a thread adds this rank's signs every BEAT_S and looks at the others'. It is a thread because calls of the
+    store may hang.
 
     Args:
         store: a torch.distributed Store that all ranks reach; it is cloned, because another thread may wait in it for long.
@@ -49,14 +50,14 @@ class Heartbeats:
         self._store.add(self._keys[self._rank], 1)
 
     def look(self) -> None:
-        """Notes who has given a sign of life since the last call."""
+        """Notes which ranks have given a sign of life since the last look."""
         seen_R = self._store.multi_get(self._keys)
         pairs = zip(seen_R, self._seen_R, self._missed_R, strict=True)
         self._missed_R = [missed + 1 if seen == before else 0 for seen, before, missed in pairs]
         self._seen_R = seen_R
 
     def stop(self) -> None:
-        """Gives no more signs of life."""
+        """Ends the thread, and with it this rank's signs of life."""
         self._stopped.set()
         self._thread.join(BEAT_S)  # longer if the store hangs
 
@@ -135,9 +136,9 @@ def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
 
 
 def device_of(rank_info: RankInfo) -> str:
-    """Returns the name of this rank's CUDA device if every local rank has one, else "cpu", with a warning if there are GPUs.
+    """Returns the name of this rank's CUDA device if every local rank has one; else "cpu", with a warning if there are GPUs.
 
-    With NCCL_MULTI_RANK_GPU_ENABLE=1, by which NCCL 2.30 and newer let ranks share a GPU, any GPU is enough.
+    With NCCL_MULTI_RANK_GPU_ENABLE=1, which lets ranks share a GPU from NCCL 2.30 on, one GPU is enough for all ranks.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus >= rank_info.local_ranks or (gpus and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"):
@@ -150,12 +151,12 @@ def device_of(rank_info: RankInfo) -> str:
 def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> Any:
     """Makes a further gloo or nccl group of all ranks. Every rank must make its groups in the same order.
 
-    `NcclTransport` ends the calls that wait for a lost peer, and names it.
+    `NcclTransport` ends the calls of an nccl group that wait for a lost peer, and names the peer.
 
     Args:
         backend: "gloo" or "nccl".
         timeout_s: seconds to wait for a peer.
-        urgent: whether its packets are to go before others where the network does that; with gloo only.
+        urgent: whether its packets are marked as urgent, for networks that forward such packets first; with gloo only.
     """
     if backend == "nccl":
         keep_watchdogs_from_ending_the_process()
@@ -167,24 +168,24 @@ def new_process_group(backend: str, timeout_s: float, urgent: bool = False) -> A
 
 
 def keep_watchdogs_from_ending_the_process() -> None:
-    """Tells torch's NCCL groups, before the first is made, not to end this process when a call takes long or a peer is lost.
+    """Keeps torch's NCCL groups from ending this process when a call takes long or a peer is lost.
 
-    Nor do their threads ask the store then whether to write files about it.
+    Called before the first group is made. It also turns off their polling of the store for requests to write debug files.
     """
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
         os.environ.setdefault(f"TORCH_NCCL_{name}", "0")
 
 
 def nccl_failure() -> RankFailed | None:
-    """Returns why this process's NCCL groups were aborted, as the first said; None if they were not."""
+    """Returns the reason for which this process's NCCL groups were aborted first; None if they were not."""
     return next(iter(_nccl_failures), None)
 
 
 def abort_nccl_groups(failure: RankFailed) -> bool:
-    """Ends all calls of the NCCL groups that `new_process_group` has made, for a reason. Returns whether there are any.
+    """Aborts all NCCL groups that `new_process_group` has made, which ends their calls. Returns whether there are any groups.
 
-    They are aborted together: to abort one waits for the GPU, on which the calls of another may wait for the same lost rank.
-    May be called in any thread, and more than once.
+    All are aborted together: aborting one waits for the GPU, where calls of another may wait for the same lost rank. May be
+    called in any thread, and more than once.
     """
     if not _nccl_groups:
         return False

@@ -1,20 +1,19 @@
-"""Ordered push: dispatch and combine by writes into peers' memory, in a planned order, without host sizes or synchronisation.
+"""Ordered push: dispatch and combine by writes into peers' memory, in a planned order. The host neither knows sizes nor waits.
 
-An exchange is one launch: each rank writes its rows into the peers' slots, peer after peer as its table says, and then waits
-for the peers' rows (`aurora.moe.push_triton`). Counts stay on the device. The table is data: it changes between two exchanges,
-also between two replays of a captured graph.
+An exchange is one kernel launch: each rank writes its rows into the peers' slots, peer after peer in the order of its table,
+and then waits for the peers' rows (`aurora.moe.push_triton`). Counts stay on the device. So does the table, which can be
+overwritten between two exchanges, also between two replays of a captured graph.
 
 Orders are kept in one of two ways:
 
 - free-running: each sender keeps its sequence. Receivers may get rows of several senders at once.
-- gated: a receiver permits one sender at a time, stage after stage (`Order.stage_X`). This is what the bound of a plan's order
-  assumes, and costs two flags a stage.
+- gated: a receiver permits one sender at a time, stage after stage (`Order.stage_X`). The bound of a plan's order assumes this.
+  It costs two flags a stage.
 
-Buffers have two halves, which exchanges use in turn. What arrived in a half is used before the next exchange is
-queued, so a rank's flags of one exchange acknowledge the exchange before: once all peers' flags of a combine are here, nobody
-reads what the dispatch before it brought, and the next may overwrite it. No other credit is needed, and nothing waits inside a
-kernel for work that follows on the same stream. Every dispatch has its combine, so each replay of a captured pass begins with
-the same half.
+Buffers have two halves, which exchanges use in turn. Rows that arrived in a half are used before the next exchange is queued.
+So a rank's flags of an exchange also acknowledge the exchange before: once all peers' flags of a combine are here, no rank
+reads the rows of the dispatch before it any more, and the next dispatch may overwrite them. No kernel waits for work that
+follows on the same stream. Every dispatch has its combine, so each replay of a captured pass begins with the same half.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,19 +38,19 @@ HALF_ALIGNED = 256  # bytes
 
 
 def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = False) -> IntArray:
-    """Returns the table of an order on one rank: for each lane, what it does in each stage.
+    """Returns the table of an order on one rank: for each lane, the peer to write to and the sender to permit in each stage.
 
     Args:
         order: its rows cover every ordered pair of ranks. If it opens several transfers at once, lanes begin with different
             peers.
         rank: the rank.
-        lanes, stages: length of the table; the last stage is the rank's own rows.
+        lanes, stages: lengths of the table's axes; in the last stage a rank writes the rows for itself.
         gated: whether receivers permit senders; needs an order of one partner at a time, without tiers.
 
     Returns:
         (lanes, stages, 6) int32: the peer to write to, -1 for none; the sender to permit, -1 for none; whether the peer must
-        permit it; the part of the peer's rows that is written, from and to, in units of 2**-SHARE_BITS; and whether they are
-        the peer's last.
+        permit the writing; first and last + 1 of the peer's rows that are written, as shares in units of 2**-SHARE_BITS; and
+        whether these are the last rows for the peer.
 
     Raises:
         BadInput: if the table is too short, or the order cannot be gated.
@@ -81,7 +80,7 @@ def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = 
 
 
 def order_within(order: Order, ranks: Sequence[int]) -> Order:
-    """Returns the order of some ranks among themselves, in which they are numbered by their place in `ranks`, which rises."""
+    """Returns the part of an order between some ranks; it numbers them by their index in `ranks`, which must ascend."""
     own_X = np.isin(order.pairs_X2, ranks).all(axis=1)
     pairs_X2 = np.searchsorted(ranks, order.pairs_X2[own_X])
     share_X2 = None if order.share_X2 is None else order.share_X2[own_X]
@@ -89,12 +88,12 @@ def order_within(order: Order, ranks: Sequence[int]) -> Order:
 
 
 class Dispatched(NamedTuple):
-    """Rows that a dispatch has brought, and where this rank's own went. The views hold until the next dispatch.
+    """Rows that arrived in a dispatch, and the slots to which this rank's own rows went. Valid until the next dispatch.
 
     Attributes:
         rows: (R * slots, row_bytes) uint8, the slots of all peers; `MessageFormat.parts` reads them.
-        count_R: (R,) int64 on the device, how many of its slots each peer has filled, from the first on.
-        place_NK: (N, K) int64, the slot of the row in which each choice of this rank's tokens travelled, -1 for none.
+        count_R: (R,) int64 on the device, number of slots that each peer has filled, from its first one on.
+        place_NK: (N, K) int64, the slot, peer * slots + row, to which each choice of this rank's tokens went; -1 for none.
     """
 
     rows: torch.Tensor
@@ -103,7 +102,7 @@ class Dispatched(NamedTuple):
 
     @property
     def filled_X(self) -> torch.Tensor:
-        """(R * slots,) bool, which slots are filled."""
+        """(R * slots,) bool, True for the slots that are filled."""
         slots = len(self.rows) // len(self.count_R)
         number_X = torch.arange(len(self.rows), device=self.rows.device)
         return number_X % slots < self.count_R.repeat_interleave(slots, output_size=len(self.rows))
@@ -112,24 +111,25 @@ class Dispatched(NamedTuple):
 class OrderedPush:
     """Dispatch and combine between the ranks of a group, for all layers of a model. All methods are collective calls.
 
-    A dispatch and its combine follow each other; so do the dispatches of a batch in rounds, and then their combines. What a
-    dispatch has brought is then taken out of the buffers before the next one. Queues everything on the current stream; the
-    host waits for nothing but in `check_peers`.
+    Each dispatch is followed by its combine. A batch in several rounds makes all its dispatches first, and copies the rows of
+    each out of the buffers before the next; then it makes its combines. Everything is queued on the current stream; the host
+    waits only in `check_peers`.
 
     Args:
-        make_memory: makes the group's buffers of so many bytes, see `aurora.runtime.transports.symmetric_memory`.
+        make_memory: called with bytes; makes the group's buffers, see `aurora.runtime.transports.symmetric_memory`.
+        ranks: number of ranks.
         tokens: most tokens of a rank in one batch.
         row_bytes: most bytes of a row.
         round_tokens: most tokens that are exchanged at once, to save memory; None: all. A batch takes one dispatch and combine
-            for each of its `parts`, which are as many on all ranks, however many tokens they have.
-        choices: rows that a token may send to one rank: 1 if they are deduplicated, else its top k.
+            for each of its `parts`, of which all ranks have equally many, however many tokens they have.
+        choices: most rows that a token sends to one rank: 1 if they are deduplicated, else its top k.
         layers: number of layers, each of which has an order.
-        lanes: programs of a launch.
-        stages: most stages of an order; None: as many as orders have that do not split a pair's rows.
-        timeout_s: seconds after which a peer that does not answer is lost, at least.
-        experts: most experts of a rank, whose choices are counted too (`aurora.runtime.pushed_batch`).
-        lock_step: whether ranks share one stream: an exchange sends, and `receive` waits once all ranks have sent. Orders are
-            not gated then.
+        lanes: programs of a kernel launch.
+        stages: most stages of an order; None: as many as orders need that do not split a pair's rows.
+        timeout_s: a peer that does not answer for at least so many seconds is lost.
+        experts: most experts of a rank, if senders also tell how often each is chosen (`aurora.runtime.pushed_batch`); else 0.
+        lock_step: True if all ranks share one stream, in tests: an exchange only sends, and `receive` waits, after all ranks
+            have sent. Orders cannot be gated then.
 
     Attributes:
         batch_tokens: most tokens that any rank has in the present batch, the same on all ranks; at first `tokens`.
@@ -169,7 +169,9 @@ class OrderedPush:
         self._seen_3 = torch.zeros(3, dtype=torch.int64, pin_memory=state_3.is_cuda)
 
     def parts(self, tokens: int) -> list[slice]:
-        """Returns the parts of a batch of so many tokens, the last of which may be empty; as many as `batch_tokens` need.
+        """Returns the parts into which a batch of `tokens` tokens is cut, for one round each.
+
+        All ranks get as many parts as `batch_tokens` need, so the last ones may be empty.
 
         Raises:
             BadInput: if there are more tokens than buffers were made for.
@@ -179,9 +181,15 @@ class OrderedPush:
         return [slice(first, first + self.round_tokens) for first in range(0, max(self.batch_tokens, 1), self.round_tokens)]
 
     def set_order(self, layer: int, order: Order, gated: bool = False, back: Order | None = None) -> None:
-        """Sets the order of a layer's dispatches, from the next on, and that of its combines; None: the same backwards.
+        """Sets the order of a layer's dispatches and combines, from the next batch on.
 
-        All ranks set it between the same two batches. Captured graphs keep to it from the next replay on.
+        All ranks must set it between the same two batches. Captured graphs use it from the next replay on.
+
+        Args:
+            layer: the layer.
+            order: order of the dispatch.
+            gated: whether receivers permit one sender at a time.
+            back: order of the combine; None: the reversed order of the dispatch.
 
         Raises:
             BadInput: see `stage_table`.
@@ -198,13 +206,14 @@ class OrderedPush:
 
         Args:
             layer: the layer, whose order is used.
-            hidden: (N, H) hidden states; if `packing` has e4m3 and they are wider, they travel as e4m3 with scales.
-            rank_NK: (N, K) the rank of every choice; below 0 or from R on: none.
+            hidden: (N, H) hidden states; if `packing` has the dtype e4m3 and they have a wider one, they travel as e4m3 with
+                scales.
+            rank_NK: (N, K) the rank of every choice; numbers below 0 or from R on mean none.
             packing: layout of the rows.
-            tail: what rows carry beside hidden states, `MessageFormat.tail`: a row a token, or, if choices do not share rows,
-                a row a choice; None: nothing.
-            slots: most rows of any rank for another in this dispatch, the same on all ranks: its rows are R times as many;
-                None: as many as the buffers hold.
+            tail: the rows' parts behind the hidden states, from `MessageFormat.tail`: a row per token or, if choices on one
+                rank do not share a row, a row per choice. None: rows have only hidden states.
+            slots: most rows of any rank for another in this dispatch, the same on all ranks; R * slots rows arrive. None: as
+                many as the buffers hold.
 
         Raises:
             BadInput: if there are more tokens than the buffers were made for, or than `slots`.
@@ -224,7 +233,7 @@ class OrderedPush:
         return Dispatched(arrived, count_RT[:, 0].clone(), place_NK)  # more dispatches may come before the combine
 
     def check_size(self, rows: int, row_bytes: int, slots: int) -> None:
-        """Raises BadInput if there are more rows for a rank than slots, or larger ones than buffers were made for."""
+        """Raises BadInput if `rows`, those for one rank, exceed `slots`, or if `row_bytes` exceeds the size of a slot."""
         if rows > slots or row_bytes > self._row_bytes:
             raise BadInput(
                 f"ordered push: expected at most {slots} rows for a rank, of at most {self._row_bytes} bytes, found up to "
@@ -234,14 +243,16 @@ class OrderedPush:
     def combine(
         self, layer: int, dispatched: Dispatched, answers: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sends the answers (R * slots, H) to the rows of a dispatch back. Returns (N, H), their sums by this rank's tokens.
+        """Sends answers back to the ranks of their tokens. Returns (N, H), the sums of the answers to this rank's tokens.
 
         Sums are taken in float32, in the order of the choices, and rounded once.
 
         Args:
-            layer, dispatched: of the dispatch.
-            answers: by slot; those of slots that are not filled are not read.
-            weights: (N, K) of this rank's tokens, by which answers are multiplied here; None: they have been.
+            layer: the layer.
+            dispatched: result of the dispatch.
+            answers: (R * slots, H), by slot; those of slots that are not filled are not read.
+            weights: (N, K) weights by which the answers to this rank's tokens are multiplied before they are summed; None: the
+                experts' ranks have multiplied them.
         """
         row_bytes = answers.shape[1] * answers.element_size()
         if row_bytes > self._row_bytes:
@@ -251,7 +262,7 @@ class OrderedPush:
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
     def same(self, rows: int) -> torch.Tensor:
-        """Returns (R, rows / R) int32, each slot of a dispatch of so many slots: the rows of its combine."""
+        """Returns `row_of_RX` of a combine, (R, rows / R) int32: it sends every slot of a dispatch with `rows` slots back."""
         return self.same_RX.view(-1)[:rows].view(self.ranks, -1)
 
     def exchange(
@@ -259,12 +270,13 @@ class OrderedPush:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queues an exchange and the wait for its end.
 
-        Returns (R * slots, row_bytes) uint8, the slots that it fills, and (R, told) int64, what each peer has told: how many
-        rows it has sent, and how often it has chosen each of this rank's experts. Both are the buffers' own.
-
         Args:
             table: one of `table_L2`.
-            rows, row_of_RX, count_RT: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column a slot.
+            rows, row_of_RX, count_RT: the rows, as `aurora.moe.push_triton.push` takes them; `row_of_RX` has a column per slot.
+
+        Returns:
+            (R * slots, row_bytes) uint8, the slots that the exchange fills, and (R, told) int64, the counts of each peer: how
+            many rows it has sent, and how often it has chosen each of this rank's experts. Both are views of the buffers.
         """
         half, self._half = self._half, 1 - self._half
         peers = self.peers._replace(slots=row_of_RX.shape[1])
@@ -274,15 +286,15 @@ class OrderedPush:
         return self.memory.local[self._half_at[half] :][:size].view(-1, rows.row_bytes), self._counts_2RT[half]
 
     def receive(self) -> None:
-        """Queues the wait for the end of the last exchange, if ranks share a stream (`lock_step`)."""
+        """Queues the wait for the end of the last exchange, with `lock_step`; else does nothing."""
         if self._lock_step:
             push(*self._sent, sends=False)
 
     def check_peers(self, waits: bool = True) -> None:
-        """Raises RankFailed if a peer did not answer in time; all that came since is invalid.
+        """Raises RankFailed if a peer did not answer in time; everything that arrived since is invalid.
 
         Args:
-            waits: whether it waits for what is queued; False: it tells what was known when it was last called so, or later.
+            waits: True: first waits for all queued exchanges. False: does not wait, and may find a loss only in a later call.
         """
         if lost := int((self.peers.state_3 if waits else self._seen_3)[1]):
             waited_s = self.peers.polls * POLL_S
@@ -294,12 +306,12 @@ class OrderedPush:
 class HierarchicalPush:
     """Dispatch and combine over servers of equal size: a token travels once to each server, and from there to its ranks.
 
-    Hop 1 goes from a rank to the rank of its own number in each server, hop 2 from there to the ranks of that server. A gateway
-    adds up what its server answers, rounds, and sends one row back.
+    Hop 1 goes from a rank to its gateway in each server: the rank with the same number inside that server. Hop 2 goes from
+    there to the ranks of the gateway's server. A gateway adds up the answers of its server, rounds, and sends one row back.
 
     Args:
-        between: hop 1: its ranks are the servers, by number.
-        inside: hop 2: its ranks are those of this server, rising; it is made for `between.ranks` times as many tokens.
+        between: the push of hop 1, in a group of this rank and its gateways: rank n of the group is on server n.
+        inside: the push of hop 2, between the ranks of this server, ascending; made for `between.ranks` times as many tokens.
         server_R: (R,) int64 on the device, the server of each rank.
     """
 
@@ -313,7 +325,7 @@ class HierarchicalPush:
         self._groups = [ranks[inside.rank] for ranks in ranks_N], ranks_N[between.rank]
 
     def set_order(self, layer: int, order: Order, gated: bool = False) -> None:
-        """Sets the order of a layer, of all ranks, of which each hop takes its own pairs; see `OrderedPush.set_order`."""
+        """Sets the order of a layer, of all ranks; each hop keeps its own pairs of it. See `OrderedPush.set_order`."""
         for hop, ranks in zip((self.between, self.inside), self._groups, strict=True):
             hop.set_order(layer, order_within(order, ranks), gated)
 
@@ -326,12 +338,14 @@ class HierarchicalPush:
         packing: MessageFormat,
         tail: torch.Tensor,
     ) -> tuple[Dispatched, Dispatched]:
-        """Sends tokens to the ranks of their experts; returns hop 1 and hop 2, whose rows have arrived for this rank's experts.
+        """Sends tokens to the ranks of their experts. Returns the results of hop 1 and hop 2.
+
+        The rows of hop 2 are those for this rank's experts.
 
         Args:
-            layer, hidden, packing, tail: as of `OrderedPush.dispatch`, one tail a token.
-            rank_NK: (N, K) the rank of every choice, R for none.
-            rank_P: (P + 1,) the rank of every physical expert, R for none.
+            layer, hidden, packing, tail: as in `OrderedPush.dispatch`, with one row of `tail` per token.
+            rank_NK: (N, K) the rank of every choice; R means none.
+            rank_P: (P + 1,) the rank of every physical expert; the last entry, R, stands for none.
         """
         first = self.between.dispatch(layer, hidden, self._server_R[rank_NK], packing, tail)
         carried, _, physical_XK = packing.parts(first.rows)
@@ -340,7 +354,7 @@ class HierarchicalPush:
         return first, self.inside.dispatch(layer, carried, member_XK, packing, first.rows[:, packing.scales_at :])
 
     def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
-        """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), their sums by this rank's tokens."""
+        """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), sums of those to this rank's tokens."""
         return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
 
 

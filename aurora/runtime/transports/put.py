@@ -1,12 +1,12 @@
 """Put and signal: a transport by NCCL's one-sided calls, for long exchanges, and for those beside another model's compute.
 
-Copy engines carry the bytes inside a server and NICs those between servers, so that no multiprocessor is taken. A put and its
-signal are two operations of a stream, which runs them in order: the sequence in which a rank puts is that of its transfers.
-Inside a group of calls NCCL keeps no order between peers, so there is none here. Receivers keep no order.
+Inside a server copy engines carry the bytes, and between servers NICs, so no multiprocessor of the GPU is occupied. A put and
+its signal are two operations on a stream, which runs them in sequence, so a rank's transfers are made in the sequence of its
+puts. Calls are not grouped, because NCCL keeps no sequence between the peers of a group. Receivers keep no order.
 
-A pair of ranks takes as many rounds as the longer of its two tensors has parts of a buffer's size, and in each of them both
-signal, also without bytes. A peer's signal of one round therefore says that it has taken what the round before brought, and
-buffers have two halves. NCCL counts the signals of a peer, whatever buffer they are for. Nothing of this has run on a GPU.
+A pair of ranks takes as many rounds as the longer of its two tensors needs parts that fit into a buffer. In each round both
+signal, also without bytes. So a peer's signal of one round also tells that it has taken the bytes of the round before; for this
+buffers have two halves. NCCL counts the signals of a peer, whatever buffer they are for. None of this has run on a GPU.
 """
 
 import time
@@ -34,9 +34,9 @@ NCCL = (2, 29)  # which has one-sided calls
 
 
 class PutCalls(Protocol):
-    """One-sided calls of NCCL and a stream, as far as a PutTransport uses them. Tests put an emulation in their place.
+    """Interface of NCCL's one-sided calls and a stream for a PutTransport. Tests implement it by an emulation.
 
-    Each rank has an outbox and an inbox, both (2, R, bytes) uint8, two halves with a part for each rank.
+    Each rank has an outbox and an inbox, both (2, R, bytes) uint8: two halves, each with a part for every rank.
     """
 
     rank: int
@@ -49,10 +49,10 @@ class PutCalls(Protocol):
         """Queues a copy on the current stream."""
 
     def put(self, peer: int, half: int, size: int) -> None:
-        """Queues a put of the first `size` bytes for a peer into its inbox, and its signal."""
+        """Queues a put, and a signal: the first `size` bytes of the outbox for `peer` go into this rank's part of its inbox."""
 
     def wait_signal(self, peer: int, half: int) -> None:
-        """Queues a wait for one more signal of a peer, whose put fills this half."""
+        """Queues a wait for one more signal from `peer`, whose put fills this half."""
 
 
 class NcclPutCalls:
@@ -129,7 +129,7 @@ class PutTransport:
 
     Args:
         calls: the calls of an NCCL process group.
-        control: for `gather`, and for finding lost peers; None: `gather` cannot be called.
+        control: transport for `gather`, and for finding lost peers; None: `gather` cannot be called.
         timeout_s: seconds after which `wait` takes a peer for lost.
     """
 

@@ -1,4 +1,4 @@
-"""Symmetric memory: a buffer on every rank of a group that all of its ranks write, on GPUs or in files that processes share."""
+"""Symmetric memory: a buffer on every rank of a group into which all ranks can write, on GPUs or in files that they share."""
 
 import os
 import shutil
@@ -19,8 +19,8 @@ class SymmetricMemory(NamedTuple):
     Attributes:
         rank, ranks: this rank in the group, and how many ranks it has.
         local: (bytes,) uint8, this rank's own buffer.
-        address_R: (R,) int64 on the device, where each rank's buffer begins in this rank's address space.
-        keeps: what must live as long as the buffers are used.
+        address_R: (R,) int64 on the device, the address of each rank's buffer in this rank's address space.
+        keeps: objects that must not be freed while the buffers are used.
     """
 
     rank: int
@@ -50,7 +50,7 @@ def device_memory(group: Any, size: int, device: str) -> SymmetricMemory:
 
 
 def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMemory:
-    """Makes buffers of `size` bytes in files of a folder, which processes of one machine share: for Triton's interpreter.
+    """Makes buffers of `size` bytes in files that processes of one machine share, for Triton's interpreter on CPUs.
 
     Args:
         folder: an empty folder of this user alone, the same on all ranks; /dev/shm is in memory.
@@ -63,11 +63,11 @@ def shared_memory(folder: Path, rank: int, ranks: int, size: int) -> SymmetricMe
 
 
 def processes_memory(gather: Callable[[torch.Tensor], torch.Tensor], rank: int, ranks: int, size: int) -> SymmetricMemory:
-    """Makes `shared_memory` in a folder of rank 0, which is gone when all ranks have opened its files. A collective call.
+    """Makes `shared_memory` in a temporary folder of rank 0, removed once all ranks have opened its files. A collective call.
 
     Args:
-        gather: as of `Transport.gather`.
-        rank, ranks, size: as of `shared_memory`.
+        gather: as `Transport.gather`.
+        rank, ranks, size: as in `shared_memory`.
     """
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) if rank == 0 else ""
     name_R = gather(torch.tensor([*os.fsencode(folder).ljust(LONGEST_NAME)], dtype=torch.uint8)).tolist()
