@@ -43,9 +43,6 @@ DECODE = RankCurve(
 AFTER = "one task after the other"
 CASES = ((8, 4096, TOKENS), (16, 1024, TOKENS), (8, 256, DECODE))  # GPUs, tokens per step, time
 FEW_EXPERTS = ((2, 4096, TOKENS), (2, 256, DECODE))
-DECODE = RankCurve(
-    0.0, 30.0, 1.0
-)  # an expert's weights take as long to read as 30 tokens to compute: decode is bound by memory
 COUNTS = "olmoe_mixtral_domains/counts_dev.csv"
 SHARED = {"DeepSeek-V2-Lite": 2.0}  # tokens of a routed expert that a token's shared experts are worth
 

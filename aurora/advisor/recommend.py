@@ -15,9 +15,9 @@ from scipy.special import stdtrit
 from aurora.advisor.balancers import RecordedRange, recorded_range
 from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.engines.engine import EXCHANGES, ServingEngine, ServingWay
-from aurora.advisor.served_ways import ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
-from aurora.advisor.sharing import ADVISED, HALVES, WaysCompared, compare_sharing
+from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
+from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
+from aurora.advisor.sharing import BY_EXCHANGE, HALVES, ServedAlone, WaysCompared, compare_sharing
 from aurora.advisor.step_time import SchedulerStep, StepSeconds
 from aurora.advisor.step_time import step_seconds as whole_step
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
@@ -144,9 +144,11 @@ class Recommendation:
         served: ways of serving on equal GPUs, compared; None where `simulated` stands.
         simulated: plans on GPUs of several kinds, or for a model without a config; None where `served` stands.
         recorded: what balancing reaches over recorded models, in place of drawn traffic; None for recorded traffic.
+        at_most: gains of perfect balance over the engine's default, of traffic as even and as uneven as recorded models' is;
+            None for recorded traffic, and where `simulated` stands.
         plan: the plan by which the recommended way serves; None if it serves by none, or nothing is recommended.
-        sharing: what it would bring to share the GPUs with other models, or to cut steps into micro-batches; None for drawn
-            traffic.
+        sharing: what a second model like it would bring, in turns on the same GPUs, or on GPUs of several kinds a copy on each
+            half; None for drawn traffic, and where the engine has neither.
     """
 
     engine: str
@@ -156,6 +158,7 @@ class Recommendation:
     served: WaysOfServing | None
     simulated: SimulatedPlans | None
     recorded: RecordedRange | None
+    at_most: tuple[float, float] | None
     plan: Plan | None
     sharing: WaysCompared | None
 
@@ -184,18 +187,33 @@ class Recommendation:
 
 
 def best_way(served: WaysOfServing) -> ComparedWay | None:
-    """Returns the way to take: of all that the engine has and that are surely worth it, the most tokens per second.
+    """Returns the way to take: of all that the engine has and that are surely worth it, the most tokens per second; or None.
 
-    Of those within TIE of the most, it is the one with the fewest changes. None if none is worth it.
+    Layouts and exchanges are apart by computed steps, whose error is COMPUTED_ERROR: of those within it of the most, one that
+    needs nothing installed is taken, with the fewest changes; of its placements within TIE of the most, that with the fewest.
     """
     sure = [other for other in served.others if other.way is not None and other.low > WORTH]
     if not sure:
         return None
-    most = max(other.service.tokens_per_s for other in sure)
-    return min(
-        (other for other in sure if other.service.tokens_per_s * TIE >= most),
-        key=lambda other: (len(other.changes), other.memory_bytes, -other.service.tokens_per_s),
-    )
+
+    def settings(other: ComparedWay) -> tuple[Layout, str, bool]:
+        assert other.way is not None
+        return other.way.layout, other.way.exchange, other.way.overlap
+
+    def fewest(ways: Sequence[ComparedWay], within: float) -> list[ComparedWay]:
+        most = max(other.service.tokens_per_s for other in ways)
+        near = [other for other in ways if other.service.tokens_per_s * within >= most]
+        return sorted(near, key=lambda other: (bool(installs(served, other)), len(other.changes), -other.service.tokens_per_s))
+
+    best_of = {settings(other): other for other in sorted(sure, key=lambda other: other.service.tokens_per_s)}
+    chosen = settings(fewest(list(best_of.values()), COMPUTED_ERROR)[0])
+    return fewest([other for other in sure if settings(other) == chosen], TIE)[0]
+
+
+def installs(served: WaysOfServing, other: ComparedWay) -> str:
+    """Returns what a way needs installed or connected that the engine's default does without; empty: nothing."""
+    assert served.default.way is not None
+    return "" if other.way is None or other.way.exchange == served.default.way.exchange else EXCHANGES[other.way.exchange].needs
 
 
 def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_server: int = 8) -> Cluster:
@@ -327,7 +345,7 @@ def recommend(
         profile = draw_profile(SYNTHETIC_SKEW, config, SyntheticOptions(sources=len(cluster)), kinds)
     drawn = profile.provenance.get("tool") == SYNTHETIC_TOOL
     nvlink = has_nvlink(cluster)
-    served = simulated = plan = None
+    served = simulated = plan = at_most = None
     if config is not None and cluster.equal and kinds:
         nic = cluster.fabric.nic_Bps if cluster.fabric is not None else None
         case = ServingCase(config, kinds[0], load, nic, per_server_of(cluster))
@@ -345,9 +363,27 @@ def recommend(
         best_plan = None if drawn else simulated.best
         plan = None if best_plan is None else best_plan.plan
     recorded = recorded_range(len(cluster), served.step_tokens[1] if served else None) if drawn else None
-    ways = [way for way in ADVISED if served is None or way != HALVES]  # copies are among the ways of serving
-    sharing = None if drawn else compare_sharing(cluster, [profile], progress, ways)
-    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, plan, sharing)
+    if recorded is not None and served is not None:
+        assert served.default.way is not None
+        even, *uneven = (
+            case.service(served.default.way, (each, each)).tokens_per_s for each in (1.0, *recorded.ratios["linear"])
+        )
+        at_most = even / uneven[0], even / uneven[1]
+    ways = [HALVES] * (served is None)  # of equal GPUs, copies are among the ways of serving
+    ways += [BY_EXCHANGE] * takes_turns(engine, cluster)
+    sharing = None if drawn or not ways else compare_sharing(cluster, [profile], progress, ways, served_alone(engine, cluster))
+    return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan, sharing)
+
+
+def takes_turns(engine: str, cluster: Cluster) -> bool:
+    """Returns whether an engine has servers that take turns on the same GPUs, which are those of one machine."""
+    return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
+
+
+def served_alone(engine: str, cluster: Cluster) -> ServedAlone:
+    """Returns how an engine serves models that share their GPUs with no other, by default."""
+    way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), nvlink=has_nvlink(cluster))
+    return ServedAlone(engine_default, orders_of(way), weighted=False)
 
 
 def has_nvlink(cluster: Cluster) -> bool:

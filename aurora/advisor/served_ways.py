@@ -23,6 +23,7 @@ from aurora.types import Gpu, GpuKind, Profile, RequestLoad
 from aurora.types.arrays import evenly_spaced
 
 BATCHED_TOKENS = 8192  # of a rank in a step of prompts, engines' default or near it
+SHARED_OUT = 1.02  # gain of perfect balance from which shares of it are told: of less they are noise
 COMPUTED_ERROR = 1.10  # factor that intervals allow two layouts or exchanges: the median error of computed steps
 COMPARED_LAYERS = 16  # at most, evenly spaced, on which methods are compared
 PERFECT = 1.0, 1.0  # ratios of perfect balance, of prompts and of answers
@@ -44,6 +45,7 @@ WITH_REPLICAS = {
     "exact-slots": "bound of each batch",
 }
 FETCHED_FIRST = ("llep", "ultraep")  # methods that fetch weights in the step that they are for
+AT_START = ("", "linear", "round-robin", "exact", *FETCHED_FIRST)  # methods that know no past traffic
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,12 @@ class ComparedWay:
         gain: tokens per second over the default's.
         low, high: ends of the gain's interval: of balance at 95 % over blocks of traffic that it was not planned for, and of
             computed steps by COMPUTED_ERROR where layout or exchange are not the default's.
-        share: of the ceiling, which is what perfect balance of the default's layout saves; None for other layouts.
+        share: of the ceiling, which is what perfect balance of the default's layout saves; None for other layouts or exchanges,
+            and where its gain is below SHARED_OUT.
         memory_bytes: of a GPU for replicas.
         moved_bytes: of weights that all GPUs fetch in a step of answers, in the mean. Where the step waits for them (methods of
             FETCHED_FIRST, and EPLB where the engine moves experts between steps), the mean GPU's time for them is counted.
+        worst: seconds of the slowest GPU's experts over those of perfect balance, in the worst window of prompts or of answers.
     """
 
     changes: tuple[str, ...]
@@ -89,6 +93,14 @@ class ComparedWay:
     share: float | None
     memory_bytes: int
     moved_bytes: float
+    worst: float
+
+    @property
+    def starts(self) -> str:
+        """When it works: at once, by a record of past traffic, or after steps of a balancer."""
+        if self.method in AT_START:
+            return "at once"
+        return f"after {self.way.eplb.interval} steps" if self.way and self.way.eplb else "with a record"
 
     @property
     def name(self) -> str:
@@ -217,7 +229,9 @@ def method_of(way: ServingWay, replicate: str) -> str:
 
 def priced_by(way: ServingWay) -> EngineExchange:
     """Returns all of a way's exchange that its price depends on."""
-    return replace(EXCHANGES[way.exchange], about="", nvlink="", needs="", maker="", source="")
+    sent = EXCHANGES[way.exchange]
+    per = "gpu" if way.hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
+    return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
 
 
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
@@ -365,7 +379,7 @@ class _Comparison:
             return self._priced(way, slots, method, base, perfect)
 
         others = [priced(way, self._slots(way), method_of(way, self.use.replicate)) for way in self.ways]
-        by_setting = {(other.method, self._slots(other.way)) for other in others if other.way and other.share is not None}
+        by_setting = {(other.method, self._slots(other.way)) for other in others if other.way and not self._apart(other.way)}
         lacked = [(name, fewest) for name in WITHOUT_REPLICAS if name not in ("linear", "exact")]
         lacked += [(name, fewest + 1) for name in WITH_REPLICAS]
         others += [priced(None, slots, name) for name, slots in lacked if (name, slots) not in by_setting]
@@ -403,13 +417,12 @@ class _Comparison:
     def _priced(self, way: ServingWay | None, slots: int, method: str, base: float, perfect: float) -> ComparedWay:
         """A way beside the default's and perfect tokens per second; without one, a method in the default's layout."""
         used = way or self.default
-        layout, apart = used.layout, used.layout != self.default.layout
+        layout, apart = used.layout, self._apart(used)
         mean, better, worse = self._ratios(layout, slots, method)
         moved = self._moved_bytes(layout, slots, method)
         waits = method in FETCHED_FIRST or (method == "eplb-every" and self.use.moves_wait)
         fetch_bytes = (moved[0] / layout.expert, moved[1] / layout.expert) if waits else (0.0, 0.0)
         service = self.model.service(used, mean, fetch_bytes)
-        apart |= used.overlap != self.default.overlap or priced_by(used) != priced_by(self.default)
         error = COMPUTED_ERROR if apart else 1.0
         low, high = (self.model.service(used, ratios, fetch_bytes).tokens_per_s / base for ratios in (worse, better))
         saves, possible = 1 / base - 1 / service.tokens_per_s, 1 / base - 1 / perfect
@@ -423,10 +436,17 @@ class _Comparison:
             service.tokens_per_s / base,
             low / error,
             high * error,
-            None if apart else 1.0 if possible <= 0 else saves / possible,
+            None if apart or perfect < SHARED_OUT * base else saves / possible,
             more * self.whole.layers * self.whole.expert_bytes,
             moved[1],
+            max((of.worst for of in self.reached[layout.data, layout.expert, slots, method]), default=1.0) if method else 1.0,
         )
+
+    def _apart(self, way: ServingWay) -> bool:
+        """True if more than the balance differs from the default."""
+        return (way.layout, way.overlap, priced_by(way)) != (
+            self.default.layout, self.default.overlap, priced_by(self.default)
+        )  # fmt: skip
 
     def _moved_bytes(self, layout: Layout, slots: int, method: str) -> tuple[float, float]:
         """Bytes of weights that all GPUs fetch in a step of prompts and in one of answers, in the mean."""

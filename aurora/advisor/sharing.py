@@ -23,6 +23,7 @@ from aurora.types.trace import COMPUTE_PHASES, TRACE_PHASES
 IN_SEQUENCE, TIME_SLICED, MICRO_BATCHES = "one after the other", "time-sliced", "micro-batches"
 BY_EXCHANGE, BY_LAYER, THREE_MODELS = "by exchange", "by layer", "three models"
 HALVES = "halves of the GPUs"
+SECOND_HALF = "the first model on the second half"  # of mixed GPUs
 WAYS = (IN_SEQUENCE, HALVES, TIME_SLICED, MICRO_BATCHES, BY_EXCHANGE, BY_LAYER, THREE_MODELS)  # the simplest first
 MODELS = 3  # at most
 MICRO = 2  # micro-batches of a step
@@ -34,6 +35,23 @@ WORTH = 1.05  # a gain that is worth doing something for
 SHARING = "simulating ways of sharing"  # as progress names it
 ALONE_LAYERS = 8  # at most, for which a model of a colocated plan gets a plan of its own
 COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
+
+
+class ServedAlone(NamedTuple):
+    """How models are served that share their GPUs with no other, and whether an engine can weigh the slices of those that do.
+
+    Args:
+        plan: called with (cluster, profile); returns the plan of one model.
+        orders: of its all-to-alls, one of SIMULATED_ORDERS.
+        weighted: whether time slices of models that share may have unequal weights.
+    """
+
+    plan: Callable[[Cluster, Profile], Plan]
+    orders: str = "plan"
+    weighted: bool = True
+
+
+BY_PLANS = ServedAlone(lambda cluster, profile: make_plan(cluster, [profile]))  # each by a plan of its own
 
 
 @dataclass(frozen=True)
@@ -172,6 +190,7 @@ def compare_ways(
     seed: int = 0,
     ways: Sequence[str] = WAYS,
     progress: Progress = untold,
+    alone: ServedAlone = BY_PLANS,
 ) -> WaysCompared:
     """Simulates the same requests in each way of using the GPUs.
 
@@ -199,6 +218,7 @@ def compare_ways(
         seed: for the draws.
         ways: which of WAYS are simulated; "one after the other" always is.
         progress: called with (what is being done, ways done, ways in all).
+        alone: how models are served that share their GPUs with no other.
 
     Raises:
         BadInput: if a number is out of range, there are no profiles or more than three, or one does not fit the cluster.
@@ -215,7 +235,7 @@ def compare_ways(
         check_profile(cluster, profile)
     chosen = [way for way in WAYS if way in (IN_SEQUENCE, *ways)]
     progress(SHARING, 0, len(chosen))
-    case = _Case(cluster, [*profiles, *[profiles[0]] * (MODELS - len(profiles))], batch, skew, steps, seed)
+    case = _Case(cluster, [*profiles, *[profiles[0]] * (MODELS - len(profiles))], batch, skew, steps, seed, alone)
     outcomes: list[WayOutcome] = []
     left_out: dict[str, str] = {}
     for number, way in enumerate(chosen):
@@ -234,7 +254,10 @@ def compare_ways(
 class _Case:
     """Requests of MODELS models on a cluster, and what each way makes of them."""
 
-    def __init__(self, cluster: Cluster, models: Sequence[Profile], batch: int, skew: float, steps: int, seed: int) -> None:
+    def __init__(
+        self, cluster: Cluster, models: Sequence[Profile], batch: int, skew: float, steps: int, seed: int, alone: ServedAlone
+    ) -> None:
+        self.alone = alone
         self.cluster, self.models, self.batch, self.skew, self.steps, self.seed = cluster, models, batch, skew, steps, seed
         self.check_memory(1)
         self.base = 2 if self._short(2) is None else 1  # models of a way that does not run several at once
@@ -250,17 +273,19 @@ class _Case:
         self.requests_M = [self._drawn(model, tokens_G) for model in range(MODELS)]
         self._plans: dict[int, Plan] = {}
         self.plan_M = [self._alone(model) for model in range(MODELS)]
-        self.alone_M = [
-            served_steps(simulate_plan(*alone)) for alone in zip(self.plan_M, ([each] for each in self.requests_M), strict=True)
-        ]
+        self.alone_M = [self._served(plan, each) for plan, each in zip(self.plan_M, self.requests_M, strict=True)]
+
+    def _served(self, plan: Plan, requests: Profile) -> ServedSteps:
+        """The steps of a model that shares its GPUs with no other."""
+        return served_steps(simulate_plan(plan, [requests], orders=self.alone.orders))
 
     def _alone(self, model: int) -> Plan:
         """The plan of a model alone: on mixed GPUs its part of a joint plan, if that serves its requests sooner than its own.
 
         So no way that shares the GPUs gains by a placement that one after the other could have too.
         """
-        own, together = make_plan(self.cluster, [self.planned_M[model]]), max(2, model + 1)
-        if self.cluster.equal or self._short(together) is not None:
+        own, together = self.alone.plan(self.cluster, self.planned_M[model]), max(2, model + 1)
+        if self.cluster.equal or self.alone is not BY_PLANS or self._short(together) is not None:
             return own
         joint = self.plan(together)
         part = replace(joint, models=(joint.models[model],), options=own.options)
@@ -314,14 +339,12 @@ class _Case:
             """Returns both models' steps, each on its part."""
             steps_M = []
             for part, planned, requests in zip(parts, self.planned_M, self.requests_M, strict=False):
-                plan = make_plan(part, [planned.at_sources(half)])
-                steps_M.append(served_steps(simulate_plan(plan, [requests.at_sources(half)])))
+                plan = self.alone.plan(part, planned.at_sources(half))
+                steps_M.append(self._served(plan, requests.at_sources(half)))
             ends_M = tuple(ends for steps in steps_M for ends in steps.ends_M)
             return ServedSteps(max(s.seconds for s in steps_M), sum(s.compute_s for s in steps_M), ends_M)
 
-        either = {"": served(parts)} | (
-            {} if self.cluster.equal else {"the first model on the second half": served(parts[::-1])}
-        )
+        either = {"": served(parts)} | ({} if self.cluster.equal else {SECOND_HALF: served(parts[::-1])})
         how = min(either, key=lambda how: either[how].seconds)
         return either[how], how
 
@@ -350,6 +373,8 @@ class _Case:
     def _together(self, plan: Plan, among: Sequence[str] = AUTO_TIME_SLICES) -> tuple[ServedSteps, Plan]:
         """The steps of a plan's models at once, with the fastest of some time slices; and the plan with it."""
         requests_M = self.requests_M[: len(plan.models)]
+        if not self.alone.weighted:
+            plan = replace(plan, options=replace(plan.options, weights=(1,) * len(plan.models)))
         chosen = with_time_slice(plan, requests_M, among)
         return served_steps(simulate_plan(chosen, requests_M)), chosen
 
@@ -392,7 +417,11 @@ _SIMULATED: Mapping[str, Callable[[_Case], tuple[ServedSteps, str]]] = {
 
 
 def compare_sharing(
-    cluster: Cluster, profiles: Sequence[Profile], progress: Progress = untold, ways: Sequence[str] = ADVISED
+    cluster: Cluster,
+    profiles: Sequence[Profile],
+    progress: Progress = untold,
+    ways: Sequence[str] = ADVISED,
+    alone: ServedAlone = BY_PLANS,
 ) -> WaysCompared:
     """Returns what GPUs bring in each way, at the tokens that a rank has in the first profile's windows.
 
@@ -401,6 +430,7 @@ def compare_sharing(
         profiles: the models' traffic; further models are taken to be like the first.
         ways: which of WAYS.
         progress: called with (what is being done, ways done, ways in all).
+        alone: how models are served that share their GPUs with no other.
 
     Raises:
         BadInput: if the profile does not fit the cluster.
@@ -408,7 +438,8 @@ def compare_sharing(
     """
     first = profiles[0]
     tokens = first.tokens_TLSE.sum() / first.top_k / first.layers / first.windows / first.sources
-    return compare_ways(cluster, profiles, max(1, round(float(tokens))), steps=ADVISED_STEPS, ways=ways, progress=progress)
+    batch, steps = max(1, round(float(tokens))), ADVISED_STEPS
+    return compare_ways(cluster, profiles, batch, steps=steps, ways=ways, progress=progress, alone=alone)
 
 
 class ApartSeconds(NamedTuple):

@@ -1,31 +1,45 @@
 """Two models on the same GPUs: each on a half of them, both on all in turns, or one after the other; and the commands."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aurora.advisor.engines import SERVING_ENGINES
-from aurora.advisor.recommend import has_nvlink, per_server_of
-from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, WORTH, WaysCompared, compare_sharing
+from aurora.advisor.engines.engine import ServingWay
+from aurora.advisor.recommend import has_nvlink, per_server_of, served_alone, takes_turns
+from aurora.advisor.sharing import (
+    BY_EXCHANGE,
+    HALVES,
+    IN_SEQUENCE,
+    SECOND_HALF,
+    TIME_SLICED,
+    WORTH,
+    WayOutcome,
+    WaysCompared,
+    compare_sharing,
+    winners,
+)
 from aurora.errors import BadInput, check_one_of
 from aurora.io import save
 from aurora.io.files import make_folder, write_text
 from aurora.planner.layers_in_threads import Progress, untold
+from aurora.planner.placement.slot_counts import USABLE
+from aurora.planner.plan import make_plan, price
 from aurora.planner.workload.synthetic import SYNTHETIC_TOOL
-from aurora.types import Cluster, Profile
+from aurora.types import Cluster, Plan, PlanOptions, Profile
 
 
 @dataclass(frozen=True)
 class TwoModels:
-    """Ways in which two models may use the same GPUs, by simulated steps of their MoE layers.
+    """Ways in which an engine may serve two models on the same GPUs, by simulated steps of their MoE layers.
 
     Attributes:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profiles: the traffic of each.
         drawn: whether some of it was drawn, so that nothing is recommended.
-        compared: the ways; gains are over one model after the other, each on all GPUs.
+        compared: the ways; gains are over one model after the other by the engine's default, each on all GPUs.
+        plans: by which the models serve that share all GPUs; empty unless that is recommended.
     """
 
     engine: str
@@ -33,40 +47,65 @@ class TwoModels:
     profiles: tuple[Profile, ...]
     drawn: bool
     compared: WaysCompared
+    plans: tuple[Plan, ...] = ()
+
+    @property
+    def best(self) -> WayOutcome:
+        """The simplest of the ways that engines have, as fast as the fastest."""
+        gains = self.compared.gains
+        best = winners({way: gains[way] for way in (IN_SEQUENCE, HALVES, BY_EXCHANGE) if way in gains})[0]
+        return next(outcome for outcome in self.compared.outcomes if outcome.way == best)
 
     @property
     def way(self) -> str | None:
         """The way to take; None for one model after the other, or if traffic was drawn."""
-        found = self.compared.winner
-        return None if self.drawn or found.gain < WORTH else found.way
+        return None if self.drawn or self.best.gain < WORTH else self.best.way
 
     def save(self, folder: Path, models: Sequence[str]) -> str | None:
         """Writes what the commands name to a folder, which is made, and returns the commands; None where there is no way."""
         if self.way is None:
             return None
-        paths = [folder / f"{number}.npz" for number in range(len(models))]
-        texts = {}
+        use, texts = SERVING_ENGINES[self.engine], {}
+        files = [folder / f"plan{number}.json" for number in range(len(models))]
         if self.way == HALVES:
-            use, half = SERVING_ENGINES[self.engine], len(self.cluster) // 2
-            one = use.default(half, per_server_of(self.cluster), nvlink=has_nvlink(self.cluster))
+            one = _default(self.engine, self.cluster, len(self.cluster) // 2)
             way = replace(one, layout=replace(one.layout, copies=2))
-            lines = [use.command(way, model, folder / use.file).splitlines() for model in models]
+            first, second = models[::-1] if self.best.how == SECOND_HALF else models
+            lines = [use.command(way, model, folder / use.file).splitlines() for model in (first, second)]
             said, texts = [*lines[0][: len(lines[0]) // 2], *lines[1][len(lines[1]) // 2 :]], use.files(way, folder / use.file)
         else:
-            given, plan = " ".join(f"--profile {path}" for path in paths), folder / "plan.json"
-            said = [f"aurora plan --cluster {folder / 'cluster.toml'} {given} --time-slice {self.way.split()[-1]} -o {plan}"]
-            said += [f"aurora run {plan} {' '.join(f'--model {shlex.quote(model)}' for model in models)} --prompts PROMPTS"]
+            assert use.share is not None
+            way = _default(self.engine, self.cluster, len(self.cluster))
+            said = use.share(way, models, files, memory_shares(self.cluster, self.profiles))
         make_folder(folder)
         save(self.cluster, folder / "cluster.toml")
-        for path, profile in zip(paths, self.profiles, strict=True):
-            save(profile, path)
+        for number, profile in enumerate(self.profiles):
+            save(profile, folder / f"{number}.npz")
+        for number, (plan, file) in enumerate(zip(self.plans, files, strict=False)):
+            save(replace(plan, models=(replace(plan.models[0], profile_path=f"{number}.npz"),)), file)
         for name, text in texts.items():
             write_text(folder / name, text)
         return "\n".join(said)
 
 
+def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
+    """Returns the part of a GPU's memory that each model's server takes: its weights, and an equal part of what is left."""
+    have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
+    need_M = [each.other_bytes + -(-each.experts // len(cluster)) * each.layers * each.expert_bytes for each in profiles]
+    rest = (have - sum(need_M)) / len(profiles)
+    return [USABLE * (need + rest) / have for need in need_M]
+
+
+def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
+    """The engine's default on so many GPUs of a cluster."""
+    return SERVING_ENGINES[engine].default(gpus, per_server_of(cluster), nvlink=has_nvlink(cluster))
+
+
 def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
     """Recommends how two models use the same GPUs: each a half of them, or both all, at once or one after the other.
+
+    Models that do not share are served by the engine's default placement and exchange. Those that share are served by a plan of
+    both, in its order, where the engine has servers that take turns.
 
     Args:
         cluster: the GPUs.
@@ -85,5 +124,11 @@ def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile]
     drawn = any(profile.provenance.get("tool") == SYNTHETIC_TOOL for profile in dealt)
     size, server = sorted((max(1, len(cluster) // 2), per_server_of(cluster)))
     halves = (HALVES,) if server % size == 0 else ()  # which engines serve on: parts of servers, or whole ones
-    compared = compare_sharing(cluster, dealt, progress, (IN_SEQUENCE, *halves, BY_EXCHANGE, BY_LAYER))
-    return TwoModels(engine, cluster, dealt, drawn, compared)
+    ways = (*halves, *((TIME_SLICED, BY_EXCHANGE) if takes_turns(engine, cluster) else ()))
+    compared = compare_sharing(cluster, dealt, progress, ways, served_alone(engine, cluster))
+    found = TwoModels(engine, cluster, dealt, drawn, compared)
+    if found.way != BY_EXCHANGE:
+        return found
+    joint = make_plan(cluster, dealt).models
+    plans = (price(cluster, *each, PlanOptions()) for each in zip(dealt, (model.placement for model in joint), strict=True))
+    return replace(found, plans=tuple(plans))

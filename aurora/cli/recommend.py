@@ -44,8 +44,8 @@ def recommend(
     from aurora.advisor.two_models import recommend_for_two
     from aurora.io import load_cluster, load_gpus, load_model_config, load_profile
     from aurora.io.files import served_model
-    from aurora.reports.advice import recommendation_lines, sharing_advice, two_models_advice
-    from aurora.reports.comparisons import recommendation_table
+    from aurora.reports.advice import recommendation_lines, second_model_advice, two_models_advice
+    from aurora.reports.comparisons import balancing_costs, recommendation_table
     from aurora.reports.json_objects import recommendation_json
 
     if (not gpus) == (cluster is None):
@@ -86,8 +86,9 @@ def recommend(
             "launch": command,
         },
         recommendation_table(found),
+        None if found.drawn or found.served is None else balancing_costs(found.served),
         *([f"config: {said}"] if (said := found.profile.provenance.get("config")) else []),
         *recommendation_lines(found),
-        *([] if found.sharing is None else [sharing_advice(found.sharing)]),
+        *([] if found.sharing is None else [second_model_advice(found.sharing)]),
         *([f"wrote {output}", f"start the engine with:\n{command}"] if command else []),
     )

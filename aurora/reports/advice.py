@@ -8,7 +8,7 @@ import numpy as np
 
 from aurora.advisor.engines import engine
 from aurora.advisor.recommend import WORTH as SURE
-from aurora.advisor.recommend import Recommendation
+from aurora.advisor.recommend import Recommendation, installs, takes_turns
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, WaysOfServing
 from aurora.advisor.sharing import (
     BY_EXCHANGE,
@@ -17,6 +17,7 @@ from aurora.advisor.sharing import (
     IN_SEQUENCE,
     MICRO_BATCHES,
     THREE_MODELS,
+    TIME_SLICED,
     WORTH,
     ApartSeconds,
     WaysCompared,
@@ -334,20 +335,38 @@ def sharing_advice(compared: WaysCompared) -> str:
 
 
 def two_models_advice(found: TwoModels) -> str:
-    """Returns a sentence that says how two models use the same GPUs, with the gain of each way."""
+    """Returns a sentence that says how an engine serves two models on the same GPUs, with the gain of each way."""
     gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
-    others = ", ".join(f"{way} {gain:.2f}x" for way, gain in gains.items()) or "nothing else can be had"
-    at = f"the throughput of one model after the other on all GPUs, with {found.compared.batch} tokens of a rank in a step"
+    others = ", ".join(f"{TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items()) or "nothing else can be had"
+    batch, default = f"with {found.compared.batch} tokens of a rank in a step", f"by {found.engine}'s default"
+    at = f"the throughput of one model after the other, each on all GPUs {default} ({batch}, MoE layers simulated)"
+    turns = f" {NO_TURNS}" if not takes_turns(found.engine, found.cluster) else ""
     if found.drawn:
-        return f"No recommendation: traffic is drawn. Of {at} (simulated): {others}."
+        return f"No recommendation: traffic is drawn. Of {at}: {others}."
     if found.way is None:
-        return f"Serve one model after the other, each on all GPUs: of {at} (simulated): {others}."
-    best, first = found.compared.winner, ""
+        return f"Serve one model after the other: of {at}: {others}.{turns}"
+    first = "Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin"
     if found.way == HALVES:
-        first = f"Split the GPUs, a half for each model{best.how and f' ({best.how})'}"
-    else:
-        first = f"Share all GPUs, {found.way}, which engines cannot and aurora's own runtime can"
-    return f"{first}: {best.gain:.2f}x {at} (simulated); {others}."
+        first = f"Split the GPUs, a half for each model{found.best.how and f' ({found.best.how})'}"
+    return f"{first}: {found.best.gain:.2f}x {at}; {others}.{turns}"
+
+
+def second_model_advice(found: WaysCompared) -> str:
+    """Returns a sentence on what a second model like it would bring on the same GPUs, or a copy on each half of them."""
+    told = {HALVES: "a copy on each half of the GPUs", BY_EXCHANGE: "a second model like it, in turns on the same GPUs,"}
+    gains = {way: gain for way, gain in found.gains.items() if way in told}
+    batch = f"with {found.batch} tokens of a rank in a step, MoE layers simulated"
+    if not gains:
+        return "Leave the GPUs to this model: memory does not hold a second one."
+    best = max(gains, key=gains.__getitem__)
+    what = f"{told[best]} would bring {gains[best]:.2f}x the throughput of one after the other ({batch})"
+    if gains[best] < WORTH:
+        return f"Leave the GPUs to this model: {what}."
+    return f"{what[0].upper()}{what[1:]}: aurora recommend with two profiles has the commands."
+
+
+TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine
+NO_TURNS = "Only vLLM's servers take turns on the same GPUs, by aurora's plugin, and with all ranks on one machine."
 
 
 RECORDING = {  # how an engine's traffic becomes a profile
@@ -400,10 +419,12 @@ def _drawn_line(found: Recommendation) -> str:
     recorded, how = found.recorded, RECORDING.get(found.engine, "aurora import reads its recordings")
     assert recorded is not None
     least, most = (f"{ratio - 1:.0%}" for ratio in recorded.ratios["linear"])
+    gains = found.at_most
+    bring = f", and here perfect balance would bring {gains[0]:.2f}x to {gains[1]:.2f}x" if gains else ""
     return (
         f"No recommendation: this traffic is drawn, and says nothing about your experts. Over {len(recorded.models)} recorded "
         f"models on about as many GPUs ({', '.join(recorded.models)}) the slowest GPU's experts take {least} to {most} longer "
-        f"than in perfect balance. Record yours: {how}."
+        f"than in perfect balance{bring}. Record yours: {how}."
     )
 
 
@@ -411,8 +432,9 @@ def _imbalance(served: WaysOfServing) -> str:
     """The parts of the imbalance, of prompts and of answers."""
     said = []
     for name, split in zip(("prompts", "answers"), served.splits, strict=True):
-        whole, *parts = (f"{each.value:.1%}" for each in (split.whole, split.stable, split.drifting, split.per_step))
-        said.append(f"{whole} ({' + '.join(parts)}) in steps of {name}, {round(split.step_tokens)} tokens")
+        parts = {"stable": split.stable, "drifting": split.drifting, "per step": split.per_step}
+        shown = ", ".join(f"{part} {each.value:.1%} [{each.low:.1%}, {each.high:.1%}]" for part, each in parts.items())
+        said.append(f"{split.whole.value:.1%} in steps of {name}, {round(split.step_tokens)} tokens ({shown})")
     return "; ".join(said)
 
 
@@ -421,7 +443,8 @@ def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
     base, best, ceiling = served.default.service, found.best, served.ceiling
     parts = (
         "Experts take longer than in perfect balance, because of what is stable (a planned placement removes it), drifts (EPLB "
-        f"or a follower), or is of single steps (replicas, or methods that see each batch): {_imbalance(served)}."
+        f"or a follower), or is of single steps (replicas, or methods that see each batch), "
+        f"with 95 % intervals: {_imbalance(served)}."
     )
     at_most = f"Perfect balance of every batch would bring {ceiling.gain:.2f}x."
     if not isinstance(best, ComparedWay):
@@ -429,10 +452,10 @@ def _served_lines(found: Recommendation, served: WaysOfServing) -> list[str]:
             f"Keep {found.engine}'s default: nothing that it can be told to do is surely faster by {SURE - 1:.0%}. {at_most}",
             parts,
         ]
-    service = best.service
+    service, needs = best.service, installs(served, best) and f" It needs {installs(served, best)}."
     return [
         f"Serve with {best.name}: {best.gain:.2f}x the tokens per second ({best.low:.2f}x to {best.high:.2f}x), "
         f"{service.tokens_per_s:,.0f} after {base.tokens_per_s:,.0f}; TTFT {seconds(service.ttft_s)} after "
-        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}. {at_most}",
+        f"{seconds(base.ttft_s)}, TPOT {seconds(service.tpot_s)} after {seconds(base.tpot_s)}.{needs} {at_most}",
         parts,
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rich.table import Column, Table
 
 from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
+from aurora.advisor.served_ways import WITH_REPLICAS, WITHOUT_REPLICAS, WaysOfServing
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
@@ -176,6 +177,22 @@ def recommendation_table(found: Recommendation) -> Table:
                 DASH if way.share is None else f"{way.share:.0%}",
             )
         table.add_section()
+    return table
+
+
+def balancing_costs(served: WaysOfServing) -> Table:
+    """Returns a table of what methods of balancing take in the default's layout, each with and without replicas once."""
+    caption = "worst: the slowest GPU's experts over perfect balance, in the worst window"
+    heads = right("memory\nof a GPU", "weights moved\nin a step", "works", "worst")
+    table, called = Table(Column("balancing", min_width=18), *heads, caption=caption), {**WITHOUT_REPLICAS, **WITH_REPLICAS}
+    layout = served.default.way and served.default.way.layout
+    rows = {
+        (way.method, way.memory_bytes): (size(way.memory_bytes), size(way.moved_bytes), way.starts, f"{way.worst:.2f}x")
+        for way in (*served.others, served.default)
+        if way.method and (way.way is None or way.way.layout == layout)
+    }
+    for (method, _), row in sorted(rows.items(), key=lambda each: (each[0][1], each[1][3])):
+        table.add_row(called.get(method, method), *row)
     return table
 
 

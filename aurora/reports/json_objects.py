@@ -14,7 +14,7 @@ from aurora.planner.evaluate import Drift, Evaluation
 from aurora.planner.migrate import Migration
 from aurora.planner.network.delivery import chosen
 from aurora.planner.placement.explain import LayerExplanation
-from aurora.reports.advice import sharing_advice
+from aurora.reports.advice import second_model_advice
 from aurora.reports.trace_tables import ServedModel, percentiles
 from aurora.reports.trace_times import Comparison, Summary
 from aurora.simulator.changing_traffic import FollowedTraffic
@@ -232,7 +232,7 @@ def cell_json(cell: GridCell) -> Found:
 def recommendation_json(found: Recommendation) -> Found:
     """Returns what was compared with the engine's default, what is recommended, and what sharing the GPUs would bring."""
     return {
-        **fields_json(found, "engine drawn"),
+        **fields_json(found, "engine drawn at_most"),
         "exchange": found.default.exchange,
         "gpus": [gpu.kind for gpu in found.cluster.gpus],
         "recommendation": found.best and found.way and {"name": found.best.name, "way": asdict(found.way)},
@@ -243,7 +243,8 @@ def recommendation_json(found: Recommendation) -> Found:
             "candidates": [fields_json(each, "name seconds gain low high") for each in found.simulated.candidates],
         },
         "recorded": found.recorded and fields_json(found.recorded, "models gpus parts ratios"),
-        "sharing": found.sharing and {"advice": sharing_advice(found.sharing), **fields_json(found.sharing, "batch gains")},
+        "sharing": found.sharing
+        and {"advice": second_model_advice(found.sharing), **fields_json(found.sharing, "batch gains")},
     }
 
 
@@ -251,7 +252,7 @@ def ways_json(served: WaysOfServing) -> Found:
     """Returns ways of serving beside the engine's default and the ceiling, and the parts of the imbalance."""
 
     def way(each: ComparedWay) -> Found:
-        numbers = fields_json(each, "name method gain low high share memory_bytes moved_bytes")
+        numbers = fields_json(each, "name method gain low high share memory_bytes moved_bytes worst starts")
         return {**numbers, **asdict(each.service), "way": each.way and asdict(each.way)}
 
     def parts(split: ImbalanceSplit) -> Found:

@@ -30,12 +30,16 @@ def parser_of_serve():
 
 def parsed(way):
     """The arguments of each of a way's commands, as vLLM parses them, and the engine arguments that it makes of them."""
+    engine = SERVING_ENGINES[way.engine]
+    return parsed_lines(engine.command(way, MODEL, Path("a folder", engine.file)).splitlines())
+
+
+def parsed_lines(lines):
+    """As `parsed`, of command lines."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     parser, serve = parser_of_serve()
-    for line in (
-        SERVING_ENGINES[way.engine].command(way, MODEL, Path("a folder", SERVING_ENGINES[way.engine].file)).splitlines()
-    ):
+    for line in lines:
         if line.startswith("#"):
             continue
         words = shlex.split(line)
@@ -74,6 +78,17 @@ def test_vllm_reads_the_settings_that_the_way_has(name, gpus, per_server):
                 config = parallel.ParallelConfig(**fields, distributed_executor_backend="mp")
             assert config.use_all2all == (layout.data > 1)
         assert sorted(ranks) == sorted([*range(layout.data)] * (layout.copies if layout.data > 1 else len(ranks)))
+
+
+def test_vllm_and_the_plugin_read_the_commands_of_servers_that_take_turns():
+    from aurora_vllm.settings import Settings, read_settings
+
+    vllm, files = SERVING_ENGINES["vllm"], [Path("a folder", f"plan{number}.json") for number in range(2)]
+    lines = vllm.share(vllm.default(4, 8, 128), [MODEL, MODEL], files, [0.3, 0.6])
+    for number, ((arguments, found), file) in enumerate(zip(parsed_lines(lines), files, strict=True)):
+        assert (found.data_parallel_size, found.enable_expert_parallel, arguments.port) == (4, True, 8000 + number)
+        assert found.gpu_memory_utilization == [0.3, 0.6][number]
+        assert read_settings(found.additional_config["aurora"], {}) == Settings(plan=file, order="plan", colocate="both")
 
 
 def test_vllm_and_the_plugin_read_the_commands_of_the_gpu_checks():

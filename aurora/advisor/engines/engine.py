@@ -1,6 +1,6 @@
 """Serving engines as they are: how they divide a model over GPUs, how tokens travel, and how a launch command says so."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -301,6 +301,8 @@ class ServingEngine:
         replicate: the placement with replicas that it can serve.
         file: the name under which `aurora recommend` writes it.
         files: called with (way, the plan's file for the engine); returns the texts of further files beside it, by name.
+        share: called with (way of each, models, their plans' files, part of a GPU's memory of each); returns the commands of
+            servers that take turns on the same GPUs, each by its plan and in its order; None: the engine has none.
     """
 
     name: str
@@ -319,6 +321,7 @@ class ServingEngine:
     replicate: str = "equal-split"
     file: str = "placement.json"
     files: Callable[[ServingWay, Path], dict[str, str]] = lambda way, file: {}
+    share: Callable[[ServingWay, Sequence[str], Sequence[Path], Sequence[float]], list[str]] | None = None
 
     def check(self, way: ServingWay) -> None:
         """Raises BadInput unless the engine can serve in that way, with one sentence on why it cannot."""

@@ -41,6 +41,7 @@ from aurora.advisor.engines.engine import (
     ServingEngine,
     ServingWay,
     launch_lines,
+    launch_places,
 )
 
 BACKENDS = {
@@ -57,7 +58,8 @@ BACKENDS = {
     "mori-ll": "mori_low_latency",
 }
 ROUND_ROBIN = ("all-reduce", "deepep-ll", "nixl")  # where vLLM does not fall back to linear
-RPC_PORT = 29550
+PORT, RPC_PORT = 8000, 29550
+SHARED = "both"  # name of the GPUs that servers share
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
@@ -112,7 +114,28 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     if planned:
         config = json.dumps({"aurora": {"plan": str(file), "order": "stock"}})
         words += [f"--additional-config {shlex.quote(config)}"]
-    return launch_lines(way, lambda place: serve_words(way, model, place) + words, 8000)
+    return launch_lines(way, lambda place: serve_words(way, model, place) + words, PORT)
+
+
+def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
+    """Returns the commands of servers that share their GPUs: the plugin gives GPU and port to one server at a time.
+
+    Args:
+        way: of each server, all of whose ranks are on one machine.
+        models: their names or paths.
+        files: the plan of each.
+        memory: the part of a GPU's memory of each.
+    """
+    lines = []
+    for number, (model, file, part) in enumerate(zip(models, files, memory, strict=True)):
+        config = json.dumps({"aurora": {"plan": str(file), "order": "plan", "colocate": SHARED}})
+        words = [
+            f"--gpu-memory-utilization {part:.2f}",
+            f"--additional-config {shlex.quote(config)}",
+            f"--port {PORT + number}",
+        ]
+        lines.append(" ".join([*serve_words(way, model, next(launch_places(way))), *words]))
+    return lines
 
 
 def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: tuple[str, int]) -> list[str]:
@@ -147,4 +170,5 @@ VLLM = ServingEngine(
     halves_from=(512, 32),
     replicate="eplb",
     file="plan.json",
+    share=share,
 )
