@@ -38,7 +38,8 @@ from aurora.types import GpuSlots, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 WATERFILL_TOKENS = 64  # of a rank, from which SGLang's waterfill balances
-LLEP = 1.0, 1.3, 1.0  # capacity over the mean load, imbalance from which tokens are spilled, tokens worth a fetch
+LLEP = (1.0,), 1.3, 1.0  # capacity over the mean load, imbalance from which tokens are spilled, tokens worth a fetch
+QUOTAS = 1.0, 1.02, 1.05, 1.1, 1.2, 1.4, 1.7  # capacities that are tried where slots for fetched experts are few
 RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
@@ -195,15 +196,17 @@ def _waterfill(case: BalancingCase) -> Served:
     return Served(seconds_D, 0.0, case.slots)
 
 
-def _spill(case: BalancingCase, factor: float, threshold: float, least: float, fetched_most: int) -> Served:
-    """Linear placement whose GPUs fetch experts for each batch; fetched counts all steps that a window holds."""
+def _spill(case: BalancingCase, quotas: Sequence[float], threshold: float, least: float, fetched_most: int) -> Served:
+    """Linear placement whose GPUs fetch experts for each batch, by the fastest quota; fetched counts all steps of a window."""
     home_E = np.repeat(np.arange(case.gpus), case.experts // case.gpus + (np.arange(case.gpus) < case.experts % case.gpus))
     seconds_D, fetched_D = np.zeros((2, len(case.traffic.step_DLE)))
     for layer in range(case.layers):
         load_DE = np.ascontiguousarray(case.traffic.step_DLE[:, layer])
-        tokens_DG, active_DG, layer_D = spill(load_DE, home_E, case.gpus, factor, threshold, least, fetched_most)
-        seconds_D += case.curve(tokens_DG, active_DG).max(axis=1)
-        fetched_D += layer_D
+        tried = [spill(load_DE, home_E, case.gpus, quota, threshold, least, fetched_most) for quota in quotas]
+        seconds_QD = np.stack([case.curve(tokens_DG, active_DG).max(axis=1) for tokens_DG, active_DG, _ in tried])
+        best_D = seconds_QD.argmin(axis=0)[None]
+        seconds_D += np.take_along_axis(seconds_QD, best_D, axis=0)[0]
+        fetched_D += np.take_along_axis(np.stack([layer_D for _, _, layer_D in tried]), best_D, axis=0)[0]
     steps = case.traffic.load_TLE.sum() / len(case.traffic.load_TLE) / case.traffic.step_DLE.sum(axis=(1, 2)).mean()
     return Served(seconds_D, float(fetched_D.mean() * steps), case.fewest + max(fetched_most, 0))
 
@@ -235,7 +238,7 @@ BALANCERS: dict[str, Balancer] = {
     "waterfill": _waterfill,
     "metro": lambda case: case.by_batch(fewest_active),
     "llep": lambda case: _spill(case, *LLEP, -1),
-    "ultraep": lambda case: _spill(case, 1.0, 1.0, 1.0, case.slots - case.fewest),
+    "ultraep": lambda case: _spill(case, QUOTAS, 1.0, 1.0, case.slots - case.fewest),
     "exact-slots": _exact_slots,
     "exact": _exact,
 }

@@ -337,18 +337,18 @@ def sharing_advice(compared: WaysCompared) -> str:
 def two_models_advice(found: TwoModels) -> str:
     """Returns a sentence that says how an engine serves two models on the same GPUs, with the gain of each way."""
     gains = {way: gain for way, gain in found.compared.gains.items() if way not in (IN_SEQUENCE, found.way)}
-    others = ", ".join(f"{TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items()) or "nothing else can be had"
+    others = "".join(f"; {TURNS.get(way, way)} {gain:.2f}x" for way, gain in gains.items())
     batch, default = f"with {found.compared.batch} tokens of a rank in a step", f"by {found.engine}'s default"
     at = f"the throughput of one model after the other, each on all GPUs {default} ({batch}, MoE layers simulated)"
     turns = f" {NO_TURNS}" if not takes_turns(found.engine, found.cluster) else ""
     if found.drawn:
-        return f"No recommendation: traffic is drawn. Of {at}: {others}."
+        return f"No recommendation: traffic is drawn. In parts of {at}{others}."
     if found.way is None:
-        return f"Serve one model after the other: of {at}: {others}.{turns}"
+        return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
     first = "Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin"
     if found.way == HALVES:
         first = f"Split the GPUs, a half for each model{found.best.how and f' ({found.best.how})'}"
-    return f"{first}: {found.best.gain:.2f}x {at}; {others}.{turns}"
+    return f"{first}: {found.best.gain:.2f}x {at}{others}.{turns}"
 
 
 def second_model_advice(found: WaysCompared) -> str:

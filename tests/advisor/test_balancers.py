@@ -145,6 +145,27 @@ def test_no_placement_within_the_slots_beats_their_bound():
     assert (bound_D >= perfect_seconds(step_DLE, 2, TOKENS)[:, 0]).all()
 
 
+def test_fetched_experts_serve_batches_nearly_as_evenly_as_can_be():
+    """UltraEP with one slot for a fetched expert on each of three GPUs, over the best of all choices of fetched experts. No GPU
+    that is too full itself takes a fuller one's tokens and passes on its own, so that one batch of 24 is a third longer."""
+    rng, home_E, over = np.random.default_rng(1), np.arange(6) // 2, []
+    step_DLE = np.floor(rng.gamma(0.5, 100, (24, 1, 6))) + 1
+    traffic = ServedTraffic(step_DLE, step_DLE, np.arange(24), np.arange(24) * 5 // 24, 10.0, True, 24)
+    found_D = BALANCERS["ultraep"](BalancingCase(traffic, 3, 3, TOKENS, 1)).seconds_D
+    for load_LE, found in zip(step_DLE, found_D, strict=True):
+        least = np.inf
+        for fetched in product(*([None, *np.flatnonzero(home_E != gpu)] for gpu in range(3))):
+            held_GE = np.array(
+                [(home_E == gpu) | (np.arange(6) == expert) for gpu, expert in enumerate(fetched)], dtype=np.int64
+            )
+            least = min(least, float((load_LE[0] @ best_divided(held_GE, load_LE[0], np.ones(3)).split_EG(0)).max()))
+        over.append(found / least)
+    assert min(over) >= 1 - 1e-9
+    assert sorted(over)[-2] < 1.1
+    assert max(over) < 1.35
+    assert np.median(over) < 1.03
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

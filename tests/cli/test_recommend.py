@@ -115,7 +115,9 @@ def test_two_models_that_share_are_served_by_the_plugins_turns(aurora, tmp_path)
         assert {len(held) for layer in plan.models[0].placement.slots_LG for held in layer} <= {2, 3}
     other = json.loads(aurora(*line, "sglang")[1])
     assert (other["recommendation"], set(other["gains"]), other["launch"]) == (None, {"one after the other"}, None)
-    assert "of these engines vLLM has it" in other["advice"]
+    assert other["advice"].endswith(
+        "Only vLLM's servers take turns on the same GPUs, by aurora's plugin, and with all ranks on one machine."
+    )
 
 
 def test_what_is_missing_or_in_the_way_is_said_before_any_work(aurora, tmp_path):
