@@ -17,7 +17,7 @@ from aurora.advisor.ceiling import planned_map
 from aurora.advisor.engines import SERVING_ENGINES
 from aurora.advisor.engines.engine import EXCHANGES, Layout, ServingEngine, ServingWay
 from aurora.advisor.served_ways import COMPUTED_ERROR, ComparedWay, ServingCase, WaysOfServing, compare_ways_of_serving
-from aurora.advisor.sharing import BY_EXCHANGE, HALVES, ServedAlone, WaysCompared, compare_sharing
+from aurora.advisor.sharing import BY_EXCHANGE, HALVES, TIME_SLICED, ServedAlone, WaysCompared, compare_sharing
 from aurora.advisor.step_time import SchedulerStep, StepSeconds
 from aurora.advisor.step_time import step_seconds as whole_step
 from aurora.errors import BadInput, InfeasiblePlan, check_one_of
@@ -370,7 +370,7 @@ def recommend(
         )
         at_most = even / uneven[0], even / uneven[1]
     ways = [HALVES] * (served is None)  # of equal GPUs, copies are among the ways of serving
-    ways += [BY_EXCHANGE] * takes_turns(engine, cluster)
+    ways += [TIME_SLICED, BY_EXCHANGE] if takes_turns(engine, cluster) else []
     sharing = None if drawn or not ways else compare_sharing(cluster, [profile], progress, ways, served_alone(engine, cluster))
     return Recommendation(engine, cluster, profile, drawn, served, simulated, recorded, at_most, plan, sharing)
 

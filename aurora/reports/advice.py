@@ -345,7 +345,7 @@ def two_models_advice(found: TwoModels) -> str:
         return f"No recommendation: traffic is drawn. In parts of {at}{others}."
     if found.way is None:
         return f"Serve one model after the other: nothing brings {WORTH:.2f}x {at}{others}.{turns}"
-    first = "Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin"
+    first = f"Share all GPUs: servers take turns at GPUs and ports, by aurora's plugin {NO_GRAPHS}"
     if found.way == HALVES:
         first = f"Split the GPUs, a half for each model{found.best.how and f' ({found.best.how})'}"
     return f"{first}: {found.best.gain:.2f}x {at}{others}.{turns}"
@@ -353,19 +353,21 @@ def two_models_advice(found: TwoModels) -> str:
 
 def second_model_advice(found: WaysCompared) -> str:
     """Returns a sentence on what a second model like it would bring on the same GPUs, or a copy on each half of them."""
-    told = {HALVES: "a copy on each half of the GPUs", BY_EXCHANGE: "a second model like it, in turns on the same GPUs,"}
+    told = {HALVES: "a copy on each half of the GPUs", BY_EXCHANGE: f"a second model like it, in turns {NO_GRAPHS},"}
     gains = {way: gain for way, gain in found.gains.items() if way in told}
     batch = f"with {found.batch} tokens of a rank in a step, MoE layers simulated"
     if not gains:
         return "Leave the GPUs to this model: memory does not hold a second one."
     best = max(gains, key=gains.__getitem__)
-    what = f"{told[best]} would bring {gains[best]:.2f}x the throughput of one after the other ({batch})"
+    apart = f", {gain:.2f}x by the same plans without overlap" if (gain := found.gains.get(TIME_SLICED, 0.0)) else ""
+    what = f"{told[best]} would bring {gains[best]:.2f}x the throughput of one after the other ({batch}{apart})"
     if gains[best] < WORTH:
         return f"Leave the GPUs to this model: {what}."
     return f"{what[0].upper()}{what[1:]}: aurora recommend with two profiles has the commands."
 
 
 TURNS = {TIME_SLICED: "by the same plans without overlap", BY_EXCHANGE: "sharing all GPUs in turns"}  # ways, of an engine
+NO_GRAPHS = "(which turns CUDA graphs off: not simulated)"
 NO_TURNS = "Only vLLM's servers take turns on the same GPUs, by aurora's plugin, and with all ranks on one machine."
 
 

@@ -8,7 +8,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-from reported_gains import POINTS, active_ratio, busiest, gains, interval, reports
+from reported_gains import POINTS, active_ratio, alike_within_prompts, busiest, gains, interval, reports
+from routed_tasks import Traffic
 
 sys.path.pop()  # that folder has a vllm.py, which is not vLLM
 
@@ -32,3 +33,12 @@ def test_the_busiest_gpu_follows_from_how_uneven_experts_are():
 
 def test_experts_in_sequence_are_worse_than_round_robin_where_a_token_has_few_groups():
     assert active_ratio(0.5, 8) > 1.02
+
+
+def test_prompts_whose_tokens_choose_alike_are_told_from_independent_ones():
+    rng, prompt_U = np.random.default_rng(0), np.repeat(np.arange(200), 50)
+    every = rng.random((10_000, 2, 16)).argsort(axis=2)[:, :, :1]
+    assert abs(alike_within_prompts(Traffic(every, prompt_U), 16, 4)) < 0.005
+    assert alike_within_prompts(Traffic(every[prompt_U * 50], prompt_U), 16, 4) == pytest.approx(1.0, abs=0.02)
+    half = np.where((np.arange(10_000) % 2 == 0)[:, None, None], every[prompt_U * 50], every)
+    assert alike_within_prompts(Traffic(half, prompt_U), 16, 4) == pytest.approx(0.25, abs=0.03)
