@@ -97,7 +97,7 @@ class ComparedWay:
 
     @property
     def starts(self) -> str:
-        """When it works: at once, by a record of past traffic, or after steps of a balancer."""
+        """Point from which it works: at once, with a record of past traffic, or after steps of a balancer."""
         if self.method in AT_START:
             return "at once"
         return f"after {self.way.eplb.interval} steps" if self.way and self.way.eplb else "with a record"

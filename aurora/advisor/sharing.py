@@ -38,7 +38,7 @@ COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
 class ServedAlone(NamedTuple):
-    """How models are served that share their GPUs with no other, and whether an engine can weigh the slices of those that do.
+    """Serving of models that share their GPUs with no other, and whether an engine can weigh the slices of those that do.
 
     Args:
         plan: called with (cluster, profile); returns the plan of one model.
