@@ -1,17 +1,15 @@
-"""Work whose processes come and go, on torchft: who takes part, which process groups they have, and which steps count.
+"""Elastic runs, whose ranks come and go, on torchft: membership, process groups of each epoch, and committed steps.
 
-Of all such runs:
+For all such runs:
 
 - `lighthouse`: torchft's lighthouse, in a process of its own
-- `board`: what members tell each other in a round at the lighthouse, and what follows from it
-- `member`: takes part in rounds, and in the epochs that they begin
-- `epoch_groups`: gloo groups of an epoch, and their transport; `epoch_nccl`, `epoch_gpu`: NCCL communicators
+- `member`: takes part in rounds at the lighthouse, and in the epochs that they begin
+- `epoch_groups`: gloo groups of an epoch, and their transport; `epoch_nccl`: NCCL communicators
 - `processes`: ranks of this host
-- `hosts`: a leader's view of hosts that join; `joining_host`: theirs; `host_connection`, `messages`: how they talk;
-  `host_agreement`: what they must have in common
+- `hosts`: ranks of several hosts, as the leader sees them, and a host that joins; `host_connection`: their connection
 
-Of training: `steps`, in which all members commit or none; `commit_rule`: which count.
+For training: `steps`: steps that all members commit, or none.
 
-Of serving: `serving`: runs; `coordinated_ranks`: the process that assigns work, and `control_channel` to its ranks;
-`request_journal`: the work; `elastic_rank`: a rank.
+For serving: `serving`: runs, and the journal of requests; `coordinated_ranks`: the process that assigns work to ranks;
+`control_channel`: its connection to them; `elastic_rank`: a rank.
 """

@@ -1,8 +1,8 @@
-"""Control channel between a rank and the coordinator of its run: the messages, and the rank's end of it.
+"""Control channel between a rank and the coordinator of its run: its messages, and the rank's end.
 
-Members agree at the lighthouse who takes part in an epoch. What each of them does in it the coordinator says: a rank that has
-joined an epoch tells it `Joined`, and gets `EpochStart` when all members have. Messages travel over a pipe that only the rank
-and the process that started it hold.
+At the lighthouse the members agree on who takes part in an epoch. The coordinator tells each of them its work: a rank that has
+joined an epoch sends `Joined`, and gets `EpochStart` when all members have joined. Messages travel over a pipe that only the
+rank and the process that started it hold.
 """
 
 import faulthandler
@@ -29,11 +29,11 @@ OURS = str(Path(__file__).parents[1])  # the folder of aurora's files
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Coordinator to rank: what it does in an epoch.
+    """Coordinator to rank: its work in an epoch.
 
     Args:
-        epoch: the epoch's number, as members count.
-        number: its number from 1, as the coordinator counts.
+        epoch: the epoch's number, on which the members agreed.
+        number: how many epochs the coordinator has started, this one included.
         members: the ranks that take part, ascending; a member's rank in the epoch's process groups is its index here.
         assignment: what the coordinator assigned to this rank.
     """
@@ -58,7 +58,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Waits:
-    """Rank to coordinator: it takes part in no epoch and waits for the next.
+    """Rank to coordinator: the rank is in no epoch and waits for the next.
 
     Args:
         lost: why it left its last epoch by itself; None: it was stopped, or is new.
@@ -69,12 +69,12 @@ class Waits:
 
 @dataclass(frozen=True)
 class Joined:
-    """Rank to coordinator: it takes part in an epoch.
+    """Rank to coordinator: the rank has joined an epoch.
 
     Args:
         epoch: the epoch's number.
         members: the ranks that take part.
-        state: what this rank holds.
+        state: the rank's state, by which the coordinator assigns work, such as HeldExperts.
     """
 
     epoch: int
@@ -84,7 +84,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Progress:
-    """Rank to coordinator: a value of an epoch, such as new tokens."""
+    """Rank to coordinator: progress of its work in an epoch, such as new tokens."""
 
     epoch: int
     value: Any
@@ -108,7 +108,7 @@ class ControlChannel:
     """A rank's end of its control channel. The process exits when the coordinator is gone.
 
     Args:
-        connection: to the coordinator.
+        connection: pipe to the coordinator.
         member: takes part in the epochs of the run.
 
     Attributes:
@@ -133,10 +133,10 @@ class ControlChannel:
         return self.member.stopped
 
     def await_epoch(self, state: Any, lost: str | None = None) -> EpochStart | None:
-        """Waits for the next epoch and what this rank does in it; None: all work is done.
+        """Waits for the next epoch. Returns this rank's work in it; None: all work is done.
 
         Args:
-            state: what this rank holds.
+            state: this rank's state, which the coordinator gets.
             lost: why it left its last epoch by itself; None: it was stopped, or is new.
 
         Raises:
@@ -200,12 +200,12 @@ class ControlChannel:
 
 
 def member_name(rank: int) -> str:
-    """Returns the name as a member of a rank."""
+    """Returns the name that a rank has as a member; names of ranks sort as their numbers."""
     return f"{rank:06d}"
 
 
 def rank_of(name: str) -> int:
-    """Returns the rank of a member."""
+    """Returns the rank of a member, from its name."""
     return int(name)
 
 
@@ -220,11 +220,11 @@ def run_member(
     """Runs `target(rank_info, control, *args)` as a rank's main function, and sends the error that ends it.
 
     Args:
-        connection: to the coordinator.
-        rank_info: of the rank; its host and port are those of the lighthouse.
-        target, args: what the rank runs.
+        connection: pipe to the coordinator.
+        rank_info: the rank; its host and port are those of the lighthouse.
+        target, args: function that the rank runs, and its further arguments.
         hang_s: seconds without a sign of life after which a member is lost.
-        absent_s: seconds after the last arrival for which the first epoch waits for ranks that are not there.
+        absent_s: seconds after the last arrival for which the first epoch waits for ranks that have not arrived.
     """
     silence_native_code()
     try:
@@ -265,7 +265,7 @@ def _whereabouts(thread: int) -> str:
 
 
 def silence_native_code() -> None:
-    """Discards what gloo and torchft write on descriptor 2, unless AURORA_DEBUG is set. Python keeps its stderr."""
+    """Discards messages that gloo and torchft write to descriptor 2, unless AURORA_DEBUG is set. Python keeps its stderr."""
     if os.environ.get("AURORA_DEBUG"):
         return
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

@@ -1,8 +1,8 @@
 """Coordinated ranks: processes, on this host and on others, whose work in each epoch a coordinator assigns.
 
-Who takes part in an epoch the ranks agree on at the lighthouse (see `member`): one that dies, hangs or loses a peer ends the
-epoch, and one that joins waits until the coordinator ends it. The next epoch's members say what they hold, and are told what
-to do once all have.
+The ranks agree at the lighthouse on who takes part in an epoch (see `member`). A rank that dies, hangs or loses a peer ends the
+epoch. A rank that joins waits until the coordinator ends it. The members of the next epoch send the coordinator their states;
+when it has them all, it sends each member its work.
 """
 
 import time
@@ -34,7 +34,7 @@ MAX_IDLE_EPOCHS = 5  # of the same members and without progress, before the run 
 
 
 class Coordinator(Protocol):
-    """Decides what the members of each epoch do. Errors that its methods raise end the run."""
+    """Interface that decides the work of the members in each epoch. Errors that its methods raise end the run."""
 
     @property
     def finished(self) -> bool:
@@ -45,10 +45,10 @@ class Coordinator(Protocol):
         """True if the coordinator has a better assignment for the same members. They then begin a new epoch."""
 
     def assign(self, epoch: int, states: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Returns each member's assignment in an epoch, by rank; `states` is what the members hold."""
+        """Returns each member's assignment in an epoch, by rank; `states` has each member's state, by rank."""
 
     def on_progress(self, rank: int, value: Any) -> bool:
-        """Takes a value that a member sent during an epoch. Returns whether it advances the work as a whole."""
+        """Takes a progress value of a member during an epoch. Returns whether it advances the work as a whole."""
 
     def on_lost(self, rank: int, reason: str) -> None:
         """Takes note of a lost rank; `reason` is part of a sentence."""
@@ -68,9 +68,9 @@ class CoordinatedRanks:
     """Runs the picklable `target(rank_info, control, *args)` in `ranks` processes until the coordinator is finished.
 
     Args:
-        target: what a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
-        ranks: how many processes to start.
-        coordinator: decides what the members of each epoch do.
+        target: function that a rank runs; it takes part in epoch after epoch through `control`, its ControlChannel.
+        ranks: number of processes to start.
+        coordinator: assigns the members' work in each epoch.
         args: further arguments of `target`.
         timeout_s: seconds that a rank waits for a peer.
         hang_s: a rank that gives no sign of life for so many seconds is left out of the next epoch and killed.
@@ -112,7 +112,7 @@ class CoordinatedRanks:
         self._results: dict[int, Any] = {}
 
     def run(self) -> dict[int, Any]:
-        """Runs epochs until the coordinator is finished, and ends all processes. Returns the result of each rank still there.
+        """Runs epochs until the coordinator is finished, then ends all processes. Returns results by rank, of those not lost.
 
         Raises:
             RankFailed: if no rank is left, or epochs of the same members end without progress.

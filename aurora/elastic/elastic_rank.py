@@ -50,7 +50,7 @@ class HeldExperts:
         held_ML: the rank's experts, by model and layer.
         serving_M: numbers of the requests that the rank is decoding, by model.
         expert_bytes_M: bytes of one expert's weights in one layer, by model.
-        calibration: which order is the fastest at which size; None: it was not measured.
+        calibration: measured times of orders, by size; None: they were not measured.
     """
 
     held_ML: HeldML
@@ -68,12 +68,12 @@ class EpochWork:
         cluster: the GPUs of the epoch's members.
         moves: the experts that some member lacks, and the ranks that send them.
         order: the order in which the weights of these experts travel.
-        requests_M: by model, further requests to serve: for each number, the tokens of its answer so far.
-        calibration: what a member has of earlier epochs; None: nobody has one.
-        cost_MG: as of `controlled`.
-        arrives_s_M: by model, for each number in how many seconds from the beginning of serving the request arrives; empty: all
-            are there.
-        served_s: seconds since then; None: no rank has begun to serve.
+        requests_M: by model, further requests to serve: by number of the request, the tokens of its answer so far.
+        calibration: calibration from an earlier epoch; None: no member has one.
+        cost_MG: as in `controlled`.
+        arrives_s_M: by model and number of the request, seconds from the beginning of serving to its arrival; empty: all
+            requests have arrived.
+        served_s: seconds since serving began; None: no rank has begun to serve.
     """
 
     program: Program
@@ -89,7 +89,7 @@ class EpochWork:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Progress: how many seconds this rank took to send and receive the weights that travel in this epoch."""
+    """Progress: this rank has sent and received the weights that move in this epoch, in `seconds`."""
 
     seconds: float
 
@@ -109,7 +109,7 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Decided:
-    """Progress: what one model's control loop has decided so far in an epoch."""
+    """Progress: report of one model's controller on its decisions so far in an epoch."""
 
     epoch: int
     model: int
@@ -119,7 +119,7 @@ class Decided:
 class EpochOrders:
     """Chooses the orders of a rank's exchanges over all epochs, if the run's order is "auto"; see OrderWatch.
 
-    The first epoch is calibrated. Later ones, with other members, begin with what was measured then.
+    Orders are timed at the start of the first epoch. Later epochs, with other members, begin with these times.
 
     Args:
         planned: the planned method, as `planned_method` returns it.
@@ -132,7 +132,10 @@ class EpochOrders:
         self._watches_M: list[list[OrderWatch]] = [[] for _ in names_M]
 
     def begin(self, work: EpochWork, transport: Transport, stopped: threading.Event, device: str = "cpu") -> list[OrderWatch]:
-        """Returns each model's watch in an epoch; a collective call. Raises RankFailed if a peer is lost or the epoch ends."""
+        """Returns the OrderWatch of each model for an epoch. A collective call.
+
+        Raises RankFailed if a peer is lost or the epoch ends.
+        """
 
         def measure() -> None:
             with _current(device):

@@ -1,4 +1,6 @@
-"""Epoch's process groups: torchft's, without a global group, broken off at once when the epoch is over; a transport on one."""
+"""Process groups of an epoch, which are broken off at once when the epoch is over, and a transport over one of them.
+
+They are groups of torchft, so no global process group is needed."""
 
 import socket
 import threading
@@ -20,10 +22,9 @@ from aurora.types import Order
 class EpochGroups:
     """Process groups of one epoch's members: one gloo group per model, and as many NCCL communicators if they use GPUs.
 
-    gloo cannot stop waiting for a peer that lives but no longer waits. So `abort` shuts the connections: each thread that waits
-    on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to send
-    a message on it, gloo forgets the message, and the thread that waits for it waits until the group's time-out; see
-    `unless_stopped`.
+    gloo cannot stop waiting for a peer that is alive but has left the call. So `abort` shuts the connections: each thread that
+    waits on one of them, at either end, gets an error at once. One case is left: if a connection is shut just as gloo begins to
+    send a message on it, gloo forgets the message, and the thread waits until the group's time-out; see `unless_stopped`.
     """
 
     def __init__(self, groups: list[Any], connections: list[socket.socket]) -> None:
@@ -45,7 +46,7 @@ class EpochGroups:
             self.communicators.abort(RankFailed("the epoch is over"))
 
     def drain(self) -> None:
-        """Waits until what is queued on the GPU has ended, after `abort`; see `EpochCommunicators.drain`."""
+        """Waits, after `abort`, until all queued work of the GPU has ended; see `EpochCommunicators.drain`."""
         if self.communicators is not None:
             self.communicators.drain()
 
@@ -67,11 +68,11 @@ def connect_groups(
         store: address of the torch.distributed store at which the members meet.
         epoch: the epoch's number, which keeps its groups apart from those of other epochs.
         rank, ranks: this member's rank in the epoch, and the number of members.
-        groups: how many process groups to make; they listen on the interface in GLOO_SOCKET_IFNAME.
+        groups: number of process groups to make; they listen on the interface in GLOO_SOCKET_IFNAME.
         timeout_s: seconds to wait for the other members, and later for a peer.
         stopped: ends the rendezvous when it is set.
-        gpu: this member's GPU, for an NCCL communicator with each group; None: there are none.
-        urgent: which gloo groups have packets that are to go before others; see `marked_urgent`.
+        gpu: this member's GPU, for an NCCL communicator beside each group; None: no communicators.
+        urgent: indices of the gloo groups whose packets are marked as urgent; see `marked_urgent`.
 
     Raises:
         RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -124,8 +125,8 @@ def _group(address: str, epoch: int, rank: int, ranks: int, timeout: timedelta) 
 class EpochTransport(GlooTransport):
     """A gloo transport over a process group of an epoch. A call ends by RankFailed when the epoch is over.
 
-    Each call runs in a thread that may be left behind, so that what calls it, in the member's own thread, never is: no two
-    threads change a member's state.
+    Each gloo call runs in a helper thread, which is abandoned if it does not end. So the member's own thread always returns,
+    and only that thread changes the member's state.
 
     Args:
         group: a process group of the epoch.

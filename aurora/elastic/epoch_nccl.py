@@ -1,4 +1,4 @@
-"""NCCL in elastic runs: which ranks use it, and an epoch's communicators on their GPUs.
+"""NCCL in elastic runs: chooses whether ranks use it, and makes an epoch's communicators on their GPUs.
 
 Communicators are made when an epoch's members connect, aborted together when it is over, and never used again.
 """
@@ -23,21 +23,21 @@ from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_
 
 
 class RankGpu(Protocol):
-    """Calls that communicators of an epoch make to this rank's GPU. Tests put an emulation in its place."""
+    """Interface of this rank's GPU for the communicators of an epoch. Tests implement it by an emulation."""
 
     device: str
 
     def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes a group of torchft's for NCCL, with its communicator. A collective call, which may wait for a lost rank."""
+        """Makes a torchft group for NCCL, with its communicator. A collective call, which may wait for a lost rank."""
 
     def aside(self) -> AbstractContextManager[Any]:
-        """Context manager in which this thread's work goes to a stream of its own, for which no other one waits."""
+        """Context manager in which this thread's work is queued on a new stream, for which no other stream waits."""
 
     def timer(self) -> Timer:
         """Returns a timer of the streams of the threads that use it."""
 
     def synchronize(self) -> None:
-        """Waits until all that is queued has ended. Raises RuntimeError if the GPU has failed."""
+        """Waits until all queued work has ended. Raises RuntimeError if the GPU has failed."""
 
 
 class NcclGpu:
@@ -51,7 +51,7 @@ class NcclGpu:
         self.device = device
 
     def new_group(self, store: str, epoch: int, rank: int, ranks: int, timeout_s: float) -> Any:
-        """Makes the group; see `RankGpu.new_group`. It does not block: a call it is not ready for fails after timeout_s."""
+        """Makes a non-blocking group; see `RankGpu.new_group`. A call that does not get ready fails after timeout_s."""
         from torchft.process_group import ProcessGroupNCCL  # takes a while
 
         keep_watchdogs_from_ending_the_process()
@@ -78,10 +78,10 @@ class NcclGpu:
 
 
 def transport_of_host(asked: str, ranks: int) -> str:
-    """Returns the transport that this host's ranks take in an elastic run; all hosts have to take the same.
+    """Returns the name of the transport of this host's ranks in an elastic run; all hosts must use the same.
 
     Args:
-        asked: name of a transport; "auto": nccl where every rank has a GPU, else gloo.
+        asked: name of a transport; "auto": nccl if every rank of the host has a GPU, else gloo.
         ranks: ranks of this host.
 
     Raises:
@@ -96,12 +96,12 @@ def transport_of_host(asked: str, ranks: int) -> str:
 
 
 def gpu_of_rank(transport: str, local_rank: int, over_hosts: bool) -> RankGpu | None:
-    """Returns the GPU of a rank, which becomes the current one of this thread; None if the transport needs none.
+    """Returns the GPU of a rank, and makes it this thread's current device; None if the transport needs no GPU.
 
     Args:
-        transport: of the run, as `transport_of_host` returns it.
+        transport: the run's transport, from `transport_of_host`.
         local_rank: the rank's number among those of this host.
-        over_hosts: whether the run has ranks on other hosts; if not, nothing listens but on loopback.
+        over_hosts: whether the run has ranks on other hosts; if not, NCCL listens on loopback only.
     """
     if transport != "nccl":
         return None
@@ -118,10 +118,10 @@ DRAIN_S = 60.0  # in which all that is queued on the GPU has to end, once the co
 
 
 class EpochCalls:
-    """GroupedCalls of one communicator of an epoch. They end when the epoch is over; none is posted afterwards.
+    """GroupedCalls of one communicator of an epoch. When the epoch is over, they end, and no more can be posted.
 
-    Whoever waits looks at the stream again and again, and so goes on when the epoch is over, even if an aborted call does not
-    end. What a thread waits for in torch itself, such as `item`, ends when the calls are aborted.
+    Threads wait by polling the stream, so they go on when the epoch is over, even if an aborted call does not end. A wait
+    inside torch, such as in `item`, ends when the calls are aborted.
 
     Args:
         epoch: the epoch's communicators.
@@ -154,7 +154,7 @@ class EpochCalls:
 
     @property
     def failure(self) -> RankFailed | None:
-        """Why the epoch's calls were aborted; see `GroupedCalls.failure`."""
+        """Reason for which the epoch's calls were aborted; see `GroupedCalls.failure`."""
         return self._epoch.failure
 
     def abort(self, failure: RankFailed) -> None:
@@ -162,7 +162,7 @@ class EpochCalls:
         self._epoch.abort(failure)
 
     def abort_group(self) -> None:
-        """Aborts this communicator and gives it up, which both wait for the GPU and for threads of torch."""
+        """Aborts this communicator and frees it. Both steps wait for the GPU and for threads of torch."""
         posted = self._posting.acquire(timeout=POSTING_S)  # what is posted for longer waits for a peer
         try:
             with suppress(RuntimeError):  # that it takes too long: `drain` finds out whether it matters
@@ -207,19 +207,19 @@ class EpochCommunicators:
 
     @property
     def failure(self) -> RankFailed | None:
-        """Why the communicators were aborted, a new error each time; None: they were not."""
+        """Reason for which the communicators were aborted, as a new error at each read; None: they were not."""
         return None if self._reason is None else RankFailed(self._reason)
 
     def make(
         self, store: str, epoch: int, rank: int, ranks: int, count: int, timeout_s: float, stopped: threading.Event
     ) -> None:
-        """Makes `count` communicators, and has each carry something between all pairs. A collective call.
+        """Makes `count` communicators, and sends a message between all pairs over each. A collective call.
 
-        A thread makes them, a new one for each epoch. It is left behind if the epoch is over before all have joined.
+        A new thread makes them, which is abandoned if the epoch is over before all members have joined.
 
         Args:
-            store, epoch, rank, ranks, timeout_s, stopped: as of `connect_groups`.
-            count: how many.
+            store, epoch, rank, ranks, timeout_s, stopped: as in `connect_groups`.
+            count: number of communicators.
 
         Raises:
             RankFailed: if `stopped` is set first, or the others do not join within timeout_s.
@@ -265,10 +265,10 @@ class EpochCommunicators:
         return calls
 
     def abort(self, failure: RankFailed) -> None:
-        """Aborts all calls, in threads. May be called in any thread, and more than once.
+        """Aborts all calls. May be called in any thread, and more than once.
 
-        To abort one communicator waits for the GPU, on which the calls of another may wait for the same lost rank. So each has
-        a thread: they are all told before any of them is waited for.
+        Aborting one communicator waits for the GPU, where the calls of another may wait for the same lost rank. So each is
+        aborted in a thread of its own, and all threads are started before any is waited for.
         """
         with self._changing:
             if self._reason is not None:
@@ -278,12 +278,12 @@ class EpochCommunicators:
             threading.Thread(target=calls.abort_group, daemon=True, name="aurora-abort").start()
 
     def drain(self) -> None:
-        """Waits until the GPU has ended all that is queued; the calls must have been aborted.
+        """Waits until the GPU has ended all queued work; the calls must have been aborted before.
 
-        The memory that an aborted call was to fill may be given to others before: they come behind it in its stream.
+        Memory that an aborted call was to fill may be reused earlier, because its new use is queued behind the call.
 
         Raises:
-            RuntimeError: if it does not end in DRAIN_S seconds, or the GPU has failed: then it cannot be used any more.
+            RuntimeError: if the work does not end within DRAIN_S seconds, or the GPU has failed; the GPU is then unusable.
         """
         drained: Future[None] = Future()
 
@@ -305,8 +305,8 @@ class EpochNcclTransport(NcclTransport):
     """An NCCL transport over a communicator of an epoch. A call ends by RankFailed when the epoch is over.
 
     Args:
-        calls: of the communicator.
-        control: for `gather`, over a gloo group of the same epoch.
+        calls: the communicator's calls.
+        control: gloo transport over a group of the same epoch, for `gather`.
         timeout_s: seconds that an exchange may take.
     """
 
@@ -317,7 +317,7 @@ class EpochNcclTransport(NcclTransport):
         """Nothing: it was made when the epoch's members connected."""
 
     def wait(self) -> None:
-        """Waits until this rank's transfers are done, and all else that is queued: then an error of the GPU has shown."""
+        """Waits until all queued work is done, this rank's transfers included, so that an error of the GPU shows here."""
         super().wait()
         timer = self._calls.timer
         try:

@@ -1,9 +1,8 @@
 """Connections between the hosts of a run: mutual TLS, and the messages that it carries.
 
-All hosts of a run share one certificate and its key, and each end takes no other certificate. An end that has not shown it yet
-is heard for HELLO_S seconds in all, and says nothing that is kept. Messages are MessagePack that holds values of known
-dataclasses, and arrays as their bytes. Nothing is unpickled: what another host sends can only become one of the dataclasses
-that the receiver knows.
+All hosts of a run share one certificate and its key, and each end accepts no other certificate. A peer has HELLO_S seconds to
+show it; until then its messages are ignored. Messages are MessagePack of known dataclasses, with arrays as their bytes. Nothing
+is unpickled: bytes from another host can only become one of the dataclasses that the receiver knows.
 """
 
 import os
@@ -29,22 +28,22 @@ from aurora.runtime.distributed.connections import HELLO_S, watched
 
 
 class Refused(Exception):
-    """Raised when the other end of a connection sends no message, or one that it may not send."""
+    """Error that the other end of a connection sends bytes that are no message, or a message that it may not send."""
 
 
 @dataclass(frozen=True)
 class Alive:
-    """Both ways, every HEARTBEAT_S: the process runs."""
+    """Sign of life, sent both ways every HEARTBEAT_S."""
 
 
 class WireFormat:
     """Packs values as bytes, and unpacks them.
 
-    Besides instances of `kinds` values may be None, booleans, numbers, strings, tuples, lists, sets, dictionaries and numpy
-    arrays of numbers, in each other to any depth. Each is unpacked as what it was.
+    Values may be instances of `kinds`, None, booleans, numbers, strings, tuples, lists, sets, dictionaries and numpy arrays of
+    numbers, nested to any depth. Each is unpacked as the type that it was.
 
     Args:
-        kinds: dataclasses and AuroraErrors, of different names; an error is told by its sentence.
+        kinds: dataclasses and classes of AuroraError, of different names; of an error only the message travels.
     """
 
     def __init__(self, *kinds: type[Any]) -> None:
@@ -59,8 +58,8 @@ class WireFormat:
         """Returns the value that `pack` was given.
 
         Raises:
-            Refused: if the bytes are not packed by a host with the same kinds, or a value is not what its class takes: a number
-                or a string where it wants one, and what its constructor checks.
+            Refused: if the bytes were not packed by a host with the same kinds, or a field has a value of a wrong type, or one
+                that its class refuses.
         """
         try:
             return self._value(msgspec.msgpack.decode(packed))
@@ -142,7 +141,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Certificate:
-    """The certificate that all hosts of a run share, with its key, as TLS takes it."""
+    """TLS contexts of the leader's and of another host's end, from the certificate and key that all hosts of a run share."""
 
     at_leader: ssl.SSLContext
     at_host: ssl.SSLContext
@@ -179,7 +178,7 @@ def certificate_of_hosts(name: str) -> Certificate:
         name: the parameter that asks for such a run, for the error message.
 
     Raises:
-        BadInput: if it is not set or names no certificate with its key, or a secret is set as hosts once shared.
+        BadInput: if the variable is not set, or its file has no certificate with its key.
     """
     file = os.environ.get(CERTIFICATE)
     if not file:
@@ -195,11 +194,11 @@ class JoinRun:
     """Host to leader, as its first message: it wants to run ranks.
 
     Args:
-        name: of the host, in messages.
-        process: tells the host's process from others of its name.
-        ranks: which ranks.
-        respawn: how often each of them may be started again, where every host says so for its own.
-        about: what has to be the same on all hosts; see `difference`.
+        name: name of the host, for messages to users.
+        process: random text that tells this process from earlier ones of the same name.
+        ranks: the ranks that it wants to run.
+        respawn: how often each of them may be started again, if hosts decide this for their own ranks.
+        about: values that must be the same on all hosts; see `difference`.
     """
 
     name: str
@@ -217,14 +216,14 @@ class JoinRun:
 
 @dataclass(frozen=True)
 class HostAdmitted:
-    """Leader to host: it takes part. `job` is what its ranks have to know."""
+    """Leader to host: the host takes part; `job` has the work for its ranks."""
 
     job: Any
 
 
 @dataclass(frozen=True)
 class HostRefused:
-    """Leader to host, as its last message: it cannot take part."""
+    """Leader to host, as its last message: the host cannot take part."""
 
     reason: str
 
@@ -304,14 +303,14 @@ class HostConnection:
     """Sends and receives the messages of one connection between a leader and another host. Any thread may send, one receives.
 
     Args:
-        connection: a connected socket, which this takes over; the other end does the same, with the other `at_leader`.
-        certificate: what all hosts share.
-        at_leader: whether this end is the leader's.
+        connection: a connected socket, which this object takes over and the other end wraps likewise.
+        certificate: the certificate that all hosts share.
+        at_leader: True at the leader's end, False at the other.
         wire: packs messages.
 
     Raises:
         Refused: if the other end has another certificate or none.
-        OSError: if the connection ends first, or nothing comes in time.
+        OSError: if the connection ends first, or the other end does not answer in time.
     """
 
     def __init__(self, connection: socket.socket, certificate: Certificate, at_leader: bool, wire: WireFormat) -> None:
@@ -333,7 +332,7 @@ class HostConnection:
 
     @property
     def address(self) -> str:
-        """The address of this host from which it reaches the other."""
+        """This host's own address on the connection."""
         return str(self._socket.getsockname()[0])
 
     def send(self, message: Any) -> None:
@@ -341,11 +340,11 @@ class HostConnection:
         self.send_packed(self.pack(message))
 
     def pack(self, message: Any) -> bytes:
-        """Returns a message as `send_packed` takes it."""
+        """Packs a message for `send_packed`."""
         return self._wire.pack(message)
 
     def send_packed(self, content: bytes) -> None:
-        """Sends what `pack` returned. Raises OSError if the connection has ended."""
+        """Sends a message that `pack` has packed. Raises OSError if the connection has ended."""
         with self._sending:
             left = memoryview(_LENGTH.pack(len(content)) + content)
             while left:
@@ -356,7 +355,7 @@ class HostConnection:
         """Waits for a message.
 
         Raises:
-            Refused: if something else comes.
+            Refused: if the bytes that arrive are no allowed message.
             OSError: if the connection has ended.
         """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
@@ -365,7 +364,7 @@ class HostConnection:
         return self._wire.unpack(self._read(length))
 
     def close(self) -> None:
-        """Ends the connection, and `receive` at both ends."""
+        """Ends the connection; `receive` then raises OSError at both ends."""
         with suppress(OSError):  # it has ended
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -412,8 +411,8 @@ def secured(
     """Context manager that secures a connected socket and ends it; see HostConnection.
 
     Args:
-        connection, certificate, at_leader, wire: as of HostConnection.
-        tried: called when the other end has shown its certificate, or has not.
+        connection, certificate, at_leader, wire: as in HostConnection.
+        tried: called when the check of the other end's certificate has ended, whether or not it was accepted.
     """
     with closing(connection), watched(connection):
         try:
@@ -427,15 +426,15 @@ def secured(
 
 
 def this_version() -> dict[str, str]:
-    """Returns this host's version of aurora, by what it is in words: what hosts say to each other depends on it."""
+    """Returns {description: version} of this host's aurora; hosts must have the same, because messages depend on it."""
     return {"aurora's version": version("aurora-moe")}
 
 
 def difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Returns in a sentence what a host has other than the leader, None if it has the same.
+    """Returns a sentence on the first value in which a host differs from the leader; None if all are the same.
 
     Args:
-        expected, found: the leader's values and the host's, by what they are in words.
+        expected, found: the leader's and the host's values, by their description in words.
     """
     for what in [*expected, *(found.keys() - expected.keys())]:
         leaders, its = expected.get(what), found.get(what)

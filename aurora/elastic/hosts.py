@@ -1,7 +1,7 @@
 """Ranks of a run over several hosts: as its leader sees them (`LedRanks`), and on a host that joins (`JoiningHost`).
 
-A host joins over one connection of mutual TLS. Its ranks are lost, all at once, when that ends: at once if the process there
-dies; after about half a second if the host is gone, because its kernel acknowledges nothing any more.
+A host joins over one connection of mutual TLS. When the connection ends, all ranks of the host are lost. It ends at once if the
+host's process dies, and after about half a second without acknowledgements if the host itself is gone.
 """
 
 import itertools
@@ -47,10 +47,10 @@ FAREWELL_S = 1.0  # for what was sent last to be read
 
 
 def lighthouse_of(leader: tuple[str, int]) -> tuple[str, int]:
-    """Returns the address of the lighthouse of a run that is led at an address: the port after it.
+    """Returns the address of the lighthouse of a run whose leader listens at `leader`: same host, next port.
 
     Raises:
-        BadInput: if there is no such port.
+        BadInput: if there is no next port.
     """
     host, port = leader
     if port == MOST_PORT:
@@ -63,13 +63,13 @@ class Lead:
     """Leader of a run over several hosts: its address, its ranks, and who may join.
 
     Args:
-        address: host and port on which it listens, and nowhere else; its own ranks' process groups listen on this host, too.
-        certificate: what all hosts share; who has another one is not heard.
+        address: the only host and port on which it listens; its own ranks' process groups listen on this host, too.
+        certificate: the certificate that all hosts share; hosts with another one are rejected.
         local: the ranks of this host.
         wire: packs messages to and from ranks.
-        refusal: returns, in a sentence, why a host that says this of itself cannot join; None: it can.
-        job: returns what a host that joins now is told, for its ranks.
-        awaited: for ranks of other hosts that are part of the run from its beginning, the names of their hosts.
+        refusal: called with a host's JoinRun; returns a sentence on why the host cannot join; None: it can.
+        job: returns the job for the ranks of a host that joins now (`HostAdmitted`).
+        awaited: names of the hosts of ranks that belong to the run from its beginning, by rank.
     """
 
     address: tuple[str, int]
@@ -125,14 +125,14 @@ class _JoinedRank(StartedRank):
 
 
 class LedRanks:
-    """The ranks of this host and of those that join; methods as of RankProcesses.
+    """The ranks of the leader's host and of the hosts that join; has the methods of RankProcesses.
 
     Args:
-        main, args: what each rank's process on this host runs.
-        ranks: as of RankProcesses.
-        lead: which ranks are this host's, and who may join.
-        timeout_s: as of RankProcesses; ranks of hosts that have not joined after so many seconds count as lost, and may still
-            join.
+        main, args: function that each rank's process on this host runs, and its further arguments.
+        ranks: as in RankProcesses.
+        lead: the ranks of this host, and the hosts that may join.
+        timeout_s: as in RankProcesses. Ranks whose hosts have not joined after so many seconds count as lost; the hosts may
+            still join later.
 
     Attributes:
         address: host and port on which it listens.
@@ -166,16 +166,16 @@ class LedRanks:
 
     @property
     def joined(self) -> list[JoinRun]:
-        """Requests of the hosts that have joined."""
+        """The JoinRun requests of the hosts that have joined."""
         with self._lock:
             return [host.about for host in self._hosts.values()]
 
     def host_of(self, rank: int) -> JoinRun | None:
-        """Returns what the host of a rank says of itself; None: the rank is this host's, or that host is gone."""
+        """Returns the JoinRun of a rank's host; None: the rank belongs to this host, or its host is gone."""
         return next((host for host in self.joined if rank in host.ranks), None)
 
     def start(self, rank: int) -> None:
-        """Starts a rank's process on its host, when that has joined."""
+        """Starts a rank's process on its host, as soon as that host has joined."""
         if rank in self._lead.local:
             self._local.start(rank)
             return
@@ -188,7 +188,7 @@ class LedRanks:
             self._asked.add(rank)
 
     def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
-        """Yields (rank, its process, or the error of its start) of ranks started, or given up, since the last call."""
+        """Yields (rank, its process or the error of its start) for ranks that were started or given up since the last call."""
         yield from self._local.adopt_started()
         if self._awaited and time.monotonic() > self._late_s:
             with self._lock:
@@ -220,7 +220,7 @@ class LedRanks:
         """Ends the run on all hosts, and kills this host's processes; none is left on return.
 
         Args:
-            complete: whether all work is done, which other hosts are told.
+            complete: whether all work is done; other hosts are told.
         """
         self._closed.set()
         with suppress(OSError):
@@ -374,15 +374,15 @@ class JoiningHost:
 
     Args:
         leader: the host and port on which the leader listens.
-        certificate: what all hosts share.
-        name, ranks, respawn, about: as of JoinRun.
+        certificate: the certificate that all hosts share.
+        name, ranks, respawn, about: as in JoinRun.
         wire: packs messages to and from ranks.
-        processes: returns the processes of the ranks, none of them started, for the job that the leader tells.
+        processes: called with the leader's job; returns the RankProcesses of this host, none of them started.
         timeout_s: seconds without a leader after which this host gives up.
         keeps_ranks: whether ranks go on while there is no leader; if not, they are killed.
 
     Attributes:
-        admitted: how many times the leader has admitted it.
+        admitted: how many times a leader has admitted this host.
     """
 
     def __init__(
@@ -409,7 +409,7 @@ class JoiningHost:
         self.admitted = 0
 
     def run(self) -> None:
-        """Takes part until the leader says that the run is complete. None of its processes is left on return.
+        """Takes part until the leader ends the run as complete. No process of this host is left on return.
 
         Raises:
             BadInput: if the leader refuses this host.
@@ -444,7 +444,7 @@ class JoiningHost:
         """Takes note of a rank whose process has ended by itself."""
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
-        """Returns ranks' messages that a leader of before may have had, and the present one lacks."""
+        """Returns (rank, message) pairs that an earlier leader may have received, and the present one needs again."""
         return ()
 
     @property

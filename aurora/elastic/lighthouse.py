@@ -1,7 +1,7 @@
 """torchft's lighthouse in a child process: where the members of an elastic run meet.
 
-It takes no part in steps: when it is restarted, members find it again and have lost nothing. It believes whoever reaches its
-port, so it listens on one address only, loopback unless told otherwise.
+It takes no part in steps: if it is restarted, members find it again and have lost nothing. It trusts every process that reaches
+its port, so it listens on one address only, by default on loopback.
 """
 
 import os
@@ -28,7 +28,7 @@ class Lighthouse:
 
     Args:
         host, port: the only address on which it listens; port 0: any free one.
-        heartbeat_timeout_s: a member that gives no sign of life for so long is left out of rounds.
+        heartbeat_timeout_s: a member that gives no sign of life for so many seconds is left out of rounds.
 
     Attributes:
         address: the host and port on which it listens.
@@ -56,7 +56,7 @@ class Lighthouse:
         self._keeper.start()
 
     def close(self) -> None:
-        """Ends the lighthouse. Epochs go on without it."""
+        """Ends the lighthouse. Epochs that are under way go on without it."""
         self._closed.set()
         self._child[0].kill()
         self._keeper.join()
@@ -99,7 +99,7 @@ def check_torchft() -> None:
 
 
 def serve(host: str, port: int, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> tuple[Any, int]:
-    """Returns torchft's lighthouse in this process, with the settings of a run, and its port; see Lighthouse."""
+    """Starts torchft's lighthouse in this process, with the settings of a run. Returns it and its port; see Lighthouse."""
     from torchft.coordination import LighthouseServer
 
     timeout_ms = round(heartbeat_timeout_s * 1000)

@@ -1,8 +1,8 @@
 """Member of an elastic run: takes part in round after round at the lighthouse, and makes each epoch's process groups.
 
-A round's entries go to all who took part in it, so they come to the same conclusions and have nothing else to agree on. A
-member serves in an epoch, or waits for the next. An epoch is over when one of its members is missing from a round or has left
-it. The next one begins at the first round in which nobody serves.
+In a round each member gives an Entry, and all get the entries of all; so all come to the same conclusions, and need no other
+agreement. A member serves in an epoch, or waits for the next one. An epoch is over when one of its members is missing from a
+round or has left the epoch. The next epoch begins at the first round in which no member serves.
 """
 
 import gc
@@ -33,21 +33,21 @@ from aurora.types.run_options import address_text
 
 
 class Entry(Struct, frozen=True):
-    """Entry of a member in a round: who it is, and where it stands.
+    """Entry of a member in a round: its identity and its state.
 
     Args:
-        name: tells it from the others; ranks ascend with names.
-        process: tells its process from another of the same name.
-        since_ms: when the process began, in milliseconds since 1970: of two processes of a name the first keeps it.
-        store: address of the torch.distributed store that it serves, for the epochs of which it is the first member.
-        epoch: number of the last epoch that it was in, 0 if none.
-        serving: whether it still is.
-        agreed: whether it has left that epoch by agreement with all its members, so that nobody has to be stopped.
-        unseen: how many members of that epoch took part in no round since the lighthouse was lost and found again.
+        name: the member's unique name; ranks ascend with names.
+        process: random text that tells its process from another one of the same name.
+        since_ms: when the process began, in milliseconds since 1970; of two processes with one name the earlier keeps it.
+        store: address of the torch.distributed store that the member serves; an epoch uses the store of its first member.
+        epoch: number of the last epoch that it was in; 0: none.
+        serving: whether it is still in that epoch.
+        agreed: whether it has left that epoch by agreement of all members, so that none of them has to be stopped.
+        unseen: number of that epoch's members that have been in no round since the lighthouse was lost and found again.
         waited_s: seconds that it has waited for the next epoch.
-        expected: how many members the first epoch waits for; the greatest counts, here and in `least`.
-        least: how many members every epoch has at least.
-        data: what the members of the next epoch are told of it; JSON.
+        expected: number of members for which the first epoch waits; the largest value of all entries counts.
+        least: least number of members of every epoch; the largest value of all entries counts.
+        data: JSON value for the members of the next epoch.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Entry(Struct, frozen=True):
 
 
 def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
-    """Returns the entries by ascending name; of two processes of a name, that of the later epoch, or of the first to begin."""
+    """Returns the entries by name, ascending; of two processes with one name, the one of the later epoch, else the earlier."""
     found: dict[str, Entry] = {}
     for entry in sorted(entries, key=lambda each: (each.name, -each.epoch, each.since_ms, each.process)):
         found.setdefault(entry.name, entry)
@@ -73,13 +73,13 @@ def by_name(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 
 def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str], unseen: Collection[str] = ()) -> str | None:
-    """Returns in a sentence why an epoch is over, None if it goes on.
+    """Returns a sentence on why an epoch is over; None: it goes on.
 
     Args:
-        entries: of the round, by name.
-        number: of the epoch.
-        processes: of its members, by name.
-        unseen: members that need not take part yet, since the lighthouse was not reached for a while.
+        entries: entries of a round, by name.
+        number: the epoch's number.
+        processes: `Entry.process` of the epoch's members, by name.
+        unseen: members that may be missing from the round, because the lighthouse was lost and has not heard them yet.
     """
     for name, process in processes.items():
         entry = entries.get(name)
@@ -92,19 +92,20 @@ def over(entries: Mapping[str, Entry], number: int, processes: Mapping[str, str]
 
 
 def others_wait(entries: Mapping[str, Entry], processes: Mapping[str, str]) -> bool:
-    """Returns whether someone who is no member of an epoch waits for the next one."""
+    """Returns whether a process that is no member of the present epoch waits for the next one; arguments as in `over`."""
     return any(not entry.serving and processes.get(name) != entry.process for name, entry in entries.items())
 
 
 def next_epoch(entries: Mapping[str, Entry], now_ms: int, absent_s: float) -> int:
-    """Returns the number of the epoch that begins with a round, 0 if none does.
+    """Returns the number of the epoch that begins with a round; 0: none begins.
 
-    It is greater than that of every epoch before: the lighthouse's clock keeps it from numbers that nobody here remembers.
+    The number is greater than that of every earlier epoch. It is at least `now_ms`, so that this holds also for epochs that no
+    present member remembers.
 
     Args:
-        entries: of the round, by name.
+        entries: entries of the round, by name.
         now_ms: when the round ended, by the lighthouse's clock, in milliseconds since 1970.
-        absent_s: seconds after the last arrival for which the first epoch waits for more members than there are.
+        absent_s: seconds after the last arrival for which the first epoch waits for `expected` members.
     """
     everyone = entries.values()
     if any(entry.serving or entry.unseen for entry in everyone) or len(entries) < max(
@@ -131,9 +132,9 @@ class Epoch:
     """An epoch that a member takes part in.
 
     Args:
-        number: greater than that of every epoch before.
+        number: number of the epoch, greater than that of every earlier one.
         members: names of the members, ascending; a member's rank is its index.
-        data: what each member said when it joined, by name.
+        data: the JSON value that each member gave to `Member.join`, by name.
         rank: this member's rank.
         store: address of the torch.distributed store of its first member.
     """
@@ -152,20 +153,21 @@ class Member:
 
     Args:
         lighthouse: host and port of torchft's lighthouse. The member's own store and process groups listen on the address from
-            which it reaches that.
-        name: tells this member from the others; ranks ascend with names.
+            which it reaches the lighthouse.
+        name: unique name of this member; ranks ascend with names.
         timeout_s: seconds to wait for an epoch to begin, and in it for the other members.
-        expected: how many members the first epoch waits for; the greatest of all members' counts.
-        least: no epoch has fewer members; the greatest counts.
-        absent_s: seconds after the last arrival for which the first epoch waits for `expected` members, and an epoch for those
-            that the lighthouse has not heard since it was started again.
-        hang_s: a member whose epoch is over and that does not join within so many seconds takes part in no round until it does.
-        patience_s: a member that is missing from rounds counts as lost after so many seconds.
+        expected: number of members for which the first epoch waits; the largest value of all members counts.
+        least: least number of members of an epoch; the largest value of all members counts.
+        absent_s: seconds after the last arrival for which the first epoch waits for `expected` members. Also the seconds for
+            which an epoch waits for members that a restarted lighthouse has not heard yet.
+        hang_s: if the member's epoch is over and it does not call `join` within so many seconds, it takes part in no more
+            rounds until it does.
+        patience_s: seconds after which a member that is missing from rounds counts as lost.
         gpu: this member's GPU, for NCCL communicators of each epoch; None: its epochs have gloo groups only.
 
     Attributes:
-        name: its name.
-        gpu: its GPU; it may be set before `connect`.
+        name: as given.
+        gpu: as given; may be set until `connect` is called.
         stopped: set while the last epoch is over and the next has not begun.
     """
 
@@ -221,13 +223,13 @@ class Member:
     def join(
         self, data: Any = None, agreed: bool = False, timeout_s: float | None = None, seen: Callable[[], None] = lambda: None
     ) -> Epoch:
-        """Waits for the next epoch.
+        """Leaves the last epoch and waits for the next one.
 
         Args:
-            data: what the other members are told of this one; JSON.
-            agreed: whether all members leave the last epoch by agreement; if not, they are stopped.
-            timeout_s: seconds to wait; None: as long as for other members.
-            seen: called, by another thread, when the others have seen that this member waits.
+            data: JSON value for the other members (`Epoch.data`).
+            agreed: whether all members leave the last epoch by agreement; if not, the others are stopped.
+            timeout_s: seconds to wait; None: the member's `timeout_s`.
+            seen: called, by another thread, when the other members have seen that this one waits.
 
         Raises:
             RankFailed: if no epoch begins in time, another process has this name, or the member is closed meanwhile.
@@ -259,9 +261,9 @@ class Member:
         """Makes gloo process groups of an epoch's members; a collective call. They end when the epoch is over.
 
         Args:
-            epoch: what `join` has returned last.
-            groups: how many.
-            urgent: which of them have packets that are to go before others; see `marked_urgent`.
+            epoch: the epoch that `join` returned last.
+            groups: number of groups.
+            urgent: indices of the groups whose packets are marked as urgent; see `marked_urgent`.
 
         Raises:
             RankFailed: if the epoch is over before all have joined.
@@ -289,8 +291,8 @@ class Member:
     def perform(self, call: Callable[[], Any]) -> None:
         """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
 
-        `call` itself must hold the group. Whoever drops a group last waits for what is under way in it, until gloo's time-out
-        if gloo waits although its connections are shut: that must be the thread in which `call` was left behind.
+        `call` itself must hold a reference to its group. The thread that drops the last reference to a group waits for the
+        group's calls, perhaps until gloo's time-out. That must be the helper thread in which `call` was abandoned.
         """
         with lost_others(self._epoch.rank):
             unless_stopped(self.stopped, call)
@@ -298,15 +300,17 @@ class Member:
     def vote(self, group: Any, leave: bool) -> bool:
         """Tells the other members of the epoch that this one has prepared its step; a collective call.
 
+        When it returns, all members have prepared the step.
+
         Args:
             group: a process group of the epoch.
             leave: whether this member wants all to leave the epoch after this step.
 
         Returns:
-            Whether all leave. That it returns means that all have prepared the step.
+            True if all members leave the epoch after this step, because at least one wants it.
 
         Raises:
-            RankFailed: if a member is lost; others may have seen all votes nevertheless.
+            RankFailed: if a member is lost; other members may have got all votes nevertheless.
         """
         # Not gloo's all-reduce, a ring, in which every message waits for the one before it.
         wish_R = torch.full((group.size(),), leave or self._leaving, dtype=torch.uint8)
@@ -323,13 +327,13 @@ class Member:
             call()
 
     def leave(self) -> None:
-        """Breaks off the epoch at this end, so that members that wait for this one go on."""
+        """Breaks off the epoch at this member, so that members that wait for it get an error and go on."""
         with self._changed:
             if self._groups is not None:
                 self._groups.abort()
 
     def stop(self, epoch: int) -> None:
-        """Ends an epoch at this end, as if a member were lost: from any thread, while another serves in it.
+        """Ends an epoch at this member, as if another one were lost. May be called from any thread.
 
         Args:
             epoch: its number; if it is not the present one, nothing happens.
@@ -339,7 +343,7 @@ class Member:
                 self._end()
 
     def close(self) -> None:
-        """Ends the process groups, and takes part in no more rounds."""
+        """Ends the process groups and the threads; the member takes part in no more rounds."""
         with self._changed:
             self._closed = True
             self._end()
@@ -456,16 +460,17 @@ class Member:
 
 
 def keep_collections_short() -> None:
-    """Exempts all objects of this process from garbage collections: no thread gives a sign of life while one goes on.
+    """Exempts all present objects of this process from garbage collections, which would delay its signs of life.
 
-    A rank that has loaded its models has 400,000: a collection takes 0.2 s of a core, which is seconds on a loaded host.
+    No thread runs during a collection. A rank that has loaded its models has 400,000 objects; a collection takes 0.2 s of a
+    core, and seconds on a loaded host.
     """
     gc.collect()
     gc.freeze()
 
 
 def own_address(lighthouse: tuple[str, int]) -> str:
-    """Returns the address of this host from which it reaches the lighthouse; nothing is sent."""
+    """Returns the own address that this host uses towards the lighthouse; nothing is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(*lighthouse, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

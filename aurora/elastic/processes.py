@@ -1,4 +1,4 @@
-"""Processes of ranks: started in the background, listened to by a thread each, killed when they are lost."""
+"""Processes of ranks: starts them in the background, receives their messages in a thread for each, and kills lost ones."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -17,21 +17,21 @@ EXIT_S = 0.3  # to learn how a process ended: the other ranks wait meanwhile
 
 
 class Outbox:
-    """Messages on their way to a reader that may not read: `send` does not wait, `write` does."""
+    """Queue of messages to a reader that may be slow: `send` returns at once, and another thread writes them by `write`."""
 
     def __init__(self) -> None:
         self._messages = SimpleQueue[Any]()  # None: no more
 
     def send(self, message: Any) -> None:
-        """Puts a message, which is not None, behind the others."""
+        """Queues a message; it must not be None."""
         self._messages.put(message)
 
     def stop(self) -> None:
-        """Ends `write` after what was sent before."""
+        """Makes `write` return once it has written the messages that are queued now."""
         self._messages.put(None)
 
     def write(self, write: Callable[[Any], None]) -> None:
-        """Writes what `send` was given with `write`, until `stop`, or until that raises OSError: then messages are dropped."""
+        """Calls `write` with each queued message, in sequence, until `stop`. After an OSError it drops the messages."""
         with suppress(OSError):
             while (message := self._messages.get()) is not None:
                 write(message)
@@ -39,7 +39,7 @@ class Outbox:
 
 @dataclass(eq=False)
 class StartedRank(ABC):
-    """A rank whose process runs, on whichever host."""
+    """A rank whose process has been started, on this or another host."""
 
     rank: int  # the rank's number
 
@@ -54,11 +54,11 @@ class StartedRank(ABC):
 
     @abstractmethod
     def exit_reason(self) -> str:
-        """Returns how its connection ended, for error messages."""
+        """Returns in words how its process or connection ended, for error messages."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Kills its process, without waiting for the end of it."""
+        """Kills its process, and does not wait until it has ended."""
 
     @abstractmethod
     def join(self) -> None:
@@ -67,7 +67,7 @@ class StartedRank(ABC):
 
 @dataclass(eq=False)
 class RankProcess(StartedRank):
-    """A rank of this host: its process, and this end of the pipe to it."""
+    """A rank of this host, with its process and the pipe to it."""
 
     process: Any  # its multiprocessing process
     connection: Connection
@@ -98,18 +98,19 @@ class RankProcess(StartedRank):
 class RankProcesses:
     """Starts the picklable `main(connection, rank_info, *args)` for ranks of this host and collects their messages.
 
-    Processes are started and joined in a background thread, so that ranks at work do not wait for ranks that come or go.
+    Processes are started and joined in a background thread, so that working ranks do not wait for ranks that come or go.
 
     Args:
-        main, args: what each rank's process runs.
-        ranks: how many ranks the whole run has.
+        main, args: function that each rank's process runs, and its further arguments.
+        ranks: number of ranks of the whole run.
         lighthouse: host and port of RankInfo.
         timeout_s: seconds that a rank waits for a peer.
         local: the ranks that belong on this host; None: all.
 
     Attributes:
-        inbox: messages of ranks, also of those that `adopt` was given; None: its connection has ended.
-        running: started ranks by number, but for those that were killed.
+        inbox: (rank, message) pairs of this host's ranks and of those passed to `adopt`; a message None tells that the rank's
+            connection has ended.
+        running: started ranks by number, without those that were killed.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class RankProcesses:
         return len(self._starting)
 
     def start(self, rank: int) -> None:
-        """Starts a rank's process in the background; `adopt_started` returns it when it runs."""
+        """Starts a rank's process in the background; `adopt_started` yields it once it runs."""
         local_rank, local_ranks = self._local.index(rank), len(self._local)
         rank_info = RankInfo(
             rank, self._ranks, self._host, self._port, self._timeout_s, local_rank, local_ranks, launched=True
@@ -162,7 +163,7 @@ class RankProcesses:
             yield rank, found
 
     def adopt(self, member: StartedRank) -> bool:
-        """Takes over a rank of another host. Returns False, and does nothing, while another one of this number runs."""
+        """Takes over a rank of another host. Returns False, and does nothing, if a rank with this number is running."""
         return self.running.setdefault(member.rank, member) is member
 
     def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,7 @@
 """Serving that goes on when ranks are lost, on this host and on others.
 
-`run_elastic` serves, and leads hosts that join; `join_run` is a joining host's part. The coordinator of a run is its
-`RequestJournal`, which outlives every rank.
+`run_elastic` serves, and leads hosts that join; a joining host calls `join_run`. The run's coordinator is its `RequestJournal`,
+which lives in the parent process and so outlives every rank.
 """
 
 import hashlib
@@ -90,10 +90,10 @@ from aurora.types.run_options import parse_address
 class RequestJournal:
     """Keeps every token that ranks produce, and assigns experts and unfinished requests to the members of each epoch.
 
-    Implements `aurora.elastic.coordinated_ranks.Coordinator`. Experts that no rank holds any more are placed by
-    `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep what they have come to hold until
-    one joins, and decide by `cost_MG`, as of `controlled`. Tokens go to `file`, too, whose answers of an earlier run are not
-    produced anew. Requests arrive as `arrivals_M` says, as of `serve_rank`.
+    Implements `aurora.elastic.coordinated_ranks.Coordinator`. Experts that no rank holds any more are placed by their loads
+    `load_MLE`: for each model, (L, E) tokens of each expert. If the run `adapts`, ranks keep the experts that they hold until a
+    rank joins, and GPUs differ by `cost_MG`, see `controlled`. Tokens are also written to `file`; answers that it has from an
+    earlier run are not produced again. `arrivals_M` has the requests' arrivals, as in `serve_rank`.
 
     Attributes:
         answers_M: the answers so far, by model; their seconds count from when ranks began to serve.
@@ -135,7 +135,7 @@ class RequestJournal:
 
     @property
     def wants_new_epoch(self) -> bool:
-        """True if the search for lost replicas has found a better placement for the current members."""
+        """True if the background search has found a better placement of replicas for the current members."""
         return self._restored is not None and self._restored[0] == self._members
 
     @property
@@ -144,7 +144,10 @@ class RequestJournal:
         return tuple(report for _, report in sorted(self._decided.items(), key=itemgetter(0)))
 
     def on_progress(self, rank: int, progress: NewTokens | FetchedWeights | BeganServing | Decided) -> bool:
-        """Records new tokens, how long weights travelled, the start, or decisions. Returns whether there were new tokens."""
+        """Records a rank's progress: new tokens, seconds of moved weights, the start of serving, or decisions.
+
+        Returns whether there were new tokens.
+        """
         now_s = time.perf_counter() - self._began_s
         if isinstance(progress, Decided):
             self._decided[progress.epoch, progress.model] = progress.report
@@ -172,7 +175,7 @@ class RequestJournal:
         return True
 
     def on_lost(self, rank: int, reason: str) -> None:
-        """Records why a rank was lost."""
+        """Records the reason for which a rank was lost."""
         self._lost[rank] = reason
 
     def assign(self, epoch: int, states: Mapping[int, HeldExperts]) -> dict[int, EpochWork]:
@@ -296,7 +299,7 @@ def run_elastic(
             all experts count as equal.
         watch: called for each epoch with (its number, the process id of every member by rank).
         journal, resume: as in `aurora.run`.
-        cost_MG: as of `controlled`.
+        cost_MG: as in `controlled`.
         arrivals: as in `aurora.run`.
 
     Returns:
@@ -371,14 +374,14 @@ def _told_apart_by(
 def lead_of(
     plan: Plan, models: Sequence[str | Path], prompts: Sequence[Sequence[list[int]]], options: RunOptions, began_s: float
 ) -> Lead | None:
-    """Returns what the leader of a run over several hosts has to know; None: the run is on this host alone.
+    """Returns the Lead of a run over several hosts; None: all ranks of the run are on this host.
 
     Args:
         plan, models, prompts, options: as in `aurora.run`.
         began_s: when the run began, by time.perf_counter.
 
     Raises:
-        BadInput: if the certificate is missing, the address is none, or no GPU of the plan is on the node.
+        BadInput: if the certificate is missing, the address is invalid, or no GPU of the plan is on the node.
     """
     if options.lead is None:
         return None
@@ -406,11 +409,12 @@ def lead_of(
 def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> None:
     """Serves on the ranks of `options.node` in the run that is led at `options.join`, until that is complete.
 
-    Prompts and all other options are the leader's. Times of traces agree with the leader's to the time of one message.
+    The leader gives prompts and all other options. Times in traces differ from the leader's clock by at most the time of one
+    message.
 
     Args:
-        plan, models: as in `aurora.run`; the same as the leader's.
-        options: of which only `join`, `node` and `timeout_s` are used, the last one as the time without a leader.
+        plan, models: as in `aurora.run`; they must be the same as the leader's.
+        options: only `join`, `node` and `timeout_s` are used; `timeout_s` is the longest time without a leader.
 
     Raises:
         BadInput: if the leader refuses this host, or it has no certificate.
@@ -437,7 +441,7 @@ def join_run(plan: Plan, models: Sequence[str | Path], options: RunOptions) -> N
 
 
 def about_run(plan: Plan, models: Sequence[str | Path]) -> dict[str, str]:
-    """Returns what has to be the same on all hosts, by what it is in words. All of the models' files are read."""
+    """Returns values that must be the same on all hosts, by a description in words. Reads all of the models' files."""
     files = {f"the files of {planned.model}": model_digest(path) for planned, path in zip(plan.models, models, strict=True)}
     return this_version() | {what: digest[:16] for what, digest in {"the plan": plan_digest(plan), **files}.items()}
 
@@ -449,7 +453,7 @@ def ranks_by_node(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def name_of(node: int) -> str:
-    """Returns the name of the host that is a node."""
+    """Returns the name, for messages, of the host that runs the ranks of a node."""
     return f"node {node}"
 
 

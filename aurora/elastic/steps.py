@@ -1,9 +1,9 @@
-"""Elastic steps: work in steps, done by whoever is there; each step is committed by all members of an epoch or by none.
+"""Elastic steps: each step is done by the present members of an epoch, and committed by all of them or by none.
 
-A member prepares a step: it computes everything that the step needs, and changes nothing. Then the members vote. Who sees that
-all have prepared the step commits it. If a member is lost during the vote, some may have committed and others may not know. All
-of them have prepared the step, though, and keep what they prepared until they join the next epoch. There everyone says what it
-has committed and prepared, and `settle` gives the same answer to all.
+A member prepares a step: it computes everything that the step needs, and changes nothing. Then the members vote. A member that
+gets all votes commits the step. If a member is lost during the vote, some may have committed, and others not know the outcome.
+But all of them have prepared the step, and keep it prepared until they join the next epoch. There every member tells which
+steps it has committed and prepared, and `settle` finds the same answer for all.
 """
 
 import time
@@ -17,11 +17,11 @@ from aurora.errors import RankFailed
 
 @dataclass(frozen=True, order=True)
 class Version:
-    """Version of the state that a member holds its part of. Parts of equal versions fit together; later ones are greater.
+    """Version of the state, of which each member holds a part. Parts of equal versions fit together; later ones are greater.
 
     Args:
-        epoch: the epoch in which the last step was voted on; 0: the state that training began with.
-        step: how many steps are done.
+        epoch: the epoch in which the last step was voted on; 0: the state with which training began.
+        step: number of steps that the state has had.
     """
 
     epoch: int
@@ -36,8 +36,8 @@ class MemberSteps:
     """Steps that a member has committed and prepared.
 
     Args:
-        committed: the state that it holds.
-        prepared: the state that it would hold after the step that it has prepared; None: it has prepared none.
+        committed: version of the state that it holds.
+        prepared: version of the state after the step that it has prepared; None: it has prepared none.
         epoch: the last epoch whose settlement it has applied, or in which it has fetched its state; 0: none.
     """
 
@@ -46,23 +46,23 @@ class MemberSteps:
     epoch: int = 0
 
     def prepare(self) -> "MemberSteps":
-        """Returns what holds after the next step is prepared."""
+        """Returns the MemberSteps after the next step has been prepared."""
         return MemberSteps(self.committed, Version(self.epoch, self.committed.step + 1), self.epoch)
 
     def commit(self) -> "MemberSteps":
-        """Returns what holds after the prepared step is committed."""
+        """Returns the MemberSteps after the prepared step has been committed."""
         assert self.prepared is not None
         return MemberSteps(self.prepared, None, self.epoch)
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """State that the members of a new epoch go on from, and who has to change.
+    """State from which the members of a new epoch go on, and the members that must change theirs for it.
 
     Args:
-        version: the state to go on from; NOTHING: no member holds a usable state.
-        commits: the members that have to commit the step that they have prepared. All others discard theirs.
-        stale: the members that hold another state or none, and have to fetch this one.
+        version: version of the state to go on from; NOTHING: no member holds a usable state.
+        commits: the members that must commit their prepared step. All others discard theirs.
+        stale: the members that hold another state or none, and must fetch this one.
     """
 
     version: Version
@@ -70,15 +70,15 @@ class Settlement:
     stale: frozenset[str]
 
     def applied(self, epoch: int, name: str, steps: MemberSteps) -> MemberSteps:
-        """Returns what member `name` holds once it has committed or discarded its prepared step at the start of `epoch`."""
+        """Returns the MemberSteps of member `name` once it has applied this settlement at the start of `epoch`."""
         return MemberSteps(NOTHING) if name in self.stale else MemberSteps(self.version, None, epoch)
 
 
 def settle(steps: Mapping[str, MemberSteps]) -> Settlement:
-    """Returns what the members of a new epoch go on from, by what each of them has committed and prepared.
+    """Decides from which state the members of a new epoch go on, from the steps that each has committed and prepared.
 
-    Members that have applied the latest settlement agree on what was committed before it: whoever has not, has missed an epoch,
-    and what it has committed since is void. Among the former, what one has committed all have prepared.
+    Members that have applied the latest settlement agree on all steps committed before it. A member that has not applied it has
+    missed an epoch, and its later commits are void. Among the former, a step that one member has committed, all have prepared.
     """
     latest = max(each.epoch for each in steps.values())
     version = max(each.committed for each in steps.values() if each.epoch == latest)
@@ -91,16 +91,18 @@ def settle(steps: Mapping[str, MemberSteps]) -> Settlement:
 
 @dataclass(frozen=True)
 class Pause:
-    """The time between two steps of an elastic run in which members were lost or joined, without the steps themselves.
+    """Pause between two committed steps of an elastic run, because members were lost or joined, without the steps themselves.
+
+    Each part begins when the one before it ends.
 
     Attributes:
         at_s: when the member noticed that its epoch was over, in seconds since 1970.
-        members: of the epoch that began.
-        discarded_s: work since the last commit that was in vain, with waiting for the lost members.
-        quorum_s: until the next epoch began.
-        connections_s: until its members were connected.
-        planning_s: until it was decided who holds what.
-        moves_s: until the members held it.
+        members: number of members of the epoch that began.
+        discarded_s: seconds of work since the last commit that was lost, waiting for lost members included.
+        quorum_s: seconds until the next epoch began.
+        connections_s: seconds until its members were connected.
+        planning_s: seconds until it was decided which member holds which experts.
+        moves_s: seconds until the members held them.
     """
 
     at_s: float
@@ -113,7 +115,7 @@ class Pause:
 
     @property
     def seconds(self) -> float:
-        """All parts together."""
+        """Sum of all parts, in seconds."""
         return self.discarded_s + self.quorum_s + self.connections_s + self.planning_s + self.moves_s
 
     def __str__(self) -> str:
@@ -129,7 +131,7 @@ class Pause:
 
 
 class PauseTimer:
-    """Measures a member's pauses, part by part. Time before its first commit is none."""
+    """Measures a member's pauses, part by part. Time before its first commit does not count."""
 
     def __init__(self) -> None:
         self._parts: dict[str, float] = {}
@@ -137,22 +139,22 @@ class PauseTimer:
         self._committed, self._since_s = False, time.perf_counter()
 
     def add(self, part: str) -> None:
-        """Counts the time since the last call of any method as this part of a pause, by its attribute of Pause."""
+        """Adds the time since the last call of any method to a part of the pause; `part` is an attribute of Pause."""
         now_s = time.perf_counter()
         self._parts[part] = self._parts.get(part, 0.0) + now_s - self._since_s
         self._since_s = now_s
 
     def epoch_over(self) -> None:
-        """Takes note that the epoch is over; time since the last call was in vain."""
+        """Notes that the epoch is over; the time since the last call was lost work."""
         self.add("discarded_s")
         self._ended_s = self._ended_s or time.time()
 
     def keep_work(self) -> None:
-        """Takes note that the step at which the epoch ended counts: its time was not in vain."""
+        """Notes that the step at which the epoch ended is committed after all, so that its time was no lost work."""
         self._parts["discarded_s"] = 0.0
 
     def commit(self, members: int) -> Pause | None:
-        """Takes note of a commit. Returns the pause before the step, if there was one."""
+        """Notes a commit in an epoch of `members` members. Returns the pause before the step; None: there was none."""
         found = None
         if self._committed and self._ended_s is not None:
             found = Pause(self._ended_s, members, **self._parts)
@@ -161,35 +163,35 @@ class PauseTimer:
 
 
 class StateLost(RankFailed):
-    """The members of an epoch do not hold all of the state, so that they have to go back to the last checkpoint."""
+    """Error that the members of an epoch do not hold all of the state, so they must go back to the last checkpoint."""
 
 
 class StepWork(Protocol):
-    """Work of a member in each step, and the state that it holds. Calls of `begin` and `prepare` are collective."""
+    """Interface of a member's work in each step, and of the state that it holds. `begin` and `prepare` are collective calls."""
 
     @property
     def step(self) -> int:
-        """Number of steps that the held state has had; -1: none is held."""
+        """Number of steps that the held state has had; -1: no state is held."""
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
+        """Number of steps of the whole run."""
 
     def restore(self) -> int:
-        """Goes back to the last checkpoint, as all members do when none holds a usable state. Returns its number of steps."""
+        """Goes back to the last checkpoint, because no member holds a usable state. Returns its number of steps."""
 
     def begin(self, epoch: Epoch, settlement: Settlement, groups: list[Any]) -> None:
-        """Moves state, so that the epoch's members hold all of it; those in `settlement.stale` hold none before.
+        """Moves state between members, so that together they hold all of it; those in `settlement.stale` hold none before.
 
-        In a version of epoch 0 what nobody holds is in the checkpoint of that step.
+        If the version is of epoch 0, parts that no member holds are read from the checkpoint of that step.
 
         Raises:
-            StateLost: if the members do not hold all of it; on all members alike.
-            RankFailed: if a member is lost, here and in `prepare`. What was held before the call must still be there then.
+            StateLost: if parts are held by no member; raised on all members.
+            RankFailed: if a member is lost. The state that was held before the call must then still be held.
         """
 
     def prepare(self) -> None:
-        """Computes what the next step changes, and changes nothing."""
+        """Computes the next step without changing the state. Raises RankFailed if a member is lost."""
 
     def commit(self) -> None:
         """Performs the prepared step."""
@@ -199,12 +201,12 @@ class StepWork(Protocol):
 
 
 def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None] = lambda pause: None) -> None:
-    """Runs steps until all are done, through all changes of membership.
+    """Runs a member's steps until all are done, through all changes of membership.
 
     Args:
         member: takes part in the epochs.
-        work: what to do in each step.
-        on_pause: called after the first step of an epoch, if this member has committed one before it.
+        work: the work of each step.
+        on_pause: called after the first step of an epoch, with the pause before it, if this member committed a step before.
 
     Raises:
         RankFailed: if no epoch begins in time.
@@ -250,7 +252,7 @@ def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None
 
 
 def parse_steps(data: Mapping[str, Any]) -> MemberSteps:
-    """Returns what `asdict` made a dict of."""
+    """Returns the MemberSteps of which `dataclasses.asdict` made this dict."""
     prepared = data["prepared"]
     return MemberSteps(
         Version(**data["committed"]), None if prepared is None else Version(**prepared), data["epoch"]
