@@ -1,1 +1,1 @@
-"""Traces and plans as numbers, tables and files."""
+"""Shows traces and plans as numbers, tables, JSON objects and files."""

@@ -1,4 +1,4 @@
-"""Advice: all sentences that say what to do. Each follows from figures, and what is advised was tried and is better by them."""
+"""Advice: all sentences that tell users what to do. Each follows from figures of runs or simulations that tried the advice."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -281,12 +281,12 @@ def _time(found: ReportNumbers) -> Iterator[str]:
 
 
 def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
-    """Returns a sentence on models that share GPUs in a simulation, beside the same models one after the other.
+    """Returns a sentence that compares models that share GPUs with the same models run one after the other.
 
-    Seconds that are within a factor of TIE are taken for equal.
+    Seconds that differ by less than a factor of TIE count as equal.
 
     Args:
-        summary: of the simulation in which they share.
+        summary: summary of the simulation in which they share the GPUs.
         apart: the seconds that they take one after the other.
     """
     network, compute = (took_s / max(summary.seconds, 1e-30) for took_s in (summary.exchanging_s, summary.computing_s))
@@ -304,10 +304,10 @@ def sharing_line(summary: Summary, apart: ApartSeconds) -> str:
 
 
 def sharing_advice(compared: WaysCompared) -> str:
-    """Returns a sentence that says what to do: the way with the largest gain, as shown, or to leave the GPUs to the model.
+    """Returns a sentence that advises the way of sharing GPUs with the largest gain, or none if no way gains.
 
     Args:
-        compared: of one model, and of others like it.
+        compared: simulated ways of using the GPUs for one model, or for several like it.
     """
     gains = {way: round(gain, 2) for way, gain in compared.gains.items()}
     at = f"with {compared.batch} tokens of a rank in a step (simulated)"
@@ -378,7 +378,7 @@ RECORDING = {  # how an engine's traffic becomes a profile
 
 
 def recommendation_lines(found: Recommendation) -> list[str]:
-    """Returns a recommendation in sentences: what to do or nothing, what balancing can bring, and what both rest on."""
+    """Returns a recommendation in sentences: the advised way, if there is one; the gain of balancing; and the assumptions."""
     exchange = engine.EXCHANGES[found.default.exchange]
     moved = "" if exchange.follows_placement else ", whose bytes no placement changes"
     default = f"{found.engine}'s own exchange{moved}: {exchange.about}."

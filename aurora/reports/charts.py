@@ -1,4 +1,4 @@
-"""Charts of a report's page as values: packed numbers, each with the tables behind it."""
+"""Charts of a report's page as data: packed numbers for the scripts that draw them, and tables of the same numbers."""
 
 import base64
 import zlib
@@ -35,8 +35,8 @@ class Frame:
     Attributes:
         text: what the view shows, in words.
         columns: arrays of its numbers by name, integers or float32.
-        lines: (label, value) of each line that is drawn across.
-        scale: bytes or seconds that one unit of the integers stands for.
+        lines: (label, value) of each reference line that is drawn across the chart.
+        scale: bytes or seconds of one unit of the integers.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Chart:
         kind: "heat", "bars", "lines" or "spans", the script that draws it.
         title: text above the chart.
         choices: the controls by which a reader selects a view, outermost first.
-        frames: the views, in sequences nested like the choices.
+        frames: the views, in nested sequences: frames[i][j] for option i of the first choice and option j of the second.
         about: labels of the axes, as the script of its kind reads them.
         sheets: tables of the chart's numbers.
     """
@@ -94,7 +94,7 @@ class Section:
         name: the section's anchor.
         title, text: heading and text above the charts.
         charts, sheets: the charts and tables in it.
-        missing: what the user must give so that it shows more.
+        missing: sentence on the input that the user must give so that the section shows more; empty: nothing is missing.
     """
 
     name: str
@@ -113,11 +113,11 @@ def sheet(table: Table) -> Sheet:
 
 
 def ticks(start_s_X: NDArray[np.float64], end_s_X: NDArray[np.float64], bits: int) -> tuple[dict[str, NDArray[Any]], float]:
-    """Rounds intervals to whole ticks, so that intervals that touch still touch.
+    """Rounds the ends of intervals to whole ticks (units of time), so that intervals that touch still touch.
 
     Args:
-        start_s_X, end_s_X: (X,) float64, when each interval begins and ends.
-        bits: the latest end becomes 2**bits - 1 ticks.
+        start_s_X, end_s_X: (X,) float64, seconds at which each interval begins and ends.
+        bits: the tick is chosen such that the latest end is 2**bits - 1 ticks.
 
     Returns:
         ({"start": (X,) int64, "length": (X,) int64}, in ticks; the seconds of a tick).

@@ -1,4 +1,4 @@
-"""Tables of comparisons: plans and ways of using GPUs over a grid, ways to follow changing traffic. It computes no numbers."""
+"""Tables of comparisons that were computed elsewhere: ways of using GPUs over a grid, ways to follow traffic, plans."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ LEGEND = "; ".join(f"{letter} {way}" for way, letter in LETTERS.items())
 
 
 def skew_title(skew: float) -> str:
-    """Returns what a skew means, in words."""
+    """Returns a skew (exponent of the experts' popularity) in words."""
     return {0.0: "experts equally popular", 1.0: "skew as in the profiles"}.get(skew, f"skew {skew:g}")
 
 
 def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
-    """Yields a map for each skew: bandwidths by batches, in each cell the winner's letter and gain."""
+    """Yields a table for each skew: bandwidths by batches, with the letter and the gain of the best way in each cell."""
     for skew, batches, rows in _maps(cells, LETTERS.__getitem__):
         table = Table("bandwidth", *right(*batches), title=skew_title(skew))
         for row in rows:
@@ -50,7 +50,7 @@ def _maps(cells: Sequence[GridCell], shown: Callable[[str], str]) -> Iterator[tu
 
 
 def summary_table(cells: Sequence[GridCell]) -> Table:
-    """Returns a table of the ways: in how many cells each wins or ties, and the least, median and most of what it brings."""
+    """Returns a table of the ways: in how many cells each wins or ties, and its least, median and largest gain."""
     from statistics import median
 
     from aurora.advisor.sharing import winners
@@ -75,7 +75,7 @@ def summary_table(cells: Sequence[GridCell]) -> Table:
 
 
 def left_out_lines(cells: Sequence[GridCell]) -> list[str]:
-    """Returns a line for each way that cannot be had in some cell, with the reason."""
+    """Returns a line for each way that is impossible in some cell, with the reason."""
     reasons = dict.fromkeys(reason for cell in cells for reason in cell.compared.left_out.items())
     return [f"left out: {way} ({why})" for way, why in reasons]
 
@@ -118,9 +118,10 @@ def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping
     """Returns a Markdown page with a table of speed-ups over a grid of settings.
 
     Args:
-        grid: the values of each setting, by its name; points are all combinations, the last setting fastest.
-        speedups: for each point, the speed-ups by name.
-        pays: for each point, what pays there, in words.
+        grid: the values of each setting, by its name. Points are all combinations; from point to point the last setting varies
+            first.
+        speedups: for each point, the speed-ups by the name of what is compared.
+        pays: for each point, the best choice there, in words.
     """
     heads = [*grid, *speedups[0], "pays"]
     rows = (
@@ -131,7 +132,7 @@ def map_markdown(grid: Mapping[str, Sequence[float]], speedups: Sequence[Mapping
 
 
 def followed_table(followed: FollowedTraffic) -> Table:
-    """Returns a table of the ways to follow changing traffic, beside the clairvoyant one."""
+    """Returns a table of the ways to follow changing traffic, beside the clairvoyant way, which knows each next window."""
     counted_W = followed.counted_W
     best, left_out = float(followed.ways[-1].slowest_W[counted_W].mean()), int((~counted_W).sum())
     table = Table(
@@ -155,7 +156,7 @@ SHOWN_WAYS = 12  # of a recommendation, at most
 
 
 def recommendation_table(found: Recommendation) -> Table:
-    """Returns a table of what was compared, beside the engine's default: the fastest ways, then methods without a setting."""
+    """Returns a table that compares the fastest ways, and methods without a setting, with the engine's default."""
     kinds = [gpu.kind for gpu in found.cluster.gpus]
     title = f"{found.profile.model} on " + " and ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     if found.simulated is not None:

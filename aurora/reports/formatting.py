@@ -1,4 +1,4 @@
-"""Format of numbers and tables: units, columns, rows of the worst layers, and tables as plain text."""
+"""Formats numbers and tables: units, columns, tables of the worst rows only, and tables as plain text."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
@@ -16,22 +16,22 @@ Columns = Mapping[str, Callable[[Any], str]]  # by head, the format of the value
 
 
 def seconds(value: float) -> str:
-    """Formats seconds: three significant digits with a unit."""
+    """Formats seconds with three significant digits and a unit: "1.23 ms"."""
     return _with_unit(value, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 
 def size(value: float) -> str:
-    """Formats bytes: three significant digits with a unit."""
+    """Formats bytes with three significant digits and a unit: "1.23 MB"."""
     return _with_unit(value, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "bytes": 1.0})
 
 
 def percent(value: float) -> str:
-    """Formats a share (1.0 is the whole) in percent, with one decimal below 100 % and none from there on."""
+    """Formats a share in percent, with one decimal below 100 % and none from there on; 0.125 gives "12.5%"."""
     return f"{round(value, 3) + 0.0:.1%}" if abs(value) < 1 else f"{value:.0%}"
 
 
 def speedup(before_s: float, after_s: float) -> str:
-    """Formats a speed-up factor."""
+    """Formats the speed-up before_s / after_s as a factor, such as "1.25x"."""
     return f"{gap(before_s, after_s) + 1:.2f}x"
 
 
@@ -46,12 +46,12 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def right(*heads: str) -> list[Column]:
-    """Returns the heads of columns of numbers, which stand on the right."""
+    """Returns right-aligned columns, for numbers, with these heads."""
     return [Column(head, justify="right") for head in heads]
 
 
 def text(value: str) -> str:
-    """Formats text, which stands on the left; columns of other formats stand on the right."""
+    """Returns the text itself; as the format of a column it makes the column left-aligned, while others are right-aligned."""
     return value
 
 
@@ -64,15 +64,15 @@ def table_of(
     worst: Callable[[Any], float] = lambda row: 0.0,
     most: int | None = None,
 ) -> Table:
-    """Returns a table of values, each in the format of its column, or of only the worst rows.
+    """Returns a table of values, each formatted by its column, with all rows or only the worst ones.
 
     Args:
         columns: the columns from left to right.
         rows: for each row a value of every column; None is shown as a dash.
         title: text above the table.
-        caption: text below the table, which also says what is left out.
-        worst: called with a row, returns how bad it is.
-        most: how many rows to show, the worst ones, without changing their sequence; None: all.
+        caption: text below the table; if rows are left out, a sentence on that is added.
+        worst: called with a row; returns its badness, larger for worse rows.
+        most: number of rows to show: the worst ones, in their original sequence; None: all.
     """
     shown = list(rows)
     if most is not None and most < len(shown):
@@ -88,7 +88,7 @@ def table_of(
 
 
 class ModelsTable(Table):
-    """Table that breaks no model's name: where it is too wide, each model's rows are a table of their own below its name."""
+    """Table that never breaks a model's name. If it is too wide, each model's rows become a table of their own below it."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.update(width=MOST_COLUMNS)

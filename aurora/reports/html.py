@@ -1,6 +1,6 @@
-"""HTML reports on a plan, or on simulations of requests: one page that holds everything, and has the same bytes each time.
+"""HTML reports on a plan, or on simulations of requests: one self-contained page, which needs no network.
 
-It needs no network.
+The same inputs give the same bytes.
 """
 
 import json
@@ -39,12 +39,12 @@ STAGE_NAMES = {"prefill": "a prefill step (time to first token)", "decode": "a d
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that answers a question.
+    """A box at the top of the page: a number that answers a question.
 
     Attributes:
         title: the question.
         value: the number with its unit; a dash if it is unknown.
-        note: what the number is compared with, or how to get it.
+        note: text below it: the number that it is compared with, or how to get it.
     """
 
     title: str
@@ -88,7 +88,7 @@ def _worth(found: ReportNumbers) -> Iterator[Tile]:
 
 
 def count(value: float) -> str:
-    """Returns a number with its first three digits."""
+    """Formats a number with three significant digits."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -182,7 +182,7 @@ PARTS = Path(__file__).parent / "page"
 
 
 def page(inputs: ReportInputs, progress: Progress = untold) -> str:
-    """Returns the report as HTML; progress: called with (what is being done, how much of it is done, how much there is)."""
+    """Returns the report as HTML. `progress` is called with (name of the work, amount done, whole amount)."""
     found, made = ReportNumbers(inputs, progress), []
     for number, make in enumerate(SECTIONS):
         progress("writing sections", number, len(SECTIONS))
@@ -208,10 +208,10 @@ def rendered(
 
     Args:
         heads: "title", "heading", "lead", and "next", the heading of `sentences`.
-        tiles: the answer in numbers.
-        sentences: what follows from it.
-        sections: what it rests on.
-        provenance: tables of what the page was made from.
+        tiles: the most important numbers.
+        sentences: advice that follows from them.
+        sections: charts and tables behind them.
+        provenance: tables of the files, seeds and versions from which the page was made.
         chart: a chart below the sentences.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -246,7 +246,8 @@ def request_page(found: Mapping[str, RequestSimulation]) -> str:
     """Returns simulations of requests as HTML.
 
     Args:
-        found: by the name of what they were served by, at least one; the first is compared with the last.
+        found: at least one simulation, by the name of the plan or way that served the requests; the first is compared with the
+            last.
     """
     first = next(iter(found.values())).served
     requests = first.requests

@@ -35,7 +35,7 @@ class ReportInputs:
         profiles: the traffic, one profile for each model of the plan, or none.
         later: newer traffic of the same models, or none.
         without: for a report without profiles, a sentence on how to get them.
-        baseline: what the last trace is compared with, instead of the first.
+        baseline: another way of serving, with which the last trace is compared in place of the first trace.
 
     Raises:
         BadInput: if a trace or a profile is of another plan.
@@ -62,11 +62,11 @@ class ReportInputs:
 
     @property
     def traced(self) -> tuple[str, ...]:
-        """Names of what takes time slices in the traces: the models, or the micro-batches of one."""
+        """Names under which traces list work: the models, or the micro-batches of a single model."""
         return max((self.names_in(trace) for _, trace in self.traces), key=len, default=self.models)
 
     def names_in(self, trace: Trace) -> tuple[str, ...]:
-        """Returns the names of a trace's models; those of micro-batches, if it is of some."""
+        """Returns the names of a trace's models, or of its micro-batches if it has some."""
         return self.models if len(trace.names_M) == len(self.models) else trace.names_M
 
     @property

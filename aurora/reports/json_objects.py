@@ -25,12 +25,12 @@ Found = dict[str, Any]
 
 
 def fields_json(found: Any, names: str) -> Found:
-    """Returns the attributes of `found` that `names` lists, separated by spaces."""
+    """Returns a dict of those attributes of `found` whose names are in `names`, which are separated by spaces."""
     return {name: getattr(found, name) for name in names.split()}
 
 
 def rows_json(**columns: Iterable[Any]) -> list[Found]:
-    """Returns a dict for each row of columns of equal length, which are named by their parameters."""
+    """Turns named columns of equal length into a list of dicts, one per row."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -72,7 +72,7 @@ def migration_json(moved: Migration | None) -> Found | None:
 
 
 def explanation_json(layers: Sequence[LayerExplanation]) -> list[Found]:
-    """Returns each layer's terms, the GPU that attains each, and how often the longest path holds it."""
+    """Returns each layer's terms, the slowest GPU of each term, and how often the longest path has the term."""
     return [
         {
             "seconds": each.value_s,
@@ -150,7 +150,7 @@ def schedule_json(schedule: Schedule, ranks: int) -> Found:
 
 
 def deliveries_json(seconds: Mapping[str, float], pays_from: Mapping[str, float]) -> Found:
-    """Returns what `aurora.planner.network.delivery.delivery_prices` returns, and the push to use."""
+    """Returns the seconds of each delivery (`delivery_prices`), the bytes from which it pays, and the push to use."""
     rows = [{"delivery": name, "seconds": took_s, "pays_from_bytes": pays_from.get(name)} for name, took_s in seconds.items()]
     return {"deliveries": rows, "push": chosen(seconds)}
 
@@ -176,7 +176,7 @@ def curves_json(made: Profile | ComputeCurves) -> Found:
 
 
 def followed_json(followed: FollowedTraffic) -> Found:
-    """Returns what each way to follow changing traffic reached."""
+    """Returns the results of each way to follow changing traffic."""
     ways = [
         {
             **fields_json(each, "name changes stall_s lengthened_s"),
@@ -191,7 +191,7 @@ def followed_json(followed: FollowedTraffic) -> Found:
 
 
 def requests_json(found: RequestSimulation) -> Found:
-    """Returns how requests were served, and how far interpolated steps are from simulated ones."""
+    """Returns times and throughput of simulated requests, and the error of interpolated steps against simulated ones."""
     served, off_C = found.served, abs(found.off_C)
     return {
         **fields_json(served, "seconds tokens_per_s queue_grows steps"),
@@ -203,7 +203,7 @@ def requests_json(found: RequestSimulation) -> Found:
 
 
 def served_requests_json(found: Mapping[str, RequestSimulation], names: Sequence[str]) -> Found:
-    """Returns the same requests as served by each of `names`; None by one that could not serve them."""
+    """Returns the results for the same requests by each of `names`; None for one that could not serve them."""
     first = next(iter(found.values()))
     requests = first.served.requests
     tokens = {"input_tokens": requests.input_tokens_Q.sum(), "output_tokens": requests.output_tokens_Q.sum()}
@@ -223,14 +223,14 @@ def served_json(served: ServedModel) -> Found:
 
 
 def cell_json(cell: GridCell) -> Found:
-    """Returns a cell of a grid: what each way brings there."""
+    """Returns a cell of a grid: its settings, and the gain of each way there."""
     ways = [asdict(outcome) for outcome in cell.compared.outcomes]
     own = {"winner": cell.compared.winner.way, "ways": ways, "left_out": dict(cell.compared.left_out)}
     return {**fields_json(cell, "skew bandwidth batch"), **own}
 
 
 def recommendation_json(found: Recommendation) -> Found:
-    """Returns what was compared with the engine's default, what is recommended, and what sharing the GPUs would bring."""
+    """Returns a recommendation: the ways compared with the engine's default, the best one, and the gain of sharing the GPUs."""
     return {
         **fields_json(found, "engine drawn at_most"),
         "exchange": found.default.exchange,

@@ -1,4 +1,4 @@
-"""Numbers that a report's charts are drawn from, each computed when it is first needed: traffic, loads, runs, speed-ups."""
+"""Numbers for a report's charts, each computed when it is first needed: traffic, loads, runs, speed-ups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,10 +37,12 @@ from aurora.types.arrays import FloatArray, IntArray, gap
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of one model's whole profile, and the loads that it makes. On the first axis 0 is index order, 1 the plan.
+    """Traffic of one model's whole profile, and the loads that it causes.
+
+    The first axis, B, is the placement: 0 for experts in index order, 1 for the plan.
 
     Attributes:
-        tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, in all of its steps; zero diagonals.
+        tokens_BLGG: (2, L, G, G) int64, tokens of the dispatch from GPU to GPU, summed over its steps; zero diagonals.
         row_bytes: bytes of one token's row.
         port_s_BLG: (2, L, G) float64, seconds that each GPU's port, or the NIC that it uses, needs for the dispatch.
         expert_s_BLG: (2, L, G) float64, seconds that each GPU needs for its experts; a replica takes its part of the load.
@@ -55,7 +57,7 @@ class Traffic:
 
 
 def contiguous(profile: Profile) -> Placement:
-    """Returns the placement of experts in the order of their numbers, as engines place them without a plan."""
+    """Returns the placement of experts in index order (GPU 0 gets the first ones), as engines place them without a plan."""
     gpu_E = contiguous_split(profile.experts, profile.sources).argmax(axis=1)
     return Placement.stack([Placement.unreplicated(gpu_E, profile.sources)] * profile.layers)
 
@@ -106,12 +108,12 @@ def planned_rows(profile: Profile, layer: int, model: ModelPlan, placement: Plac
 
 
 def tokens_of(profile: Profile) -> float:
-    """Returns how many tokens a profile holds, of all windows and sources."""
+    """Returns the number of tokens in a profile, over all windows and source ranks."""
     return float(profile.tokens_TLSE.sum()) / (profile.layers * profile.top_k)
 
 
 def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
-    """Returns (without, with), the seconds of all layers by the plan's objective: experts in index order, and as planned.
+    """Returns the seconds of all layers by the plan's objective: (with experts in index order, with the plan).
 
     Args:
         plan: the plan.
@@ -123,7 +125,7 @@ def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
 
 
 def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
-    """Returns the seconds of all layers that no placement of one model beats: without replicas, and with them.
+    """Returns lower bounds on the seconds of all layers over all placements of one model: (without replicas, with replicas).
 
     Args:
         plan: gives the cluster, the aim and the slots.
@@ -167,13 +169,13 @@ class Serving:
     """Speed at which requests are served.
 
     Attributes:
-        by: "measured", "predicted", or "by the objective" where there is no run.
+        by: origin of the numbers: "measured", "predicted", or "by the objective" if there is no run.
         name: name of the run or of the way of serving.
         seconds: seconds of all steps, of all models.
-        steps: number of steps; those of several models take place together.
+        steps: number of steps; steps that several models make side by side count once.
         tokens: tokens of all steps, of all models; None if unknown.
         exact: whether `tokens` are the profiles' own; else they are estimated from the bytes that were sent.
-        stage_s: by stage ("prefill", "decode"), seconds from a step's first event to its last, the mean; empty if unknown.
+        stage_s: by stage ("prefill", "decode"), mean seconds from a step's first event to its last; empty if unknown.
     """
 
     by: str
@@ -186,7 +188,7 @@ class Serving:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, the mean."""
+        """Mean seconds of a step."""
         return self.seconds / self.steps
 
     @property
@@ -197,11 +199,11 @@ class Serving:
 
 @dataclass(frozen=True)
 class ReportNumbers:
-    """Numbers of a report: what its plan promises, what its traces took and what its profiles hold.
+    """Numbers of a report: predictions of its plan, times of its traces, and traffic of its profiles.
 
     Attributes:
         of: the inputs of the report.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        progress: called with (name of the work, amount done, whole amount).
     """
 
     of: ReportInputs
@@ -215,12 +217,15 @@ class ReportNumbers:
 
     @cached_property
     def objective_s(self) -> tuple[float, float]:
-        """(without the plan, with the plan), the seconds of all layers; needs profiles."""
+        """Seconds of all layers by the objective: (without the plan, with the plan); needs profiles."""
         return objective_s(self.of.plan, self.of.profiles)
 
     @cached_property
     def planned_MLW(self) -> tuple[tuple[tuple[TransferSpans, TransferSpans], ...], ...]:
-        """planned_MLW[m][l] is (dispatch, combine) of the whole profile in the plan's orders; empty without profiles."""
+        """Transfers of the whole profile in the plan's orders: planned_MLW[model][layer] is (dispatch, combine).
+
+        Empty without profiles.
+        """
         cluster = self.of.plan.cluster
         found = []
         for model, profile in zip(self.of.plan.models, self.of.profiles, strict=False):
@@ -234,7 +239,10 @@ class ReportNumbers:
 
     @cached_property
     def drift_M(self) -> tuple[Drift, ...]:
-        """Each model's drift; empty without later profiles. A drift has a loss only if the plan was made from that profile."""
+        """Drift of each model from the profiles to the later ones; empty without later profiles.
+
+        A drift has a loss only if the plan was made from the profile.
+        """
         plan = self.of.plan
         pairs = zip(self.of.profiles, self.of.later, strict=False)
         made_from = [model.made_from(given) for model, given in zip(plan.models, self.of.profiles, strict=False)]
@@ -266,7 +274,7 @@ class ReportNumbers:
 
     @cached_property
     def control(self) -> dict[str, ControlReport]:
-        """Reports of control loops in all traces, by the model's name, numbered where there are more of it."""
+        """Reports of the controllers in all traces, by the model's name; a number is added if a name has several reports."""
         reports = [report for _, trace in self.of.traces for report in trace.control_M]
         models = [report.model for report in reports]
         names = [model if models.count(model) == 1 else f"{model} ({i})" for i, model in enumerate(models)]
@@ -299,9 +307,10 @@ class ReportNumbers:
 
     @cached_property
     def speedup(self) -> tuple[Serving, Serving] | None:
-        """(before, after): the baseline or the first run, and the last run; measured, else predicted, else by the objective.
+        """Speeds to compare, (before, after): the baseline or the first run, and the last run; None if unknown.
 
-        Compared runs serve the same requests, so that they have the same tokens.
+        Measured runs are taken if there are two, else predicted ones, else the objective without and with the plan. Compared
+        runs serve the same requests, so they have the same tokens.
         """
         for kind in ("measured", "predicted"):
             runs, baseline = [run for run in self._runs if run.by == kind], self.of.baseline
@@ -350,7 +359,7 @@ class ReportNumbers:
 
     @cached_property
     def placement_bounds_s(self) -> tuple[float, float] | None:
-        """(without replicas, with replicas): lower bounds in seconds over all placements on this traffic; None if unknown."""
+        """Lower bounds in seconds over all placements on this traffic: (without replicas, with replicas); None if unknown."""
         plan = self.of.plan
         if not self.of.profiles or plan.colocated or plan.models[0].deduplicated:
             return None
@@ -371,7 +380,10 @@ class ReportNumbers:
 
     @cached_property
     def other_traffic(self) -> str | None:
-        """In a sentence, that the first predicted and the first measured trace are of traffic too different to be compared."""
+        """Sentence that the first predicted and the first measured trace have too different traffic to be compared.
+
+        None if they can be compared.
+        """
         if self.predicted is None or self.measured is None:
             return None
         (one, predicted), (other, measured) = (self.of.traces[number] for number in (self.predicted, self.measured))
@@ -381,7 +393,7 @@ class ReportNumbers:
         return f"{one} dispatches {size(sent)}, {other} {size(run)}: aurora run --compare predicts the run's own traffic"
 
     def copies_LE(self, model: int) -> IntArray:
-        """Returns (L, E) int64: how many GPUs hold each expert of a model, given by its index."""
+        """Returns (L, E) int64: the number of GPUs that hold each expert of the model with index `model`."""
         placement = self.of.plan.models[model].placement
         held = [[expert for gpu in layer for expert in gpu] for layer in placement.slots_LG]
         return np.array([np.bincount(layer, minlength=placement.experts) for layer in held])

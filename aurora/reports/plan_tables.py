@@ -29,7 +29,7 @@ LEAST_GAIN = 5e-4  # relative; smaller gains are shown as none
 
 
 def gap_line(plan: Plan) -> str:
-    """Returns the sentence on a plan's time, its bound and the gap between them; the bound is the best that is useful."""
+    """Returns a sentence on a plan's time, the most useful of its lower bounds, and the gap between them."""
     took = f"{plan.objective} objective {seconds(plan.objective_s)}{estimated(plan.between_s)}"
     bound_s, of = _headline(plan)
     if bound_s is None:
@@ -38,7 +38,7 @@ def gap_line(plan: Plan) -> str:
 
 
 def gap_text(plan: Plan) -> str:
-    """Returns the gap of `gap_line`, or a dash."""
+    """Returns the gap in `gap_line` as text; a dash if it has none."""
     bound_s, of = _headline(plan)
     kind = " without replicas" if of == ONCE else ""
     return DASH if bound_s is None else percent(gap(plan.objective_s, bound_s)) + kind
@@ -53,7 +53,7 @@ def _headline(plan: Plan) -> tuple[float | None, str]:
 
 
 def bound_lines(plan: Plan) -> Iterator[str]:
-    """Yields lines on what else a plan's objective is compared with, and on which windows and links it counts."""
+    """Yields lines on the further bounds of a plan's objective, and on the windows and links that the objective counts."""
     counted = {"mean": "the mean of", "cvar": "the worse half of", "worst": "the worst of"}.get(plan.options.aim, "all")
     if not plan.colocated and not hierarchical(plan):
         yield f"the objective is over {counted} windows, or of domains with their windows added up"
@@ -67,7 +67,10 @@ def bound_lines(plan: Plan) -> Iterator[str]:
 
 
 def estimated(between_s: tuple[float, float] | None) -> str:
-    """Returns what follows seconds that are estimated from counts alone: between which they lie. Empty for exact ones."""
+    """Returns the text behind estimated seconds, which tells the two values between which they lie; empty for None.
+
+    Seconds are estimated if a profile has only counts of (token, expert) pairs.
+    """
     return "" if between_s is None else f" (estimated, between {seconds(between_s[0])} and {seconds(between_s[1])})"
 
 
@@ -77,7 +80,7 @@ def hierarchical(plan: Plan) -> bool:
 
 
 def expectation_lines(plan: Plan) -> list[str]:
-    """Returns lines on what a plan is expected to take on traffic that it has not seen, and what one more slot would bring."""
+    """Returns lines on a plan's expected time on traffic that it has not seen, and on the gain of one more slot per GPU."""
     lines = []
     if plan.unseen_s is not None and plan.unseen_loss is not None:
         longer = f"{percent(abs(plan.unseen_loss))} {'longer' if plan.unseen_loss >= 0 else 'shorter'}"
@@ -93,12 +96,12 @@ def expectation_lines(plan: Plan) -> list[str]:
 
 
 def plan_table(plan: Plan, most: int | None = None, explain: bool = False) -> Table:
-    """Returns a table of each model's layers: predicted dispatch of all windows in one exchange.
+    """Returns a table of each model's layers: the predicted time of a dispatch that carries all windows at once.
 
     Args:
         plan: the plan to show.
         most: number of layers to show, the slowest or with `explain` those with the largest gaps; None: all.
-        explain: show the bounds of each dispatch and the gap to them.
+        explain: whether to show the bounds of each dispatch and the gaps to them.
     """
     strategies = ", ".join(f"{what.replace('_', ' ')} {name}" for what, name in plan.strategies.items())
     on_fabric = plan.cluster.fabric is not None
@@ -126,7 +129,7 @@ def move_table(move: "Migration") -> Table:
 
 
 def evaluation_table(plan: Plan, evaluation: "Evaluation", most: int | None = None) -> Table:
-    """Returns a table of what a plan takes on other traffic, beside a plan made for that traffic.
+    """Returns a table of a plan's times on other traffic, beside those of a plan made for that traffic.
 
     Args:
         plan: the plan.
@@ -164,7 +167,10 @@ def order_table(schedules: Sequence[Schedule]) -> Table:
 
 
 def delivery_table(seconds_by_name: Mapping[str, float], pays_from: Mapping[str, float]) -> Table:
-    """Returns a table of what `aurora.planner.network.delivery.delivery_prices` returns."""
+    """Returns a table of the seconds of each way to deliver an all-to-all, and the bytes from which an order pays.
+
+    Args: as `aurora.planner.network.delivery.delivery_prices` returns them.
+    """
     rows = []
     for name, took_s in seconds_by_name.items():
         least = pays_from.get(name)
@@ -234,13 +240,13 @@ def layout_table(layout: ReplicaPlacement) -> Table:
 
 
 def slots_lines(made: ReplicaPlacement, have: GpuSlots, target: float, needed: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yields a line for each layer on the slots that bring its mean over its largest load to a target.
+    """Yields a line for each layer on the slots that it needs for a target of mean load / largest load.
 
     Args:
-        made: the placement in the slots that there are.
-        have: these slots.
-        target: mean over largest load.
-        needed: by layer, the fewest slots that could do, and as many as are enough; empty: no lines.
+        made: the placement in the present slots.
+        have: the present slots.
+        target: mean load / largest load.
+        needed: for each layer a lower bound on the slots that are needed, and a number that is enough; empty: no lines.
     """
     for layer, (fewest, enough) in enumerate(needed):
         now, most = (
@@ -263,15 +269,15 @@ def survive_lines(
     nodes: int | None,
     fixed: int,
 ) -> Iterator[str]:
-    """Yields lines on the fewest slots with which every expert survives any `failures` failures, and on what that costs.
+    """Yields lines on the fewest slots with which every expert survives any `failures` failures, and on the cost in balance.
 
     Args:
-        made: the placement in so many slots, or in those that the user gave.
+        made: the placement in the fewest slots, or in those that the user gave.
         alone: a placement of the same experts without copies against failures.
-        more: placements as `made` in one slot per GPU more than the fewest, in two, and so on.
-        target: mean over largest load that is enough.
+        more: placements like `made` with one slot per GPU more than the fewest, with two more, and so on.
+        target: mean load / largest load that is enough.
         experts: number of experts.
-        failures: how many may fail.
+        failures: number of GPUs or nodes that may fail.
         fewest: the fewest slots per GPU.
         nodes: number of nodes, which fail as a whole; None: GPUs fail.
         fixed: a fixed number of redundant experts, to compare with.
@@ -451,7 +457,12 @@ def _gpus(plan: Plan, one: LayerExplanation) -> Table:
 
 
 def padding_line(made: Export, added_bytes_G: IntArray | None) -> str:
-    """Returns a line on what the engine's equal slots add to the plan."""
+    """Returns a line on the replicas, and their bytes, that the export added because the engine needs equally many slots.
+
+    Args:
+        made: the export.
+        added_bytes_G: (G,) bytes of added replicas on each GPU; None: unknown.
+    """
     added_L = made.added_LG.sum(axis=1)
     if not added_L.any():
         return f"{made.redundant} redundant experts a layer, as in the plan"

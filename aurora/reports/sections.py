@@ -149,7 +149,7 @@ def _busiest(load_G: FloatArray) -> str:
 
 
 def drift_section(found: ReportNumbers) -> Section | None:
-    """Returns the section on how far later traffic has moved; None without later traffic."""
+    """Returns the section on the drift of later traffic; None without later traffic."""
     if not found.drift_M:
         return None
     text = (
@@ -242,7 +242,7 @@ def _gantt(words: str, transfers: TransferSpans, gpus: int) -> Frame:
 
 
 def timeline_section(found: ReportNumbers) -> Section:
-    """Returns the section on what every rank computes and exchanges, one view per trace, measured ones first."""
+    """Returns the section with a timeline of each rank's computing and exchanging, a view per trace, measured ones first."""
     title = "Interleaving" if len(found.of.traced) > 1 else "Timeline"
     text = "The chart shows when each rank computes, exchanges and waits. A bar is a part of one phase of one layer."
     if not found.of.traces:
@@ -363,7 +363,7 @@ SERIES = (("balancedness", "now"), ("expected", "expected"))
 
 
 def decisions_section(found: ReportNumbers) -> Section | None:
-    """Returns the section on how placements followed their traffic; None if no trace tells of it."""
+    """Returns the section on the controllers' decisions, by which placements followed the traffic; None if no trace has any."""
     reports = found.control
     if not reports:
         return None

@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentiles(seconds_X: FloatArray | Sequence[float]) -> dict[str, float | None]:
-    """Returns the percentiles of some seconds by their names; None if there are none.
+    """Returns percentiles of seconds by their names, such as "p99"; the values are None if there are no seconds.
 
     Args:
         seconds_X: (X,) float64.
@@ -31,7 +31,8 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
     """Returns a table of simulations of the same requests, a column for each.
 
     Args:
-        found: by the name of what they were served by; with two of them a column says how much better the first is.
+        found: simulations by the name of the plan or way that served the requests; with two of them a further column compares
+            the first with the second.
     """
     requests = next(iter(found.values())).served.requests
     inputs, outputs = (int(tokens_Q.sum()) for tokens_Q in (requests.input_tokens_Q, requests.output_tokens_Q))
@@ -63,10 +64,10 @@ def requests_table(found: Mapping[str, RequestSimulation]) -> Table:
 
 
 def request_lines(found: Mapping[str, RequestSimulation]) -> Sequence[str]:
-    """Returns sentences on simulations of the same requests: queues that grow, how far steps are off, what is left out.
+    """Returns sentences on simulations of the same requests: growing queues, the error of interpolated steps, and assumptions.
 
     Args:
-        found: by the name of what they were served by.
+        found: simulations by the name of the plan or way that served the requests.
     """
     lines = []
     for name, each in found.items():
@@ -93,10 +94,10 @@ class ServedModel:
 
     Attributes:
         model: its name.
-        requests: its requests that have tokens.
-        finished: how many of them have all.
-        tokens_per_s: generated while it served.
-        tokens_per_s_with_start: the same, with the seconds before serving.
+        requests: number of its requests that have at least one token.
+        finished: number of its requests whose answers are complete.
+        tokens_per_s: generated tokens / seconds of serving.
+        tokens_per_s_with_start: generated tokens / seconds with the start-up before serving.
         ttft_s_R: by rank, seconds from the arrival of each request to its first token.
         tpot_s_R: by rank, seconds from one token of an answer to the next.
     """
@@ -124,7 +125,7 @@ def served_table(models: Sequence[ServedModel], transport: str, start_s: float) 
     """Returns a table of a run's models: requests, tokens per second, TTFT and TPOT.
 
     Args:
-        models: what was served.
+        models: the results of each model.
         transport: name of the transport.
         start_s: seconds before serving.
     """
@@ -150,10 +151,10 @@ def _p50_p99(*times: FloatArray | Sequence[float]) -> list[float | None]:
 
 
 def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
-    """For each model that several ranks served, a line on the ranks whose TTFT and TPOT are shortest and longest.
+    """Yields, for each model that several ranks served, a line on the ranks with the shortest and longest TTFT and TPOT.
 
     Args:
-        models: what was served.
+        models: the results of each model.
     """
     for name, each in zip(distinct([each.model for each in models]), models, strict=True):
         parts = []
@@ -169,13 +170,13 @@ def rank_lines(models: Sequence[ServedModel]) -> Iterator[str]:
 def summary_table(
     summary: Summary, bounded: bool = True, most: int | None = None, between_s: tuple[float, float] | None = None
 ) -> Table:
-    """Returns a table of the time of each layer, of the busiest port in its exchanges, and that a rank waits, the mean.
+    """Returns a table of each layer: its seconds, those of the busiest port in its exchanges, and a rank's mean waiting.
 
     Args:
         summary: the summary of a trace.
         bounded: whether to show fluid bounds and gaps, which hold only if the run's ports had the cluster's rates.
         most: number of layers to show, the slowest; None: all.
-        between_s: the seconds between which those of the trace lie, where they are estimated from counts alone.
+        between_s: lower and upper limit of the run's seconds, if they are estimated from counts; None: they are exact.
     """
     spent = ", ".join(f"{phase} {seconds(value)}" for phase, value in summary.phases.items() if value)
     caption = f"a rank's time, the mean: {spent}; utilisation {percent(summary.utilisation)}"
@@ -230,7 +231,7 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def network_line(cluster: Cluster) -> str:
-    """Returns a line on a measured cluster's start-up time and rates, with which a prediction was made."""
+    """Returns a line on the measured start-up time and rates of the cluster for which a prediction was made."""
     rates = sorted({f"{gpu.out_Bps / 1e6:.3g}" for gpu in cluster.gpus}, key=float)
     startup = seconds(cluster.gpus[0].startup_s)
     return f"predicted on the network as measured before serving: {startup} a message, {'/'.join(rates)} MB/s"
@@ -241,7 +242,7 @@ def _case_line(errors: CaseErrors) -> str:
 
 
 def control_line(report: ControlReport) -> str:
-    """Returns a line on what a control loop saw and decided."""
+    """Returns a line that sums up a controller's windows and decisions."""
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(report.decisions.items(), key=lambda each: -each[1]))
     parts = [f"{report.model}: {'dry run, ' if report.dry_run else ''}{report.windows} windows; decisions: {counts or 'none'}"]
     if report.balancedness is not None:
@@ -254,11 +255,11 @@ def control_line(report: ControlReport) -> str:
 
 
 def control_table(report: ControlReport, most: int | None = None) -> Table | None:
-    """Returns a table of the changes that a control loop decided on; None if there are none.
+    """Returns a table of the changes that a controller decided on; None if there are none.
 
     Args:
-        report: what it decided.
-        most: how many changes to show, the newest ones; None: all that are kept.
+        report: the controller's report.
+        most: number of changes to show, the newest ones; None: all that are kept.
     """
     shown = report.changes[-(most or len(report.changes)) :]
     if not shown:

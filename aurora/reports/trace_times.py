@@ -1,8 +1,8 @@
 """Times of a Trace: the one definition of every figure that tables, charts, JSON and advice show of it.
 
-A transfer is under way from when both of its ends are ready. A phase's seconds on a rank are the time in which its events are
-under way there. A rank waits between its events, whatever for: a peer, the port, or the GPU. An exchange takes as long as the
-busiest direction of a port is busy with it, so that waiting for ranks that come late is no network time.
+A transfer is under way from the time when both of its ends are ready. A phase's seconds on a rank are the time in which at
+least one of its events is under way there. Time between a rank's events is waiting: for a peer, the port, or the GPU. The time
+of an exchange is that of the port direction that is busy with it longest, so waiting for late ranks is no network time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,14 +48,14 @@ class TransferSpans:
 
     @property
     def busiest_s(self) -> float:
-        """Seconds of the direction of a port that is busy longest."""
+        """Seconds in which the busiest direction of a port (out or in) is busy."""
         ports = np.concatenate([self.src_X * 2, self.dst_X * 2 + 1])
         row_X, first, start_s, end_s = union(ports, np.tile(self.start_s_X, 2), np.tile(self.end_s_X, 2))
         return float(np.bincount(ports[row_X][first], weights=end_s - start_s).max(initial=0.0))
 
 
 def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpans:
-    """Returns the transfers of an order, timed with all ranks beginning at once.
+    """Returns the predicted transfers of an order, if all ranks begin at the same time.
 
     Args:
         order: the order of the all-to-all.
@@ -66,7 +66,7 @@ def planned(order: Order, bytes_SGG: IntArray, cluster: Cluster) -> TransferSpan
 
 
 def whole(schedule: Schedule) -> TransferSpans:
-    """Returns a schedule's transfers; pieces of one transfer are merged where the next begins as the last ends."""
+    """Returns a schedule's transfers; pieces of one transfer that follow each other without a break are merged."""
     ranks = int(max(schedule.src_X.max(initial=0), schedule.dst_X.max(initial=0))) + 1
     pair_X = schedule.src_X * ranks + schedule.dst_X
     row_X, first, start_s, end_s = union(pair_X, schedule.start_s_X, schedule.end_s_X)
@@ -102,10 +102,11 @@ def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntA
 
     Args:
         key_X: (X,) int64 the key of each interval.
-        start_X, end_X: (X,) when it starts and ends.
+        start_X, end_X: (X,) start and end of each interval.
 
     Returns:
-        The rows by key and start, (X,) int64; where in them each merged interval begins; and when those start and end.
+        The rows sorted by key and start, (X,) int64; the index in them at which each merged interval begins; and the start and
+        end of each merged interval.
     """
     slack = TOUCHING * (end_X.max(initial=0.0) - start_X.min(initial=np.inf)) if len(key_X) else 0.0
     row_X = np.lexsort((start_X, key_X))
@@ -119,11 +120,13 @@ def union(key_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> tuple[IntA
 
 
 def interval_colouring(track_X: IntArray, start_X: FloatArray, end_X: FloatArray) -> IntArray:
-    """Stacks the intervals that overlap on a track: greedy colouring of an interval graph, with as few levels as possible.
+    """Assigns levels to intervals such that those which overlap on one track have different levels, with the fewest levels.
+
+    It is the greedy colouring of an interval graph.
 
     Args:
         track_X: (X,) the track of each interval.
-        start_X, end_X: (X,) when each interval starts and ends, by rising start.
+        start_X, end_X: (X,) start and end of each interval, sorted by start.
 
     Returns:
         (X,) int64, each interval's level from 0: the lowest that is free on its track when the interval starts.
@@ -149,11 +152,11 @@ COMPUTE_INDICES = tuple(map(TIMED_PHASES.index, COMPUTE))
 
 @dataclass(frozen=True)
 class Bars:
-    """Pieces of the ranks' time, by start. Pieces of one model on one rank and of one phase do not overlap.
+    """Pieces of the ranks' time (bars of a timeline), sorted by start. Pieces of one model, rank and phase do not overlap.
 
     Attributes:
-        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, which rank, model, step, layer and phase; phases by their index
-            in TIMED_PHASES. A rank's waiting counts to the step and layer of what it waits for.
+        rank_X, model_X, step_X, layer_X, phase_X: (X,) int64, rank, model, step, layer and phase of each piece; phases by their
+            index in TIMED_PHASES. A rank's waiting belongs to the step and layer of the event that ends it.
         bytes_X: (X,) int64, bytes that the rank sends in the piece.
         start_s_X, end_s_X: (X,) float64, seconds since the start of the first piece.
     """
@@ -168,7 +171,7 @@ class Bars:
     end_s_X: FloatArray
 
     def first_steps(self, most: int) -> "Bars":
-        """Returns as many whole steps from the start as have at most `most` bars in all; at least one step."""
+        """Returns the bars of the first whole steps that have at most `most` bars together; at least one step."""
         upto = np.bincount(self.step_X).cumsum()
         kept = self.step_X < max(1, int((upto <= most).sum()))
         return Bars(*(column[kept] for column in vars(self).values()))
@@ -215,17 +218,17 @@ class ModelSummary:
 
     @property
     def seconds(self) -> float:
-        """From the start of its first step to the end of its last."""
+        """Seconds from the start of its first step to the end of its last."""
         return float(self.ends_s_T.max(initial=0.0) - self.begins_s_T.min(initial=self.ends_s_T.max(initial=0.0)))
 
     @property
     def step_s_T(self) -> FloatArray:
-        """(T,) float64, from the start of each step to its end."""
+        """(T,) float64, seconds from the start of each step to its end."""
         return self.ends_s_T - self.begins_s_T
 
     @property
     def between_s_X(self) -> FloatArray:
-        """(T - 1,) float64, from the end of a step to that of the next: what a request that is in both waits for its token."""
+        """(T - 1,) float64, seconds from the end of a step to the end of the next: the time per token of a request in both."""
         return np.diff(self.ends_s_T)
 
 
@@ -236,9 +239,10 @@ class Summary:
     Attributes:
         kind: "predicted" or "measured".
         seconds: seconds from the first event of the run to the last.
-        phases: the seconds in which at least one model of a rank is in each of TIMED_PHASES, the mean over ranks; it waits
-            while none is in any other. A single model's add up to the time from a rank's first event to its last.
-        exchanging_s, computing_s: the same of EXCHANGES, and of COMPUTE.
+        phases: for each of TIMED_PHASES, the seconds in which at least one model of a rank is in it, as the mean over ranks. A
+            rank counts as waiting while no model is in another phase. For a single model the phases add up to the time from a
+            rank's first event to its last.
+        exchanging_s, computing_s: the same for the union of the phases EXCHANGES, and of COMPUTE.
         utilisation_G: (G,) float64, compute time of each rank divided by the seconds of the run.
         layers: one LayerSummary per layer, by model and then by layer.
         models: one ModelSummary per model, or micro-batch.
@@ -300,14 +304,14 @@ def summarise(trace: Trace, cluster: Cluster) -> Summary:
 
 
 def any_model_s(found: Bars, ranks: int, phases: Sequence[str]) -> float:
-    """Returns the seconds in which at least one model of a rank is in one of these of TIMED_PHASES, the mean over ranks."""
+    """Returns the seconds in which at least one model of a rank is in one of `phases`, as the mean over ranks."""
     rows = np.isin(found.phase_X, [TIMED_PHASES.index(phase) for phase in phases])
     _, _, start_s, end_s = union(found.rank_X[rows], found.start_s_X[rows], found.end_s_X[rows])
     return float((end_s - start_s).sum()) / ranks
 
 
 def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:
-    """Returns, for each model, a rank's seconds in each of TIMED_PHASES, the mean over ranks.
+    """Returns, for each model, the seconds in each of TIMED_PHASES, as the mean over ranks.
 
     Args:
         trace: a predicted or measured trace.
@@ -320,7 +324,9 @@ def phase_seconds(trace: Trace, found: Bars) -> tuple[dict[str, float], ...]:
 
 
 def case_seconds(trace: Trace) -> tuple[IntArray, FloatArray]:
-    """Returns how long each phase of a step's layer took: on the slowest rank; of an exchange, in a port's busiest direction.
+    """Returns the seconds of each case: one phase of one layer in one step of one model.
+
+    A computed phase takes as long as on its slowest rank, an exchange as long as its busiest port direction is busy.
 
     Args:
         trace: a predicted or measured trace.
@@ -337,7 +343,7 @@ def case_seconds(trace: Trace) -> tuple[IntArray, FloatArray]:
 
 
 def bars(trace: Trace) -> Bars:
-    """Returns a trace as bars, with the waiting between them, from its first start."""
+    """Returns a trace as bars, and adds bars for waiting between them. Times count from the trace's first event."""
     keys = trace.rank_X, trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = tuple(int(column.max(initial=0)) + 1 for column in keys)
     key_X = np.ravel_multi_index(keys, shape)
@@ -360,7 +366,7 @@ def bars(trace: Trace) -> Bars:
 
 
 def transfer_ends(trace: Trace) -> IntArray:
-    """Returns (F, 2) int64: the rows of each transfer's sender and receiver; an end without its other end is left out."""
+    """Returns (F, 2) int64: for each transfer the trace's rows of its sender and receiver; unmatched rows are left out."""
     columns = trace.model_X, trace.step_X, trace.layer_X, trace.phase_X
     shape = (*(int(column.max(initial=0)) + 1 for column in columns), trace.ranks, trace.ranks)
     ends = []
@@ -377,7 +383,7 @@ def transfer_ends(trace: Trace) -> IntArray:
 
 
 def under_way_s(trace: Trace) -> FloatArray:
-    """Returns (X,) float64, when each event begins; a transfer begins when both of its ends are ready."""
+    """Returns (X,) float64, the second at which each event begins; a transfer begins when both of its ends are ready."""
     start_s_X, pair_F2 = trace.start_s_X.copy(), transfer_ends(trace)
     ready_s_F = trace.start_s_X[pair_F2].max(axis=1, initial=-np.inf)
     for row_F in pair_F2.T:
@@ -387,7 +393,7 @@ def under_way_s(trace: Trace) -> FloatArray:
 
 
 def span_s(trace: Trace, rows: NDArray[np.bool_]) -> float:
-    """Returns the seconds from first start to last end of the rows, an (X,) mask, step by step, summed."""
+    """Returns the seconds from first start to last end of each step, summed over steps; `rows` is an (X,) mask of events."""
     steps = trace.step_X[rows]
     if not len(steps):
         return 0.0
@@ -418,11 +424,11 @@ PREDICTED = {*COMPUTE, *EXCHANGES} - {"head"}
 
 @dataclass(frozen=True)
 class PhaseError:
-    """One phase of one model.
+    """Predicted and measured seconds of one phase of one model.
 
     Attributes:
         model, phase: names of the model and the phase.
-        predicted_s, measured_s: as `Summary.phases_M`.
+        predicted_s, measured_s: seconds in the phase, as the mean over ranks.
     """
 
     model: str
@@ -460,7 +466,7 @@ class Comparison:
         predicted_s, measured_s: seconds of the whole run.
         phases: by model, in the order of TIMED_PHASES.
         network, compute: errors over the exchanges, and over the computed phases; None if there are none.
-        unmatched: how many cases only one of the traces has.
+        unmatched: number of cases that only one of the traces has.
     """
 
     predicted_s: float

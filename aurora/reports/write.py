@@ -1,4 +1,4 @@
-"""Reports by form: a page, traces for Perfetto. To add a form: one function, one line in FORMS."""
+"""Writes reports in one of several forms: a page, traces for Perfetto. A new form is a function and a line in FORMS."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class ReportForm:
 
     Attributes:
         write: called with (inputs, path, progress); writes the report to exactly this file.
-        about: what the form is, for help texts.
+        about: description of the form, for help texts.
         output: default name of the file.
         needs: modules that the form imports and that come with the extra "report".
     """
@@ -39,17 +39,17 @@ def report(
     baseline: Baseline = Baseline(),
     progress: Progress = untold,
 ) -> None:
-    """Writes a report on a plan: what it is worth, how long it took, what to do next.
+    """Writes a report on a plan: its speed-up, its times, and advice on what to do next.
 
     Args:
         plan: the plan.
         traces: predicted and measured traces of the plan, by name; all are compared with the first.
-        profiles: the traffic, one profile per model; for drift as many more, of later traffic.
+        profiles: the traffic, one profile per model; to show drift, add as many profiles of later traffic.
         output: the file to write.
         format: "html" (one page) or "perfetto" (for ui.perfetto.dev; compressed if `output` ends in .gz).
-        missing_profiles: why there are no profiles, for readers of the report.
+        missing_profiles: sentence for readers on why there are no profiles.
         baseline: as in `ReportInputs`.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        progress: called with (name of the work, amount done, whole amount).
 
     Raises:
         BadInput: if a trace or profile is not of the plan, or the output cannot be written.
