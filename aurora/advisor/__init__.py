@@ -1,1 +1,1 @@
-"""Decisions that need both the planner and the simulator."""
+"""Recommendations and comparisons that need both the planner and the simulator."""

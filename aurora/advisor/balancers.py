@@ -1,10 +1,13 @@
-"""BALANCERS: methods against imbalance by name, and what each reaches of the ceiling on traffic that it was not planned for.
+"""BALANCERS: load-balancing methods by name; and the part of the ceiling (`ceiling.py`) that each reaches on other traffic.
 
-A method takes a BalancingCase and returns Served. Methods that plan once are planned for each block from the other blocks.
-Methods that plan while serving know past windows only; the first block warms them up, and no method is judged there. Methods
-that see the batch know its counts, and nothing else of the block.
+A method is a function that takes a BalancingCase and returns Served. The traffic is divided into blocks, and a method may know
+only a part of it:
 
-Adding a method takes one such function and one line in BALANCERS.
+- Methods that plan once serve each block by a placement planned from the other blocks.
+- Methods that plan while serving know past windows. They warm up in the first block, which is not judged for any method.
+- Methods that see the batch know its token counts, and nothing else of the block.
+
+A new method takes one such function and one line in BALANCERS.
 """
 
 import json
@@ -44,7 +47,13 @@ RECORDED_RANGE = "recorded_balance.json"  # shipped
 
 
 class Served(NamedTuple):
-    """Result of a method: (D,) seconds of all layers of each step, experts fetched in a window, slots per GPU and layer."""
+    """Result of a method.
+
+    Attributes:
+        seconds_D: (D,) seconds of all layers of each step.
+        fetched: mean number of experts that GPUs fetch in a window.
+        slots: slots per GPU in each layer.
+    """
 
     seconds_D: FloatArray
     fetched: float
@@ -57,15 +66,16 @@ class BalancingCase:
 
     Attributes:
         traffic: windows, steps and blocks.
-        gpus: equal GPUs.
-        slots: experts that fit on each.
+        gpus: number of GPUs, which are equal.
+        slots: number of experts that fit on each.
         curve: seconds of a rank's experts.
-        expert_bytes: of an expert's weights in one layer.
-        every: windows after which EPLB plans again, by the loads of these windows.
-        lag: windows until a new map is in force.
-        shared: work of a token's shared expert, in tokens of a routed one; 0: the model has none, or computes it apart.
-        seed: for strategies that draw.
-        maps: maps that were planned already, by method and slots.
+        expert_bytes: bytes of an expert's weights in one layer.
+        every: interval in windows at which EPLB plans again, from the loads of these windows.
+        lag: number of windows from planning until the new map is in force.
+        shared: work of a token's shared expert / work of a token's routed expert; 0: the model has no shared expert, or
+            computes it separately.
+        seed: random seed of strategies that draw.
+        maps: cache of planned maps, by method and slots.
     """
 
     traffic: ServedTraffic
@@ -91,26 +101,31 @@ class BalancingCase:
 
     @property
     def fewest(self) -> int:
-        """Slots per GPU that the experts need."""
+        """Minimum number of slots per GPU that hold every expert once."""
         return -(-self.experts // self.gpus)
 
     def held_out(self, method: str, slots: int | None) -> list[SlotMap]:
-        """Returns the map of each block by a method of REPLICAS, planned from the other blocks."""
+        """Returns the map for each block, planned from the other blocks by a method of REPLICAS; slots as in `planned_map`."""
         if (method, slots) not in self.maps:
             self.maps[method, slots] = self.traffic.held_out(lambda load: self.plan(load, method, slots))
         return self.maps[method, slots]
 
     def plan(self, load_LE: FloatArray, method: str, slots: int | None) -> SlotMap:
-        """Returns the map for loads (L, E)."""
+        """Returns the map planned from loads load_LE (L, E); arguments as in `planned_map`."""
         return planned_map(load_LE, self.gpus, slots, method, self.seed)
 
     def once(self, method: str, slots: int | None) -> Served:
-        """Returns what maps that were planned once bring; they move nothing. Without `slots` none is replicated."""
+        """Returns the result of serving each block by its map of `held_out`; nothing moves. `slots` None: no replicas."""
         maps = self.held_out(method, slots)
         return Served(self.traffic.seconds_D(maps, self.traffic.block_T, self.curve), 0.0, slots or self.fewest)
 
     def by_batch(self, priced: Callable[[FloatArray, IntArray], FloatArray]) -> Served:
-        """Returns what dividing each batch over EPLB's replicas brings, by its counts (D, E) and the slots (G, P)."""
+        """Returns the result of dividing each batch's tokens over EPLB's replicas.
+
+        Args:
+            priced: a function that returns the tokens of each slot, (D, G, P), from a layer's counts in each step, (D, E), and
+                the expert in each slot, (G, P).
+        """
         seconds_DL = np.zeros(self.traffic.step_DLE.shape[:2])
         for block, experts in enumerate(self.held_out("eplb", self.slots)):
             at_D = np.flatnonzero(self.traffic.block_D == block)
@@ -246,17 +261,17 @@ BALANCERS: dict[str, Balancer] = {
 
 @dataclass(frozen=True)
 class MethodReach:
-    """Part of the ceiling that a method reaches on traffic that it was not planned for.
+    """Result of a method on traffic that it was not planned for, and the part of the ceiling that it reaches.
 
     Attributes:
         name: a name in BALANCERS.
-        ratio: seconds of the slowest GPUs over those of perfect balance, all layers and judged steps; 1 is perfect.
-        low, high: its interval at 95 %.
-        share: of the ceiling, which is what perfect balance saves of the linear placement's time; 1 is all.
-        share_low, share_high: its interval at 95 %.
-        slots: experts that a GPU has place for in a layer, in the mean.
-        memory_bytes: of these slots on a GPU beyond those that the experts need, all layers.
-        moved_bytes: of expert weights that the GPUs fetch in a recorded window, all together.
+        ratio: seconds of the slowest GPUs / seconds with perfect balance, over all layers and judged steps; 1 is perfect.
+        low, high: 95 % interval of `ratio`.
+        share: time that the method saves against the linear placement / time that perfect balance would save; 1 is all.
+        share_low, share_high: 95 % interval of `share`.
+        slots: mean number of slots per GPU in a layer.
+        memory_bytes: bytes per GPU, over all layers, of slots beyond those that the experts need.
+        moved_bytes: bytes of expert weights that all GPUs together fetch in a recorded window.
         worst: the ratio in the worst judged window.
     """
 
@@ -287,23 +302,23 @@ def reach(
     shared: float = 0.0,
     progress: Progress = untold,
 ) -> tuple[MethodReach, ...]:
-    """Measures what methods reach of the ceiling, on windows that they were not planned for.
+    """Computes the part of the ceiling that balancing methods reach, on windows that they were not planned for.
 
     Args:
-        profile: the traffic; its sources are summed, so that it serves any number of GPUs.
-        gpus: equal GPUs.
-        slots_per_gpu: of methods with replicas; None: as few as the experts need.
+        profile: the traffic; its sources are summed, so that any number of GPUs can be asked about.
+        gpus: number of GPUs, which are equal.
+        slots_per_gpu: slots of methods with replicas; None: as few as the experts need.
         methods: names in BALANCERS.
         step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
         curve: seconds of a rank's experts.
-        seed: for the parts of windows that steps are cut from, and strategies that draw.
-        every: windows after which EPLB plans again while serving.
-        lag: windows until a map that was planned while serving is in force.
-        shared: work of a token's shared expert in tokens of a routed one, for waterfill; 0: there is none.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        seed: random seed for cutting windows into steps, and of strategies that draw.
+        every: interval in windows at which EPLB plans again while serving.
+        lag: number of windows from planning until a map planned while serving is in force.
+        shared: work of a token's shared expert / work of a token's routed expert, for waterfill; 0: there is none.
+        progress: called with (name of the work, amount done, amount in all).
 
     Returns:
-        A MethodReach for each method, in their sequence.
+        A MethodReach for each method, in the sequence of `methods`.
 
     Raises:
         BadInput: if a method is unknown or a number is out of range.
@@ -354,13 +369,15 @@ def _reached(case: BalancingCase, name: str, served: Served, linear_D: FloatArra
 
 @dataclass(frozen=True)
 class RecordedRange:
-    """Least and most over recorded models, by the recordings with the nearest number of GPUs and of tokens in a step.
+    """Range of imbalance and of methods' results over recorded models.
+
+    Of each model, the recordings with the nearest number of GPUs and of tokens in a step count.
 
     Attributes:
-        models: the recordings.
-        gpus: the numbers of GPUs that they are of.
-        parts: (least, most) of "whole", "stable", "drifting" and "per_step", as in ImbalanceSplit.
-        ratios: (least, most) of each method's ratio, as in MethodReach.
+        models: names of the recorded models.
+        gpus: the numbers of GPUs of these recordings.
+        parts: (least, most) over the models of "whole", "stable", "drifting" and "per_step", as in ImbalanceSplit.
+        ratios: (least, most) over the models of each method's `ratio`, as in MethodReach.
     """
 
     models: tuple[str, ...]
@@ -370,13 +387,13 @@ class RecordedRange:
 
 
 def recorded_range(gpus: int, step_tokens: float | None = None) -> RecordedRange:
-    """Returns the range of imbalance and of methods' ratios over recorded models, for traffic that is drawn or unknown.
+    """Returns the range of imbalance and of methods' ratios over recorded models, for use when a model's traffic is unknown.
 
-    The recordings' results are shipped; `python bench/ceiling.py --range` writes them.
+    The results on the recordings are shipped with aurora; `python bench/ceiling.py --range` writes them.
 
     Args:
-        gpus: how many GPUs share the experts.
-        step_tokens: tokens of a step on all of them; None: of any recorded number.
+        gpus: number of GPUs that share the experts.
+        step_tokens: tokens of a step on all of them; None: recordings with any number count.
     """
     rows: list[dict[str, Any]] = json.loads(shipped(RECORDED_RANGE).read_text())["recordings"]
     chosen = []

@@ -1,19 +1,20 @@
-"""Ceiling of load balancing: what perfect balance would save, and which parts of the imbalance are stable, drifting, per step.
+"""Ceiling of load balancing: the time that perfect balance would save, and its stable, drifting and per-step parts.
 
-A layer's step ends with its slowest GPU. The imbalance is the time of the slowest GPUs over that of perfect balance, minus 1,
-with all layers and steps summed. It is split by what a map of experts can know:
+A layer's step ends with its slowest GPU. Imbalance = seconds of the slowest GPUs / seconds with perfect balance - 1, summed
+over all layers and steps. A map says which GPU holds which experts. The imbalance is split by the loads that a map can know:
 
     stable    imbalance of the linear map - imbalance of a map that knows the mean loads of other traffic
     drifting  imbalance of that map       - imbalance of a map that knows the loads shortly before and after, but not these
     per step  imbalance of that map       - 0, which only methods that see the counts of a batch can reach
 
-The three add up to the whole by construction. No map knows the steps that it is judged by, so that chance is not taken for what
-a map removes. Per step is mostly chance: n tokens of a GPU vary by about sqrt(n), so that it falls with the root of the tokens
-of a step. It also holds what experts in these slots cannot balance even if their loads are known (`by_slots`); more slots can.
+The three sum to the whole by construction. No map knows the steps that it is judged by, so that luck does not count as balance.
+The per-step part is mostly chance: n tokens of a GPU vary by about sqrt(n), so this part falls with the square root of a step's
+tokens. It also contains the imbalance that remains in these slots even if loads are known (`by_slots`), which more slots
+remove.
 
-Windows of a profile are not steps. Steps are cut from them in sequence: a part of a window is drawn without replacement, every
-token once at most. So tokens of one window count as exchangeable: where steps are shorter than windows, prompts whose tokens
-follow each other make real steps somewhat less even.
+Windows of a profile are not steps. Steps are cut from them in sequence: parts of a window are drawn without replacement, so
+that every token is used at most once. This takes the tokens of one window as exchangeable. If steps are shorter than windows,
+real steps are somewhat less even, because the tokens of a prompt follow each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +47,9 @@ class RankCurve:
     """Seconds of a rank's experts in one layer: overhead_s + active_s x active experts + token_s x their tokens.
 
     Args:
-        overhead_s: of a grouped kernel without experts.
-        active_s: of each expert that has tokens.
-        token_s: of each (token, expert) pair.
+        overhead_s: seconds of a grouped kernel without experts.
+        active_s: seconds of each active expert, that is, one that has tokens.
+        token_s: seconds of each (token, expert) pair.
     """
 
     overhead_s: float = 0.0
@@ -61,13 +62,15 @@ class RankCurve:
 
     @classmethod
     def of(cls, profile: Profile, gpu: Gpu, step_tokens: float, experts: float) -> Self:
-        """Returns the straight line through a profile's curves at one pair of an expert and at its mean number in a step.
+        """Makes a RankCurve from a profile's curves: a straight line through the seconds of an expert at two numbers of pairs.
+
+        These numbers are one pair, and the mean number of pairs of an expert in a step.
 
         Args:
-            profile: has the curves.
-            gpu: whose.
+            profile: the profile with the compute curves.
+            gpu: the GPU to compute on.
             step_tokens: tokens of a step.
-            experts: of the layer that share them.
+            experts: number of experts of the layer, over which the step's pairs are divided.
         """
         pairs = step_tokens * profile.top_k
         few, mean = 1.0, max(2.0, pairs / experts)
@@ -101,17 +104,17 @@ class SlotMap(NamedTuple):
 
 
 def linear_map(layers: int, experts: int, gpus: int) -> SlotMap:
-    """Returns the engines' default: experts in sequence, one more on the first GPUs where they do not divide."""
+    """Returns the engines' default map: experts in sequence, with one more on the first GPUs if they do not divide evenly."""
     return SlotMap.of_gpus(np.repeat(np.arange(gpus), experts // gpus + (np.arange(gpus) < experts % gpus)), gpus, layers)
 
 
 def planned_map(load_LE: FloatArray, gpus: int, slots: int | None, method: str = "equal-split", seed: int = 0) -> SlotMap:
-    """Returns the map of a method of REPLICAS.
+    """Plans a map for given loads by a method of REPLICAS.
 
     Args:
         load_LE: (L, E) the loads to plan for.
-        gpus: equal GPUs.
-        slots: of each; None: as few as the experts need, none replicated.
+        gpus: number of GPUs, which are equal.
+        slots: slots of each GPU; None: as few as the experts need, without replicas.
         method, seed: as in `aurora.place`.
 
     Raises:
@@ -124,15 +127,23 @@ def planned_map(load_LE: FloatArray, gpus: int, slots: int | None, method: str =
 
 
 def slot_seconds(tokens_DLGP: FloatArray, curve: RankCurve) -> FloatArray:
-    """Returns (D, L), the seconds of the slowest GPU, by the tokens of each slot, (D, L, G, P).
+    """Returns (D, L), the seconds of the slowest GPU in each step and layer.
 
-    A slot with a part of a token is active in that part of all steps.
+    Args:
+        tokens_DLGP: (D, L, G, P) tokens of each slot; a slot with less than one token counts as that part of an active expert.
+        curve: seconds of a rank's experts.
     """
     return np.asarray(curve(tokens_DLGP.sum(axis=3), np.minimum(tokens_DLGP, 1.0).sum(axis=3)).max(axis=2))
 
 
 def map_seconds(load_DLE: FloatArray, experts: SlotMap, curve: RankCurve) -> FloatArray:
-    """Returns (D, L), the seconds of the slowest GPU in each step and layer, by the steps' tokens of experts, (D, L, E)."""
+    """Returns (D, L), the seconds of the slowest GPU in each step and layer under a map.
+
+    Args:
+        load_DLE: (D, L, E) tokens of each expert in each step.
+        experts: the map.
+        curve: seconds of a rank's experts.
+    """
     cost_G = np.ones(experts.held_LGP.shape[1])
     if not curve.active_s:
         tokens_DLG = gpu_loads(load_DLE, experts.held_LGP, cost_G, experts.part_LGP)
@@ -142,25 +153,35 @@ def map_seconds(load_DLE: FloatArray, experts: SlotMap, curve: RankCurve) -> Flo
 
 
 def perfect_seconds(load_DLE: FloatArray, gpus: int, curve: RankCurve) -> FloatArray:
-    """Returns (D, L), the seconds if all GPUs share tokens and active experts equally: no map and no split is faster."""
+    """Returns (D, L), the seconds if all GPUs have equal tokens and equally many active experts, which no map can beat.
+
+    load_DLE (D, L, E) are the tokens of each expert in each step.
+    """
     return curve(load_DLE.sum(axis=2) / gpus, np.minimum(load_DLE, 1.0).sum(axis=2) / gpus)
 
 
 class ServingSteps(NamedTuple):
-    """Steps cut from windows: their tokens of experts, (D, L, E) int64, and the window in which the middle of each is, (D,)."""
+    """D steps cut from windows.
+
+    Attributes:
+        load_DLE: (D, L, E) int64, tokens of each expert in each step.
+        window_D: (D,) int64, the window in which the middle of each step lies.
+    """
 
     load_DLE: IntArray
     window_D: IntArray
 
 
 def serving_steps(load_TLE: IntArray, step_pairs: float, most: int, rng: np.random.Generator) -> ServingSteps:
-    """Cuts windows into steps of equally many pairs, in sequence: whole windows and parts drawn without replacement.
+    """Cuts windows in sequence into steps with equally many (token, expert) pairs.
+
+    A step consists of whole windows and of parts of windows, whose pairs are drawn without replacement.
 
     Args:
-        load_TLE: (T, L, E) int64, (token, expert) pairs of each window.
-        step_pairs: of a step in each layer, in the mean over layers; need not be whole.
-        most: steps; of more, so many are cut, evenly spaced.
-        rng: for the parts of windows.
+        load_TLE: (T, L, E) int64, pairs of each window.
+        step_pairs: pairs of a step in a layer, in the mean over layers; need not be whole.
+        most: maximum number of steps; if there are more, this number is cut, evenly spaced.
+        rng: draws the parts of windows.
 
     Raises:
         BadInput: if the windows hold less than one step.
@@ -206,16 +227,16 @@ def _part_of(load_LE: IntArray, size_L: IntArray, rng: np.random.Generator) -> I
 
 @dataclass(frozen=True, eq=False)
 class ServedTraffic:
-    """Recorded traffic as it is served: windows that maps are planned from, in blocks, and steps of each block that judge.
+    """Recorded traffic in blocks of windows: maps are planned from windows, and judged by the steps that are cut from them.
 
     Attributes:
-        load_TLE: (T, L, E) float64, the windows' loads; neighbours are summed where many were recorded.
+        load_TLE: (T, L, E) float64, the windows' loads; if many windows were recorded, neighbours are summed.
         step_DLE: (D, L, E) float64, (token, expert) pairs of the steps.
         window_D: (D,) int64, the window of each step.
         block_T: (T,) int64, the block of each window.
         step_tokens: tokens of a step.
-        in_windows: whether each step is in one window.
-        recorded: windows that were recorded.
+        in_windows: whether each step lies within one window.
+        recorded: number of recorded windows.
     """
 
     load_TLE: FloatArray
@@ -228,9 +249,12 @@ class ServedTraffic:
 
     @classmethod
     def of(cls, profile: Profile, step_tokens: float | None, rng: np.random.Generator) -> Self:
-        """Cuts a profile's windows, of all sources together, into steps of so many tokens; None: as large as its windows.
+        """Cuts a profile's windows into steps and blocks; the tokens of all sources are added.
 
-        A step has at most the tokens of a block.
+        Args:
+            profile: the traffic.
+            step_tokens: tokens of a step, at most those of a block; None: as many as in a window.
+            rng: draws the parts of windows.
 
         Raises:
             BadInput: if `step_tokens` is not above zero, or the profile is nearly empty.
@@ -275,11 +299,11 @@ class ServedTraffic:
         return np.asarray(self.block_T[self.window_D])
 
     def by_block(self, seconds_D: FloatArray) -> FloatArray:
-        """Returns (B,) the sums of (D,) seconds over the steps of each block."""
+        """Returns (B,) the sum of the steps' seconds_D (D,) in each block."""
         return np.bincount(self.block_D, seconds_D).astype(np.float64)
 
     def seconds_D(self, maps_of: Sequence[SlotMap], of_T: IntArray, curve: RankCurve) -> FloatArray:
-        """Returns (D,) the seconds of all layers of each step, if window t is served by the map maps_of[of_T[t]]."""
+        """Returns (D,) the seconds of each step, summed over layers, if window t is served by the map maps_of[of_T[t]]."""
         seconds_D = np.zeros(len(self.step_DLE))
         for number, experts in enumerate(maps_of):
             at_D = of_T[self.window_D] == number
@@ -293,7 +317,7 @@ class ServedTraffic:
 
 
 def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
-    """Returns the ratio of two sums over blocks, with its interval at LEVEL: jackknife over blocks, Student's t.
+    """Returns sum of above_B / sum of below_B over blocks, with its interval at LEVEL by a jackknife over blocks (Student's t).
 
     Source: Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 11.
     """
@@ -308,16 +332,16 @@ def ratio_interval(above_B: FloatArray, below_B: FloatArray) -> Interval:
 
 @dataclass(frozen=True)
 class ImbalanceSplit:
-    """Parts of an imbalance, relative to the time of perfect balance: 0.2 is 20 % longer. The three add up to the whole.
+    """The imbalance of the linear map and its three parts, which sum to it; 0.2 is 20 % longer than with perfect balance.
 
     Attributes:
-        whole: of the linear map, with its interval.
-        stable: what a static map removes.
-        drifting: what a map that follows slow changes removes beyond it.
-        per_step: the rest, which only methods that see a batch reach.
-        by_slots: of `per_step`, what these slots cannot balance even if loads are known, and further slots can.
-        step_tokens: tokens of a step; fewer than asked for where a fifth of the profile holds fewer.
-        windows: that were recorded; fewer than FEWEST_WINDOWS show no drift.
+        whole: the imbalance of the linear map, with its interval.
+        stable: the part that a static map removes.
+        drifting: the further part that a map removes which follows slow changes.
+        per_step: the rest, which only methods that see a batch can remove.
+        by_slots: the part of `per_step` that remains in these slots even if loads are known, and that more slots remove.
+        step_tokens: tokens of a step; fewer than asked for if a fifth of the profile has fewer.
+        windows: number of recorded windows; fewer than FEWEST_WINDOWS show no drift.
     """
 
     whole: Interval
@@ -330,7 +354,7 @@ class ImbalanceSplit:
 
     @property
     def static_share(self) -> float:
-        """The share of the ceiling that a static map is expected to reach on other traffic of this kind."""
+        """stable / whole: the part of the ceiling that a static map is expected to reach on other traffic of this kind."""
         return self.stable.value / self.whole.value if self.whole.value else 1.0
 
     @property
@@ -350,12 +374,12 @@ def imbalance_split(
     """Splits the imbalance of the linear map into its stable, drifting and per-step parts, with intervals.
 
     Args:
-        profile: the traffic; its sources are summed, so that it serves any number of GPUs.
-        gpus: equal GPUs.
+        profile: the traffic; its sources are summed, so that any number of GPUs can be asked about.
+        gpus: number of GPUs, which are equal.
         step_tokens: tokens of a step on all GPUs; None: as many as in a window of the profile.
-        slots_per_gpu: of the maps that are planned; None: as few as the experts need, none replicated.
+        slots_per_gpu: slots of planned maps; None: as few as the experts need, without replicas.
         curve: seconds of a rank's experts.
-        seed: for the parts of windows that steps are cut from.
+        seed: random seed for cutting windows into steps.
 
     Returns:
         The ImbalanceSplit; intervals at 95 % over blocks of windows.
@@ -408,7 +432,7 @@ def _best_of_others(seconds_XB: FloatArray) -> FloatArray:
 
 
 def checked_slots(profile: Profile, gpus: int, slots_per_gpu: int | None) -> int:
-    """Returns the slots of each GPU; None: as few as the profile's experts need.
+    """Returns slots_per_gpu after checking it; if it is None, as few slots as the profile's experts need.
 
     Raises:
         BadInput: if a number is below one.

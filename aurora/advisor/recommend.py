@@ -1,4 +1,4 @@
-"""Recommends how to serve a model on given GPUs: what balancing can bring, what reaches it, and the command; or nothing."""
+"""Recommends a way to serve a model on given GPUs, with its gain and its launch command; or nothing, if nothing is faster."""
 
 import re
 from collections import Counter
@@ -50,15 +50,15 @@ TRANSFERS = 2_000_000  # simulated at most to price one plan on one block
 
 
 def save_recommendation(found: "Recommendation", folder: Path, model: str) -> str | None:
-    """Writes cluster, profile and, where it serves by a plan, plan and the engine's files to a folder, which is made.
+    """Writes the files of a recommendation: cluster and profile and, if it serves by a plan, the plan and the engine's files.
 
     Args:
-        found: a recommendation.
-        folder: the folder.
-        model: the model, as the engine loads it.
+        found: the recommendation.
+        folder: the folder, which is created.
+        model: the model's name or path, as the engine loads it.
 
     Returns:
-        The command that starts the engine as recommended; None, and nothing is written, if nothing is recommended.
+        The command that starts the engine as recommended. None if nothing is recommended; then nothing is written.
     """
     if found.way is None:
         return None
@@ -82,16 +82,16 @@ def save_recommendation(found: "Recommendation", folder: Path, model: str) -> st
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan to serve by, beside the engine's default, by simulated steps of MoE layers alone.
+    """A plan compared with the engine's default by simulated steps, of which only MoE layers are simulated.
 
     Attributes:
-        name: what the plan does.
-        way: the engine's settings, which are those simulated and those of the launch command.
+        name: a description of the plan.
+        way: the engine's settings, as simulated and as in the launch command.
         plan: the plan, made from all of the traffic.
         seconds: simulated seconds of a step's MoE layers under the plan, mean over the profile's windows.
-        gain: the engine's default over this, in seconds of a whole step: above 1 this is faster.
-        low: lower end of the interval in which the gain on a block of further traffic lies; None if there is no interval.
-        high: upper end.
+        gain: seconds of a whole step by the engine's default / by the plan; above 1 the plan is faster.
+        low: lower end of the interval for the gain on a block of further traffic; None if there are too few windows for one.
+        high: upper end of the interval.
     """
 
     name: str
@@ -110,14 +110,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SimulatedPlans:
-    """Plans beside the engine's default where GPUs are of several kinds or the model's config is unknown: simulated MoE layers.
+    """Plans compared with the engine's default by simulated MoE layers, for GPUs of several kinds or a model without a config.
 
     Attributes:
-        default: the engine's settings where nothing is set but expert parallelism over data-parallel ranks.
-        default_s: simulated seconds of a step's MoE layers under it, mean over the profile's windows.
+        default: the engine's settings if only expert parallelism over data-parallel ranks is set.
+        default_s: simulated seconds of a step's MoE layers under the default, mean over the profile's windows.
         tokens: tokens of a step, mean over the profile's windows.
-        share: of a whole step's time, what gains of MoE layers are of; 1 where the rest is unknown.
-        candidates: what was compared with the default, best first.
+        share: seconds of MoE layers / seconds of a whole step; 1 if the rest of a step is unknown.
+        candidates: the plans compared with the default, best first.
     """
 
     default: ServingWay
@@ -128,7 +128,7 @@ class SimulatedPlans:
 
     @property
     def best(self) -> Candidate | None:
-        """The candidate to take; None if none is worth it."""
+        """The best candidate if it is `worth` taking; otherwise None."""
         return next((candidate for candidate in self.candidates if candidate.worth), None)
 
 
@@ -140,15 +140,15 @@ class Recommendation:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
         profile: the traffic, and compute times of every kind of GPU.
-        drawn: whether the traffic was drawn, so that nothing is recommended.
-        served: ways of serving on equal GPUs, compared; None where `simulated` stands.
-        simulated: plans on GPUs of several kinds, or for a model without a config; None where `served` stands.
-        recorded: what balancing reaches over recorded models, in place of drawn traffic; None for recorded traffic.
-        at_most: gains of perfect balance over the engine's default, of traffic as even and as uneven as recorded models' is;
-            None for recorded traffic, and where `simulated` stands.
+        drawn: whether the traffic was drawn rather than recorded; then nothing is recommended.
+        served: comparison of ways of serving, for equal GPUs and a known config; None in other cases.
+        simulated: comparison of plans, for GPUs of several kinds or a model without a config; None if `served` is given.
+        recorded: range of imbalance and of balancing methods over recorded models, if the traffic was drawn; None otherwise.
+        at_most: (least, most) gain of perfect balance over the engine's default, if traffic is as even, or as uneven, as that
+            of recorded models; None for recorded traffic, and if `simulated` is given.
         plan: the plan by which the recommended way serves; None if it serves by none, or nothing is recommended.
-        sharing: what a second model like it would bring, in turns on the same GPUs, or on GPUs of several kinds a copy on each
-            half; None for drawn traffic, and where the engine has neither.
+        sharing: comparison with a second model of the same kind that shares the GPUs: in turns on the same GPUs or, on GPUs of
+            several kinds, a copy on each half. None if the traffic was drawn, or the engine can do neither.
     """
 
     engine: str
@@ -164,7 +164,7 @@ class Recommendation:
 
     @property
     def default(self) -> ServingWay:
-        """The engine's settings where nothing is set but expert parallelism over data-parallel ranks."""
+        """The engine's settings if only expert parallelism over data-parallel ranks is set."""
         if self.simulated is not None:
             return self.simulated.default
         assert self.served is not None
@@ -173,7 +173,7 @@ class Recommendation:
 
     @property
     def best(self) -> ComparedWay | Candidate | None:
-        """The way or the plan to take; None if nothing is surely worth it, or the traffic was drawn."""
+        """The recommended way or plan; None if none is faster with enough certainty, or the traffic was drawn."""
         if self.drawn:
             return None
         if self.served is not None:
@@ -182,15 +182,17 @@ class Recommendation:
 
     @property
     def way(self) -> ServingWay | None:
-        """The engine's settings that are recommended; None for its default."""
+        """The recommended settings of the engine; None if its default is recommended."""
         return None if self.best is None else self.best.way
 
 
 def best_way(served: WaysOfServing) -> ComparedWay | None:
-    """Returns the way to take: of all that the engine has and that are surely worth it, the most tokens per second; or None.
+    """Returns the way to recommend; None if none is worth it.
 
-    Layouts and exchanges are apart by computed steps, whose error is COMPUTED_ERROR: of those within it of the most, one that
-    needs nothing installed is taken, with the fewest changes; of its placements within TIE of the most, that with the fewest.
+    A way qualifies if the engine has it and its gain is above WORTH even at the lower end of its interval. The layout and
+    exchange are chosen first. Their computed steps have an error of COMPUTED_ERROR; of those within it of the most tokens per
+    second, one that needs nothing installed is preferred, then the fewest changes. Then, of the ways with this layout and
+    exchange within TIE of the most tokens per second, the one with the fewest changes is returned.
     """
     sure = [other for other in served.others if other.way is not None and other.low > WORTH]
     if not sure:
@@ -220,8 +222,8 @@ def cluster_of(gpus: str, kinds: dict[str, GpuKind], nic_Bps: float = 50e9, per_
     """Returns the cluster that a short text describes.
 
     Args:
-        gpus: kinds and numbers, such as "h20:8,a100:8"; a kind is named by words of its datasheet's name. Of several kinds that
-            fit, the one with the fastest links, then with the most memory, is taken.
+        gpus: kinds and numbers, such as "h20:8,a100:8". A kind is named by words of its datasheet's name; of several kinds with
+            these words, the one with the fastest links, then with the most memory, is taken.
         kinds: datasheets by name.
         nic_Bps: bytes per second of a GPU's NIC to other servers, each way.
         per_server: GPUs of a server.
@@ -264,7 +266,7 @@ def _kind(name: str, kinds: dict[str, GpuKind]) -> GpuKind:
 
 
 def with_datasheet_curves(profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind]) -> Profile:
-    """Returns the profile with compute curves from the datasheets of those kinds that it has none of.
+    """Returns the profile with compute curves added, computed from datasheets, for each GPU kind that it has no curves of.
 
     Args:
         profile: the profile.
@@ -296,26 +298,28 @@ def recommend(
     per_server: int = 8,
     progress: Progress = untold,
 ) -> Recommendation:
-    """Recommends how to serve a model on given GPUs, with its gain over the engine's default; or nothing.
+    """Recommends a way to serve a model on given GPUs, with its gain over the engine's default; or nothing.
 
-    The engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and methods that it lacks are
-    compared on traffic that nothing was planned for: `compare_ways_of_serving`. What is recommended is surely faster by
-    WORTH. Drawn traffic never recommends: it answers with what balancing reaches over recorded models.
+    On equal GPUs, the engine's ways of serving (layouts, exchanges, placements, replicas, its own balancer) and methods that it
+    lacks are compared by `compare_ways_of_serving`, on traffic for which nothing was planned. A way is recommended only if the
+    lower end of its gain's interval is above WORTH. If the traffic is drawn, nothing is recommended; the answer is the range of
+    balancing results over recorded models.
 
-    On GPUs of several kinds, or without a config, steps of MoE layers are simulated under the engine's default and under
-    plans. The windows are cut into BLOCKS parts in sequence, each served by plans made from the others. With a config the rest
-    of a step is computed for each kind, and the slowest kind counts.
+    On GPUs of several kinds, or without a config, steps of MoE layers are simulated under the engine's default and under plans.
+    The windows are cut into BLOCKS blocks in sequence; each is served by plans made from the other blocks. With a config, the
+    rest of a step is computed for each kind, and the slowest kind counts.
 
     Args:
         gpus: kinds and numbers, such as "h20:8,a100:8", by words of their datasheets' names; or a Cluster.
         engine: "vllm", "sglang", "trtllm" or "vllm-ascend".
-        model: config.json, folder or shipped name of the model; without `profile` its traffic is synthetic (Zipf, 0.8). With
-            `profile` it supplies what steps are computed from besides the traffic.
-        profile: the model's traffic; one of another number of source ranks is dealt to the GPUs.
+        model: config.json (its content or path), folder or shipped name of the model, from which the seconds of steps are
+            computed; None: only MoE layers are simulated.
+        profile: the model's traffic; if it has another number of source ranks, it is dealt to the GPUs. None: synthetic traffic
+            is drawn for `model` (Zipf, 0.8).
         load: the requests.
         nic_Bps: with `gpus` as text: bytes per second of a GPU's NIC to other servers.
         per_server: with `gpus` as text: GPUs of a server.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        progress: called with (name of the work, amount done, amount in all).
 
     Returns:
         The Recommendation: ways of serving with tokens per second, time to first token and time per output token, each with its
@@ -387,19 +391,19 @@ def served_alone(engine: str, cluster: Cluster) -> ServedAlone:
 
 
 def has_nvlink(cluster: Cluster) -> bool:
-    """Returns whether NVLink connects the GPUs of a server; kinds without a datasheet are taken to have it."""
+    """Returns whether NVLink connects the GPUs of a server; kinds without a datasheet are assumed to have it."""
     known = load_gpus()
     return all(known[gpu.kind].link_Bps is not None for gpu in cluster.gpus if gpu.kind in known)
 
 
 def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: str) -> Plan:
-    """Returns the plan of the placement that was compared, made from all of the traffic.
+    """Makes, from all of the traffic, the plan of a way with a planned placement.
 
     Args:
-        cluster: equal GPUs.
+        cluster: the GPUs, which are equal.
         profile: the traffic.
-        best: a way with a planned placement.
-        replicate: one of REPLICAS, by which replicas are placed.
+        best: the way.
+        replicate: a name in REPLICAS: the method that places replicas.
     """
     assert best.way is not None
     redundant = best.way.redundant > 0
@@ -418,7 +422,9 @@ def planned(cluster: Cluster, profile: Profile, best: ComparedWay, replicate: st
 def moe_share(
     cluster: Cluster, profile: Profile, config: Mapping[str, Any], kinds: Sequence[GpuKind], way: ServingWay, isl: int
 ) -> float:
-    """Returns the part of a step of prompts that experts and exchanges take, each part of it on the kind that is slowest at it.
+    """Returns seconds of experts and exchanges / seconds of a whole step of prompts.
+
+    With several kinds of GPUs, each part of the step takes its seconds on the kind that is slowest at it.
 
     Args:
         cluster, profile: as in `simulate_plans`; a step has as many tokens as a window.
@@ -452,8 +458,8 @@ def simulate_plans(
         cluster: the GPUs.
         profile: the traffic, with one source rank per GPU and curves of all kinds.
         way: the engine's default.
-        share: of a whole step's time, what the layers' gains are of; gains are of the whole step (Amdahl's law).
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        share: seconds of MoE layers / seconds of a whole step, from which the gains of whole steps follow (Amdahl's law).
+        progress: called with (name of the work, amount done, amount in all).
 
     Raises:
         InfeasiblePlan: if the model does not fit in the GPUs' memory.
@@ -482,7 +488,7 @@ def simulate_plans(
 
 
 def engine_default(cluster: Cluster, profile: Profile) -> Plan:
-    """Returns what engines do without a plan: experts in sequence, all transfers of an all-to-all at once.
+    """Returns the plan that corresponds to an engine's default: experts in sequence, all transfers of an all-to-all at once.
 
     Args:
         cluster: the GPUs.
@@ -495,13 +501,13 @@ def engine_default(cluster: Cluster, profile: Profile) -> Plan:
 
 
 def per_server_of(cluster: Cluster) -> int:
-    """Returns the GPUs of a server; where servers differ in that, all GPUs, as if there were one."""
+    """Returns the number of GPUs of a server; if servers differ in size, the number of all GPUs, as if they were one server."""
     sizes = set(Counter(gpu.node for gpu in cluster.gpus).values())
     return sizes.pop() if len(sizes) == 1 else len(cluster)
 
 
 def orders_of(way: ServingWay) -> str:
-    """Returns what stands for the exchange of a way in a simulation, one of SIMULATED_ORDERS."""
+    """Returns the argument `orders` of `simulate_plan` that simulates the exchange of a way, one of SIMULATED_ORDERS."""
     return GATHERED if EXCHANGES[way.exchange].sends == "gather" else "plan"
 
 
@@ -539,10 +545,10 @@ def _gain(
 
 
 def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
-    """Returns the mean gain and the ends of the interval in which a further one lies with CONFIDENCE.
+    """Returns (mean gain, low, high): the interval low to high contains one further gain with probability CONFIDENCE.
 
     Args:
-        log_gain_W: (W,) logarithms of measured gains, two or more, taken as normal and independent.
+        log_gain_W: (W,) logarithms of measured gains, two or more, assumed to be normal and independent.
     """
     mean, spread = log_gain_W.mean(), log_gain_W.std(ddof=1)
     reach = stdtrit(len(log_gain_W) - 1, (1 + CONFIDENCE) / 2) * spread * np.sqrt(1 + 1 / len(log_gain_W))
@@ -551,7 +557,7 @@ def interval(log_gain_W: FloatArray) -> tuple[float, float, float]:
 
 
 def step_seconds(plan: Plan, profile: Profile, orders: str = "plan") -> FloatArray:
-    """Returns (W,) simulated seconds of the first windows' MoE layers, as many as TRANSFERS allow and at least one.
+    """Returns (W,) simulated seconds of the MoE layers in each of the first W windows; W is as large as TRANSFERS allows.
 
     Args:
         plan: the plan.

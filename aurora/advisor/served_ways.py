@@ -1,8 +1,9 @@
 """Compares ways of serving one model on equal GPUs: tokens per second, time to first token and time per output token.
 
-Steps are computed from datasheets (`step_seconds`); the time of experts, and of exchanges that follow the placement, is as
-much longer as the slowest GPU is than perfect balance, on traffic that nothing was planned for (`reach`). With L requests in
-flight on a data-parallel rank, each of `isl` and `osl` tokens, the rank serves each once in osl decode steps and L prompts.
+Steps are computed from datasheets (`step_seconds`). The seconds of experts, and of exchanges that depend on the placement, are
+multiplied by the slowest GPU's seconds / those with perfect balance, on traffic for which nothing was planned (`reach`). A
+data-parallel rank has L requests in flight, each with a prompt of `isl` and an answer of `osl` tokens; in a cycle of osl decode
+steps and L prompts it serves each of them once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,9 +54,9 @@ class Service:
     """Rates and latencies of requests in the steady state.
 
     Attributes:
-        tokens_per_s: generated tokens per second, of all GPUs.
-        ttft_s: time to first token, of a request that is scheduled at once.
-        tpot_s: time per output token, prompts of other requests between included.
+        tokens_per_s: generated tokens per second, of all GPUs together.
+        ttft_s: time to first token in seconds, of a request that need not wait for its turn.
+        tpot_s: time per output token in seconds, with the steps in between that compute other requests' prompts.
     """
 
     tokens_per_s: float
@@ -65,22 +66,23 @@ class Service:
 
 @dataclass(frozen=True)
 class ComparedWay:
-    """A way of serving beside the engine's default.
+    """A way of serving, compared with the engine's default.
 
     Attributes:
-        changes: what is done other than by the engine's default, in words.
-        method: the method of BALANCERS that it is by; "" where experts are not whole on GPUs.
-        way: the engine's settings; None: the engine has none for it.
-        service: what it brings.
-        gain: tokens per second over the default's.
-        low, high: ends of the gain's interval: of balance at 95 % over blocks of traffic that it was not planned for, and of
-            computed steps by COMPUTED_ERROR where layout or exchange are not the default's.
-        share: of the ceiling, which is what perfect balance of the default's layout saves; None for other layouts or exchanges,
-            and where its gain is below SHARED_OUT.
-        memory_bytes: of a GPU for replicas.
-        moved_bytes: of weights that all GPUs fetch in a step of answers, in the mean. Where the step waits for them (methods of
-            FETCHED_FIRST, and EPLB where the engine moves experts between steps), the mean GPU's time for them is counted.
-        worst: seconds of the slowest GPU's experts over those of perfect balance, in the worst window of prompts or of answers.
+        changes: the differences from the engine's default, in words.
+        method: the name in BALANCERS of its balancing method; "" if each expert is cut over GPUs.
+        way: the engine's settings; None: the engine does not have this way.
+        service: its rates and latencies.
+        gain: its tokens per second / the default's.
+        low, high: ends of the gain's interval. It covers balance (95 %, over blocks of traffic for which nothing was planned)
+            and, if layout or exchange differ from the default's, the error of computed steps (COMPUTED_ERROR).
+        share: time saved / time that perfect balance would save in the default's layout; None for other layouts or exchanges,
+            and if perfect balance would gain less than SHARED_OUT.
+        memory_bytes: bytes of a GPU for replicas.
+        moved_bytes: mean bytes of weights that all GPUs together fetch in a step of answers. If the step waits for them
+            (methods in FETCHED_FIRST, and EPLB in engines that move experts between steps), the mean GPU's time is counted.
+        worst: seconds of the slowest GPU's experts / seconds with perfect balance, in the worst window of prompts or of
+            answers.
     """
 
     changes: tuple[str, ...]
@@ -115,12 +117,12 @@ class WaysOfServing:
     Attributes:
         load: the requests.
         step_tokens: tokens of all GPUs in a step of prompts and in one of answers.
-        splits: parts of the default's imbalance in a step of prompts and in one of answers.
+        splits: the parts of the default's imbalance, in a step of prompts and in one of answers.
         default: the engine's default.
         ceiling: the default's layout and exchange with perfect balance in every step and layer.
-        others: what else was compared, most tokens per second first.
-        left_out: why other ways are not compared.
-        layers: on how many of the layers methods were compared.
+        others: all other ways compared, most tokens per second first.
+        left_out: ways that were not compared, each with the reason.
+        layers: number of layers on which methods were compared.
     """
 
     load: RequestLoad
@@ -156,7 +158,7 @@ class ServingCase:
         return max(1, self.load.concurrency * layout.copy_gpus // layout.data)
 
     def prompts(self, layout: Layout) -> int:
-        """Returns how many prompts a rank computes in one step."""
+        """Returns the number of prompts that a rank computes in one step."""
         return max(1, min(self.requests(layout), BATCHED_TOKENS // self.load.isl))
 
     def step_tokens(self, layout: Layout) -> tuple[int, int]:
@@ -165,7 +167,14 @@ class ServingCase:
         return self.prompts(layout) * chunk * layout.data, self.requests(layout) * layout.data
 
     def memory(self, layout: Layout, more_slots: int, expert_bytes: int, layers: int) -> float:
-        """Returns the bytes of a GPU: weights, replicas, and the cache of the requests in flight."""
+        """Returns the bytes that a GPU holds: weights, replicas, and the KV cache of the requests in flight.
+
+        Args:
+            layout: division of the model over GPUs.
+            more_slots: number of slots of a GPU in each layer beyond those that the experts need.
+            expert_bytes: bytes of an expert's weights in one layer.
+            layers: number of MoE layers.
+        """
         requests = self.requests(layout)
         held = memory_bytes(self.config, layout, requests * (self.load.isl + self.load.osl), sequences=requests)
         return held.total + more_slots * expert_bytes * layers
@@ -173,12 +182,12 @@ class ServingCase:
     def service(
         self, way: ServingWay, ratios: tuple[float, float] = PERFECT, fetch_bytes: tuple[float, float] = (0.0, 0.0)
     ) -> Service:
-        """Returns what a way of serving brings.
+        """Returns the rates and latencies of a way of serving.
 
         Args:
             way: the way.
-            ratios: seconds of the slowest GPU's experts over those of perfect balance, of prompts and of answers.
-            fetch_bytes: of weights that a GPU waits for in such a step.
+            ratios: seconds of the slowest GPU's experts / seconds with perfect balance, in steps of prompts and of answers.
+            fetch_bytes: bytes of weights for which a GPU waits, in a step of prompts and in one of answers.
         """
         layout, load, sizes = way.layout, self.load, ServedSizes.of(self.config)
         requests, together, from_tokens = self.requests(layout), self.prompts(layout), SERVING_ENGINES[way.engine].halves_from
@@ -208,7 +217,7 @@ class ServingCase:
 
 
 def method_of(way: ServingWay, replicate: str) -> str:
-    """Returns the method of BALANCERS that a way balances by; "" where each expert is cut over all GPUs.
+    """Returns the name in BALANCERS of a way's balancing method; "" if each expert is cut over all GPUs.
 
     Args:
         way: the way.
@@ -228,14 +237,14 @@ def method_of(way: ServingWay, replicate: str) -> str:
 
 
 def priced_by(way: ServingWay) -> EngineExchange:
-    """Returns all of a way's exchange that its price depends on."""
+    """Returns the properties of a way's exchange on which predicted times depend; ways with equal ones take equally long."""
     sent = EXCHANGES[way.exchange]
     per = "gpu" if way.hosts == 1 and sent.once_per != "expert" else sent.once_per  # servers are between servers
     return replace(sent, once_per=per, about="", nvlink="", needs="", maker="", source="")
 
 
 def changes(way: ServingWay, default: ServingWay) -> tuple[str, ...]:
-    """Returns what a way does other than the default, in words.
+    """Returns the differences of a way from the default, in words.
 
     Example:
         >>> from aurora.advisor.engines import SERVING_ENGINES
@@ -274,12 +283,12 @@ def compare_ways_of_serving(
     """Compares an engine's ways of serving a model on equal GPUs, and methods that it lacks, by computed steps.
 
     Args:
-        profile: recorded or drawn traffic, of any number of source ranks, with compute curves of the kind.
+        profile: recorded or drawn traffic, of any number of source ranks, with compute curves of the GPUs' kind.
         model: the model, its GPUs and its requests.
         engine: one of SERVING_ENGINES.
-        gpus: how many GPUs.
+        gpus: number of GPUs.
         nvlink: whether NVLink connects the GPUs of a server.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        progress: called with (name of the work, amount done, amount in all).
 
     Raises:
         BadInput: if the model or the traffic cannot be read.

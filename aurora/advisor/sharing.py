@@ -1,4 +1,4 @@
-"""Sharing GPUs: ways of using them for one model or several, compared by simulating the same requests in each, and advice."""
+"""Compares ways of sharing GPUs between models, or between micro-batches of one, by simulating the same requests in each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,12 +60,12 @@ class WayOutcome:
 
     Attributes:
         way: one of WAYS.
-        seconds: until all requests are served.
-        gain: the seconds that the same requests take one after the other, over `seconds`.
-        tokens_per_s: tokens of all its models' steps in a second.
-        tpot_s_M: by model (p50, p99): seconds between the ends of two steps that one request is in.
+        seconds: seconds until all requests are served.
+        gain: seconds of the same requests if models run one after the other / `seconds`.
+        tokens_per_s: tokens per second, of all models' steps.
+        tpot_s_M: by model (p50, p99) of the seconds between the ends of two steps that one request is in.
         utilisation: part of the GPUs' time in which they compute.
-        how: what was chosen within the way; empty if nothing.
+        how: options chosen within the way, in words; empty if there are none.
     """
 
     way: str
@@ -79,12 +79,12 @@ class WayOutcome:
 
 @dataclass(frozen=True)
 class WaysCompared:
-    """Ways of using the same GPUs beside each other.
+    """Comparison of ways of using the same GPUs.
 
     Attributes:
         batch: tokens of each rank in a step of each model.
-        outcomes: of each way that can be had, in the sequence of WAYS.
-        left_out: why other ways cannot be had, by their names.
+        outcomes: the result of each possible way, in the sequence of WAYS.
+        left_out: the names of ways that are not possible, each with the reason.
     """
 
     batch: int
@@ -104,10 +104,10 @@ class WaysCompared:
 
 
 def winners(gains: Mapping[str, float]) -> list[str]:
-    """Returns the ways that are as fast as the fastest, within TIE, in the sequence of WAYS: the simplest first.
+    """Returns the ways whose gain is within TIE of the largest, in the sequence of WAYS, which is simplest first.
 
     Args:
-        gains: by way, at least one.
+        gains: the gain of each way, by its name; at least one.
 
     Example:
         >>> winners({"one after the other": 1.0, "by exchange": 1.4, "by layer": 1.42})
@@ -122,9 +122,10 @@ class ServedSteps:
     """Steps of one model or of several.
 
     Attributes:
-        seconds: from the first start to the last end.
+        seconds: seconds from the first start to the last end.
         compute_s: seconds that GPUs compute, summed over the ranks.
-        ends_M: by model, for each of its micro-batches (T,) float64: when its steps end, on the rank that ends last.
+        ends_M: for each model and each of its micro-batches, (T,) float64, the time in seconds at which each step ends on the
+            last rank.
     """
 
     seconds: float
@@ -133,17 +134,17 @@ class ServedSteps:
 
     @property
     def tpot_s_M(self) -> tuple[tuple[float, float], ...]:
-        """By model the median and the 99th percentile of the seconds between the ends of two of its steps."""
+        """By model, the median and the 99th percentile of the seconds between the ends of two consecutive steps."""
         gaps_M = [np.concatenate([np.diff(ends_T) for ends_T in streams]) for streams in self.ends_M]
         return tuple((float(np.median(gaps)), float(np.percentile(gaps, 99))) for gaps in gaps_M)
 
 
 def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> ServedSteps:
-    """Returns the steps of a trace.
+    """Computes the times of the steps of a trace.
 
     Args:
-        trace: predicted or measured.
-        plan_model_M: which model each of the trace's is a micro-batch of; None: each is a model.
+        trace: a predicted or measured trace.
+        plan_model_M: for each model of the trace, the model that it is a micro-batch of; None: it is a whole model.
     """
     of_M = range(len(trace.names_M)) if plan_model_M is None else plan_model_M
     streams: dict[int, list[FloatArray]] = {model: [] for model in dict.fromkeys(of_M)}
@@ -155,14 +156,14 @@ def served_steps(trace: Trace, plan_model_M: Sequence[int] | None = None) -> Ser
 
 
 def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
-    """Returns when the steps of one of a trace's models begin and end, in seconds from the trace's first start.
+    """Returns the times at which the steps of a model begin and end, in seconds from the trace's first start.
 
     Args:
-        trace: predicted or measured.
-        model: its number in the trace.
+        trace: a predicted or measured trace.
+        model: the model's number in the trace.
 
     Returns:
-        (T,) float64, when each step begins, on the rank that begins first, and when it ends, on the one that ends last.
+        (begin_T, end_T), (T,) float64 each: the time at which each step begins on its first rank, and ends on its last.
     """
     own_X, began_s = trace.model_X == model, trace.start_s_X.min(initial=np.inf)
     steps_T, step_X = np.unique(trace.step_X[own_X], return_inverse=True)
@@ -173,7 +174,7 @@ def step_times(trace: Trace, model: int) -> tuple[FloatArray, FloatArray]:
 
 
 def one_after_the_other(parts: Sequence[ServedSteps]) -> ServedSteps:
-    """Returns the steps of all models of `parts`, each part beginning when the one before it has ended."""
+    """Joins parts in sequence, each of which begins when the one before has ended; returns the steps of all their models."""
     began, ends_M = 0.0, []
     for part in parts:
         ends_M += [tuple(ends_T + began for ends_T in streams) for streams in part.ends_M]
@@ -194,31 +195,33 @@ def compare_ways(
 ) -> WaysCompared:
     """Simulates the same requests in each way of using the GPUs.
 
-    Every way serves `steps` steps of `batch` tokens on each rank, of two models; the requests of a step are the same in all
-    ways. If memory holds one model only, ways are of that one. How ways are counted:
+    Each of two models runs `steps` steps of `batch` tokens per rank, with the same requests in all ways. If memory holds only
+    one model, only ways for one model are simulated. The ways:
 
-    - one after the other: each model has all GPUs until its requests are served, by its own placement, or by that beside
-      other models if it is sooner. All else is compared with this: a gain of 1.5 is the same work in two thirds of the time.
-    - halves of the GPUs: two models at the same time, each with half of the GPUs for itself; two of the same model are copies.
-    - time-sliced: both models, in time slices of a whole step: one model at a time has GPU and port.
-    - micro-batches: the models one after the other, each step in MICRO equal parts that overlap; the faster time slice.
-    - by exchange, by layer: both models at once, in time slices of that length, with weights by need if that is faster.
-    - three models: three at once, in the faster time slices. It serves a third model's requests too, and is compared with all
-      three one after the other.
+    - one after the other: each model has all GPUs until its requests are served, by the faster of two placements: its own, and
+      the one made for colocated models. This is the reference: a gain of 1.5 is the same work in two thirds of its time.
+    - halves of the GPUs: both models at the same time, each on half of the GPUs; for two copies of one model too.
+    - time-sliced: both models in time slices of a whole step, so that one model at a time uses GPU and port.
+    - micro-batches: the models one after the other, each step cut in MICRO equal parts that overlap, with the faster time
+    slice.
+    - by exchange, by layer: both models at the same time, in time slices of that length, with weights by need if that is
+    faster.
+    - three models: three models at the same time, with the faster time slice. It serves a third model's requests too; its
+      reference is all three one after the other.
 
-    All models lie in memory in all ways. Placements are planned for other draws of the same traffic.
+    All models are in memory in all ways. Placements are planned for other draws of the same traffic.
 
     Args:
         cluster: the GPUs.
-        profiles: one, two or three models, with one source rank per GPU. In place of those that are missing stands the first
-            again, with requests of its own.
+        profiles: one, two or three models, with one source rank per GPU. Missing models are copies of the first, with separate
+            requests.
         batch: tokens of each rank in a step.
         skew: exponent on the experts' shares: 1 leaves them as they are in the profiles, 0 makes them equal.
         steps: steps of each model, two or more.
-        seed: for the draws.
-        ways: which of WAYS are simulated; "one after the other" always is.
-        progress: called with (what is being done, ways done, ways in all).
-        alone: how models are served that share their GPUs with no other.
+        seed: random seed of the draws.
+        ways: names in WAYS to simulate; "one after the other" always is.
+        progress: called with (name of the work, ways done, ways in all).
+        alone: how models are served if they share their GPUs with no other.
 
     Raises:
         BadInput: if a number is out of range, there are no profiles or more than three, or one does not fit the cluster.
@@ -385,20 +388,20 @@ def _weights_of(plan: Plan) -> str:
 
 
 def faster(serve: Callable[[str], ServedSteps]) -> tuple[ServedSteps, str]:
-    """Returns what `serve` returns with the faster time slice, and that time slice."""
+    """Calls `serve` with each time slice that can be chosen; returns the faster result and its time slice."""
     either = {time_slice: serve(time_slice) for time_slice in AUTO_TIME_SLICES}
     best = min(either, key=lambda time_slice: either[time_slice].seconds)
     return either[best], best
 
 
 def overlapped(plan: Plan, requests: Profile, parts: int, time_slice: str) -> ServedSteps:
-    """Returns one model's steps in micro-batches that overlap each other; in fewer where no rank has that many tokens.
+    """Simulates one model's steps, cut into micro-batches that overlap each other.
 
     Args:
         plan: a plan of one model.
-        requests: the model's traffic, a window for each step.
-        parts: how many micro-batches.
-        time_slice: how long a micro-batch holds a port.
+        requests: the model's traffic, one window for each step.
+        parts: number of micro-batches; fewer are made if no rank has enough tokens.
+        time_slice: length of a micro-batch's time slice of a port, one of TIME_SLICES.
     """
     cut = micro_batches(requests, parts)
     program = compile_plan(replace(plan, options=replace(plan.options, time_slice=time_slice, micro_batches=len(cut))))
@@ -423,14 +426,14 @@ def compare_sharing(
     ways: Sequence[str] = ADVISED,
     alone: ServedAlone = BY_PLANS,
 ) -> WaysCompared:
-    """Returns what GPUs bring in each way, at the tokens that a rank has in the first profile's windows.
+    """Compares ways as `compare_ways`, with as many tokens per step and rank as in the first profile's windows.
 
     Args:
         cluster: the GPUs.
-        profiles: the models' traffic; further models are taken to be like the first.
-        ways: which of WAYS.
-        progress: called with (what is being done, ways done, ways in all).
-        alone: how models are served that share their GPUs with no other.
+        profiles: the models' traffic; missing models are copies of the first.
+        ways: names in WAYS to simulate.
+        progress: called with (name of the work, ways done, ways in all).
+        alone: how models are served if they share their GPUs with no other.
 
     Raises:
         BadInput: if the profile does not fit the cluster.
@@ -443,11 +446,11 @@ def compare_sharing(
 
 
 class ApartSeconds(NamedTuple):
-    """Simulated seconds of a colocated plan's models, served one after the other.
+    """Simulated seconds of a colocated plan's models if they are served one after the other.
 
     Args:
-        by_plan: each by its part of the plan.
-        by_own: each by a plan of its own.
+        by_plan: seconds if each model uses its part of the colocated plan.
+        by_own: seconds if each model uses a plan made for it alone.
     """
 
     by_plan: float
@@ -462,16 +465,16 @@ def apart_seconds(
     staged: bool = False,
     progress: Progress = untold,
 ) -> ApartSeconds:
-    """Returns what the models of a colocated plan take one after the other on the same GPUs.
+    """Simulates the models of a colocated plan one after the other on the same GPUs.
 
-    A model of more than ALONE_LAYERS layers gets a plan of its own for that many, evenly spaced: what it saves on them, it is
-    taken to save on all.
+    If a model has more than ALONE_LAYERS layers, its plan of its own is made for that number of layers, evenly spaced, and is
+    assumed to save the same share on all layers.
 
     Args:
         plan: a plan of several models.
-        profiles: their traffic, one for each.
+        profiles: their traffic, one profile for each.
         barriers, orders, staged: as in `simulate_plan`.
-        progress: called with (what is being done, models done, models in all).
+        progress: called with (name of the work, models done, models in all).
     """
     options = PlanOptions(order=plan.options.order, seed=plan.options.seed)
     by_plan = by_own = 0.0

@@ -1,8 +1,8 @@
-"""Seconds of a served model's scheduler step: a roofline of its parts on one GPU, collectives between GPUs, host launches.
+"""Computes the seconds of a served model's scheduler step from datasheets: a roofline on one GPU, collectives, host launches.
 
-Parts on a GPU take the longer of reading their bytes and of their arithmetic, and a fixed time per kernel. A step that runs
-outside CUDA graphs takes at least the host's time to launch its kernels. Tokens of other ranks of data parallelism are taken to
-be as many as this one's.
+A part of a step takes the time to read its bytes or the time of its arithmetic, whichever is longer, plus a fixed time per
+kernel. A step outside CUDA graphs takes at least the host's time to launch its kernels. All data-parallel ranks are assumed to
+have equally many tokens.
 """
 
 from collections.abc import Mapping
@@ -33,14 +33,14 @@ HALF_BYTES = 2  # of a number of activations
 
 @dataclass(frozen=True)
 class SchedulerStep:
-    """Work of one rank of data parallelism in a step of its scheduler.
+    """Work of one data-parallel rank in a step of its scheduler.
 
     Attributes:
-        prefill_tokens: tokens of prompts.
-        decode_requests: requests with a token each.
-        kv_tokens: tokens in the cache before the step, over all its requests.
-        prefill_kv_tokens: those of `kv_tokens` that are of prompts' earlier chunks.
-        prefill_requests: requests that the prompts' tokens are of.
+        prefill_tokens: number of prompt tokens in the step.
+        decode_requests: number of requests that generate, with one token each.
+        kv_tokens: tokens in the KV cache before the step, over all its requests.
+        prefill_kv_tokens: the part of `kv_tokens` from earlier chunks of the prompts.
+        prefill_requests: number of requests to which the prompt tokens belong.
 
     Example:
         >>> SchedulerStep(decode_requests=32, kv_tokens=32 * 2000).tokens
@@ -68,21 +68,21 @@ class SchedulerStep:
 
     @property
     def half(self) -> Self:
-        """The larger half of a step that is cut in two; a single prompt is cut, too."""
+        """The larger half of this step if it is cut in two; a single prompt can be cut, too."""
         return replace(self, **{field.name: -(-getattr(self, field.name) // 2) for field in fields(self)})
 
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of a step by what takes them; the step takes their sum.
+    """Seconds of a step, divided into its parts.
 
     Attributes:
-        attention_s: attention with its projections, or linear attention.
-        dense_s: dense and shared experts.
-        experts_s: routers and routed experts.
-        collectives_s: between GPUs.
-        head_s: logits.
-        host_s: what the host adds: a fixed time, and the time by which launching takes longer than the rest.
+        attention_s: seconds of attention with its projections, or of linear attention.
+        dense_s: seconds of the feed-forward part of layers without experts, and of shared experts.
+        experts_s: seconds of routers and routed experts.
+        collectives_s: seconds of transfers between GPUs.
+        head_s: seconds of the logits.
+        host_s: seconds that the host adds: a fixed time, plus the time by which launching exceeds all the rest.
     """
 
     attention_s: float
@@ -94,7 +94,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """Seconds of the step."""
+        """Seconds of the step, the sum of all parts."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
@@ -107,22 +107,22 @@ class StepConstants:
     `bench/steps.py` says, which fits them.
 
     Attributes:
-        memory_share: bandwidth that kernels reach, of the datasheet's.
-        flops_share: operations per second that dense products reach, of the datasheet's.
-        grouped_share: those that grouped products of experts reach.
-        attention_share: those that attention over many pairs of tokens reaches.
-        linear_share: those that linear attention reaches in prefill.
-        index_share: those that an indexer of sparse attention reaches, with its choice of entries.
-        evenness: 1 / variance of experts' popularity over its mean, by which few tokens touch fewer experts than by chance.
-        kernel_s: seconds of a kernel besides its work, within a CUDA graph.
-        launch_s: seconds of the host for a launch of attention, which prompts break graphs for, with the engine's Python.
-        eager_s: seconds of the host for another launch in a step too large for graphs.
-        step_s: seconds of a step besides its layers: scheduler, inputs, sampling.
+        memory_share: memory bandwidth that kernels reach / the datasheet's.
+        flops_share: operations per second that matrix products reach / the datasheet's.
+        grouped_share: the same for grouped matrix products of experts.
+        attention_share: the same for attention over many pairs of tokens.
+        linear_share: the same for linear attention in prefill.
+        index_share: the same for an indexer of sparse attention, with its choice of entries.
+        evenness: 1 / variance of (an expert's popularity / its mean): the smaller it is, the fewer experts few tokens choose.
+        kernel_s: fixed seconds of a kernel within a CUDA graph.
+        launch_s: seconds of the host, with the engine's Python, to launch attention in steps with prompts, where graphs break.
+        eager_s: seconds of the host for any other launch in a step too large for graphs.
+        step_s: seconds of a step outside its layers: scheduler, inputs, sampling.
         reduce_s: seconds of an all-reduce without bytes, on GPUs of one server, within a CUDA graph.
-        collective_s: seconds of another collective without bytes, on GPUs of one server.
-        collective_rank_s: those that each of its ranks adds.
-        link_share: bandwidth that collectives reach, of the links' each way.
-        coordination_s: seconds of a step in which ranks of data parallelism agree on its size.
+        collective_s: seconds of any other collective without bytes, on GPUs of one server.
+        collective_rank_s: seconds that each rank adds to such a collective.
+        link_share: bandwidth that collectives reach / that of the links, each way.
+        coordination_s: seconds in which data-parallel ranks agree on the size of a step.
     """
 
     memory_share: float = 0.83
@@ -143,7 +143,7 @@ class StepConstants:
     coordination_s: float = 5e-4
 
     def beside(self, sent: EngineExchange) -> Self:
-        """Returns the constants while an exchange's kernels hold part of a GPU's multiprocessors."""
+        """Returns the constants that hold while kernels of the exchange `sent` occupy part of a GPU's multiprocessors."""
         names = ("flops_share", "grouped_share", "attention_share", "linear_share", "index_share")
         return replace(self, **{name: getattr(self, name) * (1 - sent.processors) for name in names})
 
@@ -167,12 +167,12 @@ class ServedSizes:
         hidden: width of a token between layers.
         layers: decoder layers.
         vocabulary: number of logits.
-        attention: layers of attention by kind.
-        dense: decoder layers without experts.
-        dense_weights: numbers in the feed-forward weights of such a layer.
-        shared_weights: numbers in the weights of a layer's shared experts.
-        weight_bytes: bytes of a number of weights outside routed experts.
-        streams: copies of the residual that hyper-connections mix; 1 without any.
+        attention: attention layers by kind.
+        dense: number of decoder layers without experts.
+        dense_weights: number of feed-forward parameters of such a layer.
+        shared_weights: number of parameters of a layer's shared experts.
+        weight_bytes: bytes per parameter outside routed experts.
+        streams: number of residual streams that hyper-connections mix; 1 without hyper-connections.
         moe_layers, experts, top_k, expert_weights, expert_bytes: as in Shape; zero without experts.
         dispatched: width of a token on the way to its experts.
     """
@@ -219,14 +219,15 @@ class ServedSizes:
 
 
 def active_experts(experts: float, top_k: int, total: int, tokens: float, evenness: float = np.inf) -> float:
-    """Returns how many of `experts` get a token, on average.
+    """Returns the mean number of a rank's experts that get at least one token.
 
     Args:
-        experts: of one rank.
-        top_k: experts of a token.
-        total: experts of the layer.
-        tokens: of all ranks.
-        evenness: 1 / variance of experts' popularity over its mean, gamma-distributed; infinite: all are alike.
+        experts: number of experts of the rank.
+        top_k: experts per token.
+        total: number of experts of the layer.
+        tokens: tokens of all ranks.
+        evenness: 1 / variance of (an expert's popularity / its mean), which is gamma-distributed; infinite: all experts are
+            equally popular.
 
     Example:
         >>> active_experts(16, 2, 16, 1), active_experts(16, 2, 16, 2)
@@ -243,8 +244,8 @@ def all_reduce_bytes(message_bytes: float, ranks: int) -> float:
     """Returns bytes that a rank sends in an all-reduce: a reduce-scatter and an allgather.
 
     Args:
-        message_bytes: of the reduced array.
-        ranks: how many reduce it.
+        message_bytes: bytes of the reduced array.
+        ranks: number of ranks.
 
     Source: Patarasuk and Yuan, JPDC 69(2), 2009.
     """
@@ -292,20 +293,21 @@ def step_seconds(
     per_server: int = 8,
     ratio: float | None = None,
 ) -> StepSeconds:
-    """Returns seconds of one scheduler step of a served model, by what takes them.
+    """Returns the seconds of one scheduler step of a served model, divided into its parts.
 
     Args:
         config: the content of a transformers config.json, or the sizes that `ServedSizes.of` reads from it.
         kind: the GPUs' datasheet.
         layout: how the model is split over GPUs.
-        step: what one rank of data parallelism runs.
-        imbalance: load of the busiest rank of expert parallelism over the mean, besides what chance does.
-        exchange: of tokens on the way to their experts, one of EXCHANGES.
+        step: the work of one data-parallel rank.
+        imbalance: expected load of the busiest expert-parallel rank / mean load; chance comes on top.
+        exchange: name of the exchange, one of EXCHANGES.
         overlap: whether the step is cut in halves, of which one computes while the other's tokens travel.
-        constants: of the engine on its host.
+        constants: constants of the engine on its host.
         nic_Bps: bytes per second of a GPU's NIC, each way; None: all GPUs are in one server.
         per_server: GPUs of a server.
-        ratio: seconds of the slowest rank's experts over those of perfect balance, in place of `imbalance` and of chance.
+        ratio: seconds of the slowest rank's experts / seconds with perfect balance; replaces `imbalance` and chance. None:
+            those two count.
 
     Raises:
         BadInput: if the layout spans servers and `nic_Bps` is None, or an argument is out of range.
@@ -527,9 +529,9 @@ class MemoryBytes:
     """Bytes that a GPU holds.
 
     Attributes:
-        weights: of all that is not routed experts.
-        experts: of routed experts.
-        cache: of keys and values.
+        weights: bytes of weights outside routed experts.
+        experts: bytes of routed experts.
+        cache: bytes of the KV cache.
     """
 
     weights: float
@@ -538,18 +540,18 @@ class MemoryBytes:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Bytes of weights, experts and cache together."""
         return self.weights + self.experts + self.cache
 
 
 def memory_bytes(config: Mapping[str, Any], layout: Layout, kv_tokens: int, *, sequences: int = 0) -> MemoryBytes:
-    """Returns bytes that one GPU holds of a served model; activations and graphs come on top.
+    """Returns the bytes that one GPU holds of a served model; activations and CUDA graphs come on top.
 
     Args:
         config: the content of a transformers config.json.
         layout: how the model is split over GPUs.
-        kv_tokens: tokens in the cache of one rank of data parallelism.
-        sequences: requests that they are of, which have windows and states.
+        kv_tokens: tokens in the KV cache of one data-parallel rank.
+        sequences: number of requests in it, which also have sliding windows and states of linear attention.
 
     Raises:
         BadInput: if the config does not describe a model.

@@ -1,4 +1,4 @@
-"""Sweeps: one MoE layer of drawn traffic, or ways of sharing GPUs, simulated over a grid of settings."""
+"""Sweeps: simulates one MoE layer of drawn traffic, or ways of sharing GPUs, over a grid of settings."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,9 +108,9 @@ def sweep(
     Args:
         cluster: the GPUs and network, whose rates and speeds the settings replace.
         config: a transformers config.json, which gives the layer's shape.
-        axes: one or two.
-        seed: of the synthetic traffic.
-        progress: called with (what is being done, points done, points in all).
+        axes: one or two axes of the grid, as `read_axis` returns them.
+        seed: random seed of the synthetic traffic.
+        progress: called with (name of the work, points done, points in all).
 
     Returns:
         A Point for each combination.
@@ -172,12 +172,12 @@ def one_moe_layer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GridCell:
-    """One setting, and what each way brings there.
+    """One setting of the grid, and the comparison of ways of sharing GPUs there.
 
     Attributes:
         bandwidth: factor on the bytes per second of the cluster's ports.
         skew: exponent on the experts' shares: 1 as in the profiles, 0 all equal.
-        compared: the ways.
+        compared: the comparison of ways.
     """
 
     bandwidth: float

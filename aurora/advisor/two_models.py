@@ -1,4 +1,4 @@
-"""Two models on the same GPUs: each on a half of them, both on all in turns, or one after the other; and the commands."""
+"""Recommends how two models use the same GPUs: each on half of them, both on all of them, or one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,15 +31,15 @@ from aurora.types import Cluster, Plan, PlanOptions, Profile
 
 @dataclass(frozen=True)
 class TwoModels:
-    """Ways in which an engine may serve two models on the same GPUs, by simulated steps of their MoE layers.
+    """Comparison of ways in which an engine serves two models on the same GPUs, by simulated steps of their MoE layers.
 
     Attributes:
         engine: the engine, one of SERVING_ENGINES.
         cluster: the GPUs.
-        profiles: the traffic of each.
-        drawn: whether some of it was drawn, so that nothing is recommended.
-        compared: the ways; gains are over one model after the other by the engine's default, each on all GPUs.
-        plans: by which the models serve that share all GPUs; empty unless that is recommended.
+        profiles: the traffic of each model.
+        drawn: whether some of it was drawn rather than recorded; then nothing is recommended.
+        compared: the comparison; the reference of gains is the engine's default, one model after the other, each on all GPUs.
+        plans: the plan of each model, if it is recommended that they share all GPUs; empty otherwise.
     """
 
     engine: str
@@ -58,11 +58,19 @@ class TwoModels:
 
     @property
     def way(self) -> str | None:
-        """The way to take; None for one model after the other, or if traffic was drawn."""
+        """The recommended way; None if one model after the other is best, or if traffic was drawn."""
         return None if self.drawn or self.best.gain < WORTH else self.best.way
 
     def save(self, folder: Path, models: Sequence[str]) -> str | None:
-        """Writes what the commands name to a folder, which is made, and returns the commands; None where there is no way."""
+        """Writes the files of the recommended way to a folder, and returns the commands that use them.
+
+        Args:
+            folder: the folder, which is created.
+            models: names or paths of both models, as the engine loads them.
+
+        Returns:
+            The commands. None if no way is recommended; then nothing is written.
+        """
         if self.way is None:
             return None
         use, texts = SERVING_ENGINES[self.engine], {}
@@ -89,7 +97,7 @@ class TwoModels:
 
 
 def memory_shares(cluster: Cluster, profiles: Sequence[Profile]) -> list[float]:
-    """Returns the part of a GPU's memory that each model's server takes: its weights, and an equal part of what is left."""
+    """Returns the part of a GPU's memory for each model's server: its weights, and an equal part of what all weights leave."""
     have = USABLE * min(gpu.memory_bytes for gpu in cluster.gpus)
     need_M = [each.other_bytes + -(-each.experts // len(cluster)) * each.layers * each.expert_bytes for each in profiles]
     rest = (have - sum(need_M)) / len(profiles)
@@ -102,7 +110,7 @@ def _default(engine: str, cluster: Cluster, gpus: int) -> ServingWay:
 
 
 def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile], progress: Progress = untold) -> TwoModels:
-    """Recommends how two models use the same GPUs: each a half of them, or both all, at once or one after the other.
+    """Recommends how two models use the same GPUs: each half of them, or both all of them, at once or one after the other.
 
     Models that do not share are served by the engine's default placement and exchange. Those that share are served by a plan of
     both, in its order, where the engine has servers that take turns.
@@ -110,8 +118,8 @@ def recommend_for_two(cluster: Cluster, engine: str, profiles: Sequence[Profile]
     Args:
         cluster: the GPUs.
         engine: one of SERVING_ENGINES.
-        profiles: the traffic of each, of any number of source ranks, with curves of the GPUs' kinds.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
+        profiles: the traffic of each model, of any number of source ranks, with curves of the GPUs' kinds.
+        progress: called with (name of the work, amount done, amount in all).
 
     Raises:
         BadInput: if the engine is unknown, or there are not two profiles.

@@ -1,4 +1,4 @@
-"""Serving engines as they are: what each does by default and with each flag that matters for MoE models, a file each."""
+"""Serving engines, one file each: the engine's defaults, and the effect of each flag that matters for MoE models."""
 
 import json
 import shlex
@@ -15,14 +15,14 @@ SERVING_ENGINES: dict[str, ServingEngine] = {"vllm": VLLM, "sglang": SGLANG, "tr
 
 
 def command_with(form: str, file: Path, gpus: int, experts: int, redundant: int) -> str:
-    """Returns how an engine is started on one server, on its default layout, with a placement file that was exported for it.
+    """Returns the command that starts an engine on one server, in its default layout, with an exported placement file.
 
     Args:
         form: the file's format, one of `aurora.io.engine_placements.PLACEMENT_FORMATS`.
         file: the file.
         gpus: number of GPUs.
-        experts: routed experts of a layer.
-        redundant: slots of a layer beyond these, over all GPUs.
+        experts: number of routed experts of a layer.
+        redundant: number of slots of a layer, over all GPUs, minus `experts`.
     """
     for engine in SERVING_ENGINES.values():
         if engine.form == form:

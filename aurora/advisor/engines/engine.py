@@ -1,4 +1,4 @@
-"""Serving engines as they are: how they divide a model over GPUs, how tokens travel, and how a launch command says so."""
+"""Descriptions of serving engines: their layouts of a model over GPUs, their exchanges of tokens, and their launch commands."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,10 +32,11 @@ class Layout:
     """Division of a model over GPUs.
 
     Attributes:
-        tensor: GPUs over which attention is cut (tensor parallelism).
-        data: ranks that each hold all of attention and have requests of their own, but share experts (data parallelism).
-        expert: GPUs over which whole experts are divided (expert parallelism); 1: each expert is cut over all of a copy's GPUs.
-        copies: independent servers, each with all of the model.
+        tensor: number of GPUs over which attention is cut (tensor parallelism).
+        data: number of ranks that each hold all of attention and serve separate requests, but share experts (data parallelism).
+        expert: number of GPUs over which whole experts are divided (expert parallelism); 1: each expert is cut over all GPUs of
+            a copy.
+        copies: number of independent engines, each with the whole model.
 
     Raises:
         BadInput: if a size is below 1, or `expert` does not divide a copy's GPUs.
@@ -70,20 +71,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class EngineExchange:
-    """The way in which tokens reach experts and their results come back.
+    """One way of an engine to bring tokens to experts and results back.
 
     Attributes:
-        about: what it is.
+        about: a description in words.
         sends: one of SENDS.
-        once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it goes to; "servers":
-            to every server, whatever it chose.
-        decode: the exchange of steps without prompts, where it is another.
+        once_per: a token is sent once to each "expert", "gpu" or "server" (and there to the GPUs) that it needs; "servers": to
+            every server, whether it needs it or not.
+        decode: name of the exchange used in steps without prompts, if that is another one; empty: the same.
         graphs: whether decode steps keep CUDA graphs.
-        processors: part of a GPU's multiprocessors that its kernels hold while the other half of a batch computes.
-        nvlink: where it needs NVLink: "" (nowhere), "server" (between the GPUs of a server) or "all".
-        needs: what must be installed or connected; empty: nothing.
-        maker: first word of the GPU kinds that have it; empty: any.
-        source: where it is described.
+        processors: part of a GPU's multiprocessors that its kernels occupy while the other half of a batch computes.
+        nvlink: the GPUs that must be connected by NVLink: "" (none), "server" (those of a server) or "all".
+        needs: software or hardware that it needs; empty: none.
+        maker: first word of the GPU kinds that support it; empty: all kinds.
+        source: reference that describes it.
     """
 
     about: str
@@ -99,7 +100,7 @@ class EngineExchange:
 
     @property
     def follows_placement(self) -> bool:
-        """True if the bytes depend on where experts are. With "balance" neither bytes nor compute do."""
+        """True if the bytes sent depend on the placement of experts. With "balance" neither bytes nor compute depend on it."""
         return self.sends == "route"
 
 
@@ -157,11 +158,11 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class EplbSettings:
-    """An engine's own balancer, which moves experts by the load of past steps.
+    """Settings of an engine's own balancer, which moves experts by the load of past steps.
 
     Attributes:
-        window: steps whose load it looks at.
-        interval: steps from one change of the placement to the next.
+        window: number of steps whose load it uses.
+        interval: number of steps between two changes of the placement.
 
     Raises:
         BadInput: if one of them is below 1.
@@ -177,21 +178,21 @@ class EplbSettings:
 
 @dataclass(frozen=True)
 class ServingWay:
-    """Settings of an engine: what a launch command says and a simulation needs to know.
+    """Settings with which an engine serves, as a launch command states them and a simulation needs them.
 
     Attributes:
         engine: one of SERVING_ENGINES.
         layout: division of the model over GPUs.
         exchange: one of EXCHANGES.
-        placement: of experts when serving starts, one of PLACEMENTS.
-        redundant: expert slots of a layer beyond one for each expert, over all GPUs of a copy.
+        placement: placement of experts when serving starts, one of PLACEMENTS.
+        redundant: number of expert slots of a layer, over all GPUs of a copy, minus the number of experts.
         eplb: settings of the engine's own balancer; None: it is off.
         balance: choice among an expert's replicas in each step: "" (in turn or at random), "lplb" (by a linear program) or
             "waterfill" (the shared expert goes to the least busy GPU).
-        overlap: whether the halves of a batch overlap compute and exchange.
+        overlap: whether a batch is cut in halves, of which one computes while the other's tokens travel.
         per_server: GPUs of a server.
         nvlink: whether NVLink connects the GPUs of a server.
-        experts: routed experts of a layer; 0: unknown, and then not checked.
+        experts: number of routed experts of a layer; 0: unknown, so that slots are not checked.
 
     Raises:
         BadInput: if a name is unknown, a number is out of range, or slots cannot be divided evenly over the GPUs.
@@ -224,19 +225,19 @@ class ServingWay:
 
     @property
     def hosts(self) -> int:
-        """Servers of one copy."""
+        """Number of servers that one copy runs on."""
         return -(-self.layout.copy_gpus // self.per_server)
 
 
 @dataclass(frozen=True)
 class LaunchPlace:
-    """Server and GPUs of one command.
+    """Server and GPUs on which one launch command runs.
 
     Attributes:
-        node: number of the server among those of its copy.
-        host: name of the server, to be replaced by its address.
-        head: name of the copy's first server.
-        copy: number of the copy on its server, of which port and GPUs follow.
+        node: number of the server within its copy, from 0.
+        host: placeholder of the server's address, such as HOST_0.
+        head: placeholder of the address of the copy's first server.
+        copy: number of the copy on its server, from which its port and GPUs follow.
         devices: the GPUs to use; empty: all.
     """
 
@@ -248,7 +249,7 @@ class LaunchPlace:
 
 
 def launch_places(way: ServingWay) -> Iterator[LaunchPlace]:
-    """Yields where the commands of a way run, copy by copy and server by server."""
+    """Yields the place of each launch command of a way, copy by copy and server by server."""
     size = way.layout.copy_gpus
     together = max(1, way.per_server // size)
     for copy in range(way.layout.copies):
@@ -261,13 +262,13 @@ def launch_places(way: ServingWay) -> Iterator[LaunchPlace]:
 def launch_lines(
     way: ServingWay, words: Callable[[LaunchPlace], list[str]], port: int, visible: str = "CUDA_VISIBLE_DEVICES"
 ) -> str:
-    """Returns shell commands, a line each; where there are several servers, after a comment that names the server.
+    """Returns shell commands, one per line; with several servers, each follows a comment that names its server.
 
     Args:
         way: the way of serving.
-        words: called with a place; returns the words of its command.
-        port: of the first server of a machine.
-        visible: environment variable that names the devices that a process sees.
+        words: a function that returns the words of the command for a place.
+        port: port of the first copy on a server.
+        visible: environment variable that lists the devices which a process sees.
     """
     places = list(launch_places(way))
     lines: list[str] = []
@@ -281,28 +282,28 @@ def launch_lines(
 
 @dataclass(frozen=True)
 class ServingEngine:
-    """A serving engine: what it does by default, what it can be told to do, and how; its module's docstring has the settings.
+    """A serving engine: its defaults, its settings, and its commands. The docstring of its module lists the settings.
 
     Attributes:
-        name: of the engine.
-        versions: of the engine, from which all this was read.
-        exchanges: names in EXCHANGES, with the engine's name of each.
-        launch: called with (way, model's name or path, the plan's file for the engine); returns the commands.
-        refuses: called with a way; yields (why the engine cannot serve in it, whether this holds).
-        eplb: defaults of the engine's own balancer.
-        default_exchange: called with a way whose exchange is an allgather; returns the exchange that the engine takes if
-            nothing is set.
-        balances: of BALANCES.
+        name: the engine's name.
+        versions: the versions of the engine to which this description applies.
+        exchanges: the engine's own name for each of the EXCHANGES that it has.
+        launch: a function (way, model's name or path, placement file) that returns the commands.
+        refuses: a function that maps each reason for which the engine may not serve in a way to whether it applies.
+        eplb: default settings of the engine's own balancer.
+        default_exchange: a function that returns the exchange which the engine uses if none is set, for a way whose exchange is
+            an allgather.
+        balances: those of BALANCES that the engine has.
         overlaps: names in EXCHANGES with which batches can be cut in halves.
-        halves_from: tokens of a rank, in a step of prompts and in one of answers, from which they are cut.
-        scatters: whether an all-to-all goes with attention that is cut over all of a copy's GPUs, which divide the tokens.
+        halves_from: minimum tokens of a rank, in a step of prompts and in one of answers, for which batches are cut.
+        scatters: whether all-to-alls can be used if attention is cut over all GPUs of a copy, which then divide the tokens.
         moves_wait: whether steps wait while its balancer moves experts.
         form: the placement format that it reads (one of PLACEMENT_FORMATS); None: the plan itself, by aurora's plugin.
-        replicate: the placement with replicas that it can serve.
-        file: the name under which `aurora recommend` writes it.
-        files: called with (way, the plan's file for the engine); returns the texts of further files beside it, by name.
-        share: called with (way of each, models, their plans' files, part of a GPU's memory of each); returns the commands of
-            servers that take turns on the same GPUs, each by its plan and in its order; None: the engine has none.
+        replicate: the method of REPLICAS whose placements it can serve.
+        file: name of the placement file that `aurora recommend` writes.
+        files: a function (way, placement file) that returns the texts of further files next to it, by name.
+        share: a function (way, models, their plans' files, part of a GPU's memory for each) that returns the commands of
+            servers which take turns on the same GPUs, each by its plan and its order; None: the engine cannot do this.
     """
 
     name: str
@@ -329,14 +330,14 @@ class ServingEngine:
             raise BadInput(f"{self.name}: {why}")
 
     def command(self, way: ServingWay, model: str, file: Path) -> str:
-        """Returns the shell commands that start the engine with exactly those settings, and leave the rest to its defaults.
+        """Returns the shell commands that start the engine with the settings of a way, and its defaults for everything else.
 
-        Servers are called HOST_0, HOST_1, ...: put their addresses there.
+        With several servers, HOST_0, HOST_1, ... are placeholders of their addresses.
 
         Args:
             way: the way of serving.
             model: the model's name or path, as the engine loads it.
-            file: the placement file, or without `form` the plan; `files` are beside it.
+            file: the placement file or, if `form` is None, the plan; further `files` are in its folder.
 
         Raises:
             BadInput: if the engine cannot serve in that way.
@@ -345,7 +346,7 @@ class ServingEngine:
         return self.launch(way, model, file)
 
     def default(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> ServingWay:
-        """Returns what the engine does with expert parallelism over data-parallel attention and nothing else set.
+        """Returns the engine's settings if only expert parallelism over data-parallel ranks is set.
 
         Args:
             gpus: number of GPUs.
@@ -356,10 +357,10 @@ class ServingEngine:
         return self._only(Layout(data=gpus, expert=gpus), per_server, experts, nvlink)
 
     def ways(self, gpus: int, per_server: int, experts: int = 0, nvlink: bool = True) -> list[ServingWay]:
-        """Returns all that the engine can be told to do with those GPUs, the default first; arguments as in `default`.
+        """Returns all ways in which the engine can serve on these GPUs, the default first; arguments as in `default`.
 
-        These are the default with another exchange, with halves of a batch that overlap, with another placement, with the
-        engine's balancer, each with one slot more on a GPU than experts need too; and other layouts, with each exchange.
+        They are: the default; the default with one change, which is another exchange, overlapping halves of a batch, another
+        placement or the engine's balancer; the same with one further slot per GPU; and other layouts with each exchange.
         """
         way = self.default(gpus, per_server, experts, nvlink)
         more, layouts = -experts % gpus + gpus, [Layout(gpus), Layout(gpus, expert=gpus)]

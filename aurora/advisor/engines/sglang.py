@@ -57,7 +57,7 @@ PORT, DIST_PORT = 30000, 5000
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns why SGLang may not serve in that way, each reason with whether it holds."""
+    """Returns the reasons for which SGLang may be unable to serve in a way, and for each whether it applies."""
     layout, routes = way.layout, EXCHANGES[way.exchange].sends == "route"
     return {
         "it has no round_robin": way.placement == "round_robin",
@@ -76,7 +76,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     Args:
         way: the way of serving.
         model: the model's name or path.
-        file: the placement.
+        file: the placement file.
     """
     layout = way.layout
     words = ["python -m sglang.launch_server", f"--model-path {shlex.quote(model)}", f"--tp-size {layout.copy_gpus}"]
@@ -100,7 +100,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def default_exchange(way: ServingWay) -> str:
-    """Returns the exchange without `--moe-a2a-backend`."""
+    """Returns the name of the exchange that SGLang uses without `--moe-a2a-backend`."""
     return "allgather"
 
 

@@ -46,7 +46,7 @@ DEEPEP_SERVERS = (2, 4, 8, 16)  # of 8 GPUs each, for which DeepEP's kernels are
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns why TensorRT-LLM may not serve in that way, each reason with whether it holds."""
+    """Returns the reasons for which TensorRT-LLM may be unable to serve in a way, and for each whether it applies."""
     layout = way.layout
     return {
         "it has no round_robin": way.placement == "round_robin",
@@ -64,7 +64,7 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
     Args:
         way: the way of serving.
-        file: the placement, for ways that place experts by a plan.
+        file: the placement file, for ways that place experts by a plan.
     """
     layout = way.layout
     found: dict[str, Any] = {"tensor_parallel_size": layout.copy_gpus}
@@ -84,7 +84,7 @@ def options(way: ServingWay, file: Path) -> dict[str, Any]:
 
 
 def files(way: ServingWay, file: Path) -> dict[str, str]:
-    """Returns the text of `options.yaml` under its name; arguments as in `options`."""
+    """Returns {"options.yaml": text}, the file with the settings of `options`, whose arguments it has."""
     return {OPTIONS: str(yaml.safe_dump(options(way, file), sort_keys=False))}
 
 
@@ -94,7 +94,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     Args:
         way: the way of serving.
         model: the model's name or path.
-        file: the placement; `options.yaml`, see `files`, is beside it.
+        file: the placement file; `options.yaml` (see `files`) is in the same folder.
     """
     serve = ["trtllm-serve", shlex.quote(model), f"--extra_llm_api_options {shlex.quote(str(file.with_name(OPTIONS)))}"]
     method = [f"TRTLLM_FORCE_COMM_METHOD={METHODS[way.exchange]}"] * bool(METHODS[way.exchange] and way.layout.data > 1)

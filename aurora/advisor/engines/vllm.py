@@ -63,7 +63,7 @@ SHARED = "both"  # name of the GPUs that servers share
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns why vLLM may not serve in that way, each reason with whether it holds."""
+    """Returns the reasons for which vLLM may be unable to serve in a way, and for each whether it applies."""
     layout, spread = way.layout, way.placement == "round_robin"
     return {
         f"`expert`: vLLM divides experts over all {layout.copy_gpus} GPUs of a copy or over none": layout.expert
@@ -77,7 +77,7 @@ def refuses(way: ServingWay) -> dict[str, bool]:
 
 
 def serve_words(way: ServingWay, model: str, place: LaunchPlace) -> list[str]:
-    """Returns the words of `vllm serve` that say layout and server, the same for all of vLLM's platforms."""
+    """Returns the words of a `vllm serve` command that set layout and server, the same on all of vLLM's platforms."""
     layout = way.layout
     words = ["vllm serve", shlex.quote(model)]
     words += [f"--tensor-parallel-size {layout.tensor}"] * (layout.tensor > 1)
@@ -139,14 +139,14 @@ def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory:
 
 
 def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: tuple[str, int]) -> list[str]:
-    """Returns the words of `vllm serve` for the server of one data-parallel rank, which others deal requests to.
+    """Returns the words of the `vllm serve` command for one data-parallel rank, if a load balancer assigns requests to ranks.
 
     Args:
         words: the model and vLLM's options, the same for all ranks.
         rank: the rank.
         size: number of ranks, on all hosts.
-        port: port that the server listens on, on loopback.
-        meeting: host and port at which ranks meet.
+        port: port on loopback where the rank's server listens.
+        meeting: host and port of the ranks' rendezvous.
     """
     own = {"size": size, "rank": rank, "address": meeting[0], "rpc-port": meeting[1]}
     made = [*words, "--host", "127.0.0.1", "--port", str(port), "--api-server-count", "1"]
@@ -154,7 +154,7 @@ def rank_words(words: Sequence[str], rank: int, size: int, port: int, meeting: t
 
 
 def default_exchange(way: ServingWay) -> str:
-    """Returns the exchange of `--all2all-backend`'s default."""
+    """Returns the name of the exchange that vLLM uses without `--all2all-backend`."""
     return "allgather"
 
 

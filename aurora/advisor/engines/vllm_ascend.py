@@ -29,7 +29,7 @@ CHOSEN = "by device and batch"
 
 
 def refuses(way: ServingWay) -> dict[str, bool]:
-    """Returns why vllm-ascend may not serve in that way, each reason with whether it holds."""
+    """Returns the reasons for which vllm-ascend may be unable to serve in a way, and for each whether it applies."""
     layout = way.layout
     return {
         f"`expert`: experts are divided over all {layout.copy_gpus} devices of a copy or over none": layout.expert
@@ -45,7 +45,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
     Args:
         way: the way of serving.
         model: the model's name or path.
-        file: the placement.
+        file: the placement file.
     """
     eplb: dict[str, Any] = {}
     if way.placement == "plan":
@@ -62,7 +62,7 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def default_exchange(way: ServingWay) -> str:
-    """Returns the exchange on an Atlas A3 or 950."""
+    """Returns the name of the exchange that vllm-ascend uses on an Atlas A3 or 950."""
     return "mc2" if way.layout.expert == way.layout.copy_gpus > 1 else "allgather"
 
 
