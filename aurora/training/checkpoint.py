@@ -1,8 +1,8 @@
 """Files that training writes: checkpoints, and in the end the model for `from_pretrained` and `aurora run`.
 
 Each rank writes one shard of a checkpoint, in the background, and no rank waits for another. A shard is written under a
-temporary name and renamed to one that tells which of how many shards it is, and its digest. A checkpoint is whole when all of
-its shards are there and are what their names say.
+temporary name, and then renamed; its final name has its number, the number of shards, and its digest. A checkpoint is whole if
+all of its shards exist and match their digests.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ ROOT = 0  # the rank that writes
 
 @dataclass(frozen=True)
 class WholeCheckpoint:
-    """A whole checkpoint.
+    """A checkpoint whose shards are all there.
 
     Attributes:
-        steps: how many steps were taken.
-        shards: its files.
-        about: what is trained, as `CheckpointWriter` was told.
+        steps: number of steps that its state has had.
+        shards: the files of the shards.
+        about: values that identify the training, from `CheckpointWriter`.
     """
 
     steps: int
@@ -55,10 +55,12 @@ class WholeCheckpoint:
 
 
 class HostCopies:
-    """Copies of tensors in the host's memory. Those of a GPU's are made beside what the host does, before what it queues next.
+    """Copies of tensors in the host's memory.
+
+    From a GPU they are copied in the background. Work that is queued on the GPU later waits for the copies.
 
     Args:
-        tensors: what to copy, all of one device, by name.
+        tensors: the tensors to copy, by name, all on one device.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -80,8 +82,8 @@ class CheckpointWriter:
     """Writes one rank's shards of a run's checkpoints.
 
     Args:
-        folder: where checkpoints lie, a folder each.
-        about: what is trained; kept in each shard.
+        folder: folder of the run's checkpoints; each gets a folder in it.
+        about: values that identify the training, written to each shard.
 
     Attributes:
         failures: a sentence for each shard that could not be written; training goes on.
@@ -93,13 +95,13 @@ class CheckpointWriter:
         self.failures: list[str] = []
 
     def save(self, state: TrainState, placement: Placement, rank: int) -> None:
-        """Copies this rank's part of the state, and writes it in the background; waits for the shard before.
+        """Copies this rank's part of the state, and writes it in the background. First waits until the last shard is written.
 
         Each expert is written by the first of the ranks that hold it, each other parameter by one of all ranks.
 
         Args:
-            state: what this rank trains.
-            placement: which rank holds which experts.
+            state: the weights and optimizer state that this rank holds.
+            placement: the experts of each rank.
             rank: this rank.
         """
         self.wait()
@@ -150,8 +152,8 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
     """Finds the newest whole checkpoint of a run.
 
     Args:
-        folder: where checkpoints lie.
-        steps: only the one of so many steps; None: any.
+        folder: folder of the run's checkpoints.
+        steps: take only a checkpoint with this number of steps; None: any.
 
     Returns:
         The checkpoint, None if there is none; and a sentence for each newer one that is not whole.
@@ -177,17 +179,17 @@ def begun_checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_newer(folder: Path, steps: int) -> None:
-    """Removes a run's checkpoints of more than so many steps, whose shards would be mixed with those that are written next."""
+    """Removes a run's checkpoints of more than `steps` steps, so that their shards do not mix with those written later."""
     for later, path in _steps_in(folder):
         if later > steps:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Sequence[int]]) -> None:
-    """Makes a rank train what a checkpoint holds, whatever ranks have written it.
+    """Replaces a rank's state by that of a checkpoint, which other numbers of ranks may have written.
 
     Args:
-        state: what the rank trains.
+        state: the rank's state, changed in place.
         checkpoint: the checkpoint.
         held_L: by layer, the experts that the rank holds from now on.
 
@@ -205,12 +207,12 @@ def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Seq
 def read_experts(
     state: TrainState, checkpoint: WholeCheckpoint, experts_L: Sequence[Sequence[int]]
 ) -> list[dict[int, ExpertState]]:
-    """Returns by layer the states of some experts that a checkpoint holds.
+    """Reads the states of some experts from a checkpoint. Returns them by layer and expert.
 
     Args:
-        state: what the rank trains.
+        state: the rank's state, for names and shapes.
         checkpoint: the checkpoint.
-        experts_L: by layer, the experts.
+        experts_L: by layer, the experts to read.
 
     Raises:
         BadInput: as `restore`.
@@ -226,7 +228,7 @@ def read_experts(
 
 
 def check_same_training(checkpoint: WholeCheckpoint, about: dict[str, Any]) -> None:
-    """Raises BadInput if a checkpoint is not of the training that `about` tells of, as `CheckpointWriter` was told."""
+    """Raises BadInput if a checkpoint is of another training than the one that `about` (see CheckpointWriter) identifies."""
     for name, value in about.items():
         if (found := checkpoint.about.get(name)) != value:
             raise BadInput(f"{checkpoint.shards[0].parent}: was made with {name} {found}, expected {value}")
@@ -301,15 +303,15 @@ def _remove_older(folder: Path) -> None:
 def export_model(
     state: TrainState, placement: Placement, transport: Transport, source: str | Path, dtype: torch.dtype, folder: Path
 ) -> None:
-    """Writes the trained model; what was in the folder before is replaced. A collective call: all ranks make it.
+    """Writes the trained model to a folder, whose contents are replaced. A collective call: all ranks make it.
 
     Args:
-        state: what this rank trains.
-        placement: which rank holds which experts.
+        state: the state that this rank holds.
+        placement: the experts of each rank.
         transport: carries the experts to the rank that writes.
-        source: the model that training began with; its config and tokenizer are kept.
+        source: the model with which training began; its config and tokenizer are kept.
         dtype: dtype of the weights.
-        folder: where to write; whole or not at all.
+        folder: the folder, which is written whole or not at all.
 
     Raises:
         BadInput: if the folder cannot be written; on the rank that writes.

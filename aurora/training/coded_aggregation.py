@@ -1,10 +1,10 @@
-"""Coded aggregation: a sum over batches from redundant workers; a slow worker is not waited for if others hold its batches.
+"""Coded aggregation: a sum over batches by redundant workers. No slow worker is waited for if others have its batches.
 
-The master is `CodedAggregator`, which keeps what has arrived in an `AggregationRound`; a worker runs `serve_rounds`: it
-computes its batches in the newest round, and sends their sum. A pipe to each worker carries the rounds, with the arguments that
-it does not have yet, and its answers. Two threads of the master serve a pipe, so that a worker that neither reads nor sends
-delays nobody; it gets the newest round when it reads again. Copies that come are compared; where they differ, the master
-computes.
+The master is `CodedAggregator`; it keeps the answers of a round in an `AggregationRound`. A worker runs `serve_rounds`: it
+computes its batches in the newest round, and sends their sum. A pipe to each worker carries rounds, with the arguments that the
+worker does not have yet, and answers. Two threads of the master serve each pipe. So a worker that neither reads nor sends
+delays nobody, and gets the newest round when it reads again. Answers for the same batches are compared; if they differ, the
+master computes the batches itself.
 Source: BCC (arXiv:1710.09990).
 """
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationJob:
-    """Job that workers are started with; each round names one of the codes by its index."""
+    """Job with which workers are started: the computation of a batch, and the codes, of which each round uses one."""
 
     work: Work
     codes: tuple[GradientCode, ...]
@@ -46,12 +46,12 @@ class AggregationJob:
 
 @dataclass(frozen=True)
 class Round(Generic[T]):
-    """A round that workers are told of.
+    """Message to a worker that a round has begun.
 
     Attributes:
-        number: its number.
-        code: the index of its code.
-        arguments: by name: arrays at a worker, pickled ones at the master.
+        number: the round's number.
+        code: index of the code that it uses.
+        arguments: arguments of the computation by name: arrays at a worker, pickled arrays at the master.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Round(Generic[T]):
 
 
 class Newest(Generic[T]):
-    """The newest of the values that one thread puts and another waits for; those between are skipped."""
+    """Slot from one thread to another that keeps only the newest value; values that were not taken in time are skipped."""
 
     def __init__(self) -> None:
         self._values = 0  # how many were put
@@ -74,13 +74,13 @@ class Newest(Generic[T]):
             self._changed.notify()
 
     def after(self, seen: int, timeout_s: float | None = None) -> tuple[int, T]:
-        """Waits for a value after the first `seen`, at most timeout_s. Returns how many were put, and the last of them."""
+        """Waits, at most timeout_s, until more than `seen` values were put. Returns the number put and the newest value."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_after(seen), timeout_s)
             return self._values, self._newest
 
     def is_after(self, seen: int) -> bool:
-        """Returns whether a value came after the first `seen`."""
+        """Returns whether more than `seen` values were put."""
         return self._values > seen
 
 
@@ -96,13 +96,12 @@ def run_worker(connection: Connection, rank_info: RankInfo, job: AggregationJob)
 def serve_rounds(connection: Connection, worker: int, job: AggregationJob) -> None:
     """Serves the newest round, again and again, until the process is killed.
 
-    A round that ends while the worker computes, or waits, or is stopped, gets nothing from it. Then it takes the newest one,
-    with the arguments of that.
+    If a round ends before the worker has computed its sum, the worker sends nothing for it, and goes on with the newest round.
 
     Args:
-        connection: to the master; the process ends when the master is gone.
-        worker: its number.
-        job: what it is to do.
+        connection: pipe to the master; the process ends when the master is gone.
+        worker: the worker's number.
+        job: the work and the codes.
     """
     rounds: Newest[Round[Array]] = Newest()
     threading.Thread(target=_receive_rounds, args=(connection, rounds), daemon=True, name="aurora-rounds").start()
@@ -126,10 +125,10 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
     Args:
         work: computes a batch.
-        code: says which batches the worker computes.
-        worker: its number.
-        arguments: the round's.
-        over: returns whether the round is over; then the sum is not completed.
+        code: tells the worker's batches and their weights.
+        worker: the worker's number.
+        arguments: arguments of the round.
+        over: returns whether the round is over; if so, the sum is abandoned.
 
     Raises:
         BadInput: if batches' results have different shapes.
@@ -148,7 +147,7 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
 
 def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
-    """Sends a worker the newest round, again and again, with the arguments that it does not have, until that is None."""
+    """Sends a worker the newest round, again and again, with the arguments that it does not have yet. Ends at a round None."""
     sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
     with suppress(OSError):  # the worker is gone
         while newest is not None:
@@ -183,9 +182,9 @@ class Answer:
 
     Attributes:
         round: the round's number.
-        total: the sum of the worker's batches; None if it failed.
-        seconds: seconds that it computed.
-        error: why it failed; empty if it did not.
+        total: weighted sum of the worker's batches; None if it failed.
+        seconds: seconds of its computation.
+        error: reason of the failure; empty if there was none.
     """
 
     round: int
@@ -219,14 +218,14 @@ class _Copies:
 
 
 class AggregationRound:
-    """One round at the master: what has arrived, and whether it determines the sum.
+    """One round at the master: collects the workers' answers until they determine the sum.
 
     Args:
         number: the round's number.
-        code: which worker computes which batches.
+        code: tells the batches of each worker.
         like: an array with the sum's shape and type.
-        watch: called with all reports whenever one changes.
-        compute: returns what a worker should send.
+        watch: called with the reports of all workers whenever one of them changes.
+        compute: called with a worker's number; returns the answer that it should send, computed here.
     """
 
     def __init__(self, number: int, code: GradientCode, like: Array, watch: Watch, compute: Callable[[int], Array]) -> None:
@@ -243,25 +242,25 @@ class AggregationRound:
 
     @property
     def determined(self) -> bool:
-        """True if what has arrived determines the sum."""
+        """True if the answers so far determine the sum."""
         if self._code.needed is not None:
             return self._weights is not None
         return all(copies.settled for copies in self._copies.values())
 
     def set_state(self, worker: int, state: str) -> None:
-        """Records what became of a worker, now, and tells `watch`."""
+        """Sets the state of a worker in its report, with the present time, and calls `watch`."""
         seconds = time.perf_counter() - self.began_s
         self._reports[worker] = replace(self._reports[worker], state=state, seconds=seconds)
         self._watch(self._reports)
 
     def skip_idle(self) -> None:
-        """Marks the workers without batches as not needed: they send nothing."""
+        """Marks the workers without batches as not needed, as they send nothing."""
         for report in self._reports:
             if not report.batches:
                 self.set_state(report.worker, "not needed")
 
     def take(self, worker: int, answer: Answer) -> None:
-        """Handles a worker's answer: counted as late, refused, used, or compared with those of the same batches."""
+        """Takes a worker's answer: it is late, refused, used, or compared with answers for the same batches."""
         if answer.round != self._number or self._reports[worker].state != "working":
             self._late += 1
             return
@@ -307,7 +306,7 @@ class AggregationRound:
             self.set_state(worker, reason)
 
     def check_recoverable(self) -> None:
-        """Raises RankFailed where the sum cannot be determined even if all that still work send theirs."""
+        """Raises RankFailed if the sum would not be determined even by the answers of all workers that still compute."""
         working = {report.batches for report in self._reports if report.state == "working"}
         lost = [r for r in self._reports if r.batches and r.seconds is not None and r.worker not in self._arrived]
         if not lost or self.determined:
@@ -326,7 +325,7 @@ class AggregationRound:
         raise RankFailed(f"aggregation: {what} held by no worker that is left: {reasons}")
 
     def result(self) -> AggregationResult:
-        """The sum and what became of each worker, once it is determined."""
+        """The sum, once it is determined, and the report of each worker."""
         if self._code.needed is None:
             weighted = [(copies.versions[0][0], 1.0) for copies in self._copies.values()]
         else:
@@ -382,12 +381,12 @@ Message = Answer | str | None  # of a worker: what it computed, why it ends, or 
 class CodedAggregator:
     """Worker processes that aggregate round after round. A context manager: no worker is left when the block ends.
 
-    A worker sums its batches and sends once a round, which ends when what has arrived determines the sum. Integers are the
-    serial sum bit for bit. Copies of the same batches that have come until then are compared; where they differ, this process
-    computes these batches, and the report names the workers that were wrong.
+    A worker sums its batches and sends the sum once a round. The round ends when the sums that have arrived determine the whole
+    sum. Sums of integers equal the serial sum bit for bit. Answers for the same batches that arrive before the end are
+    compared; if they differ, this process computes the batches, and the report names the workers that were wrong.
 
     Args:
-        work: picklable; called with a batch's number and the round's arguments, returns an array of one shape and type.
+        work: picklable; called with a batch's number and the round's arguments; returns an array, always of one shape and type.
         codes: gradient codes, all for the same number of workers; each round uses one of them.
         timeout_s: seconds without any arrival after which a round fails.
         delay_s: called with (worker, round); returns the seconds that the worker waits first, to rehearse stragglers.
@@ -431,7 +430,7 @@ class CodedAggregator:
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """The workers whose processes have ended, and how each did."""
+        """The workers whose processes have ended, and the reason of each in words."""
         return dict(self._lost)
 
     @property
@@ -444,8 +443,7 @@ class CodedAggregator:
 
         Args:
             like: an array with the sum's shape and type.
-            arguments: by name what is sent to all workers; an array that is the same object as in the round before is not sent
-                again.
+            arguments: arrays for all workers, by name; an array that is the same object as in the last round is not sent again.
             code: index of the code of this round.
 
         Raises:

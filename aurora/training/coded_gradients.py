@@ -1,7 +1,7 @@
-"""Coded gradients: several workers compute each part of a global batch; no step waits for one whose parts others have sent.
+"""Coded gradients: several workers compute each part of a global batch. A step waits for no worker whose parts others sent.
 
-The master holds the weights and AdamW's state, sends the weights of each step to all workers, and sums what comes back. A
-worker keeps no state: whatever it missed, it goes on with the weights of the newest step.
+The master holds the weights and AdamW's state, sends the weights of each step to all workers, and sums the gradients that come
+back. A worker keeps no state between steps, so one that missed steps goes on with the weights of the newest step.
 Source: BCC (arXiv:1710.09990).
 """
 
@@ -35,7 +35,10 @@ LOSSES = 2  # what follows the gradient in a worker's message: the loss and the 
 
 
 def code_of(options: TrainOptions) -> GradientCode:
-    """Returns the code by which ranks share a batch of as many parts; BadInput or InfeasiblePlan if there is none."""
+    """Returns the code that assigns the parts of a batch, as many as there are ranks, to the ranks.
+
+    Raises BadInput or InfeasiblePlan if redundancy and scheme allow no code.
+    """
     ranks, scheme = options.ranks, options.scheme
     return make_code(
         scheme, ranks, ranks, load_of(scheme, ranks, ranks, options.redundancy), np.random.default_rng(options.seed)
@@ -43,18 +46,21 @@ def code_of(options: TrainOptions) -> GradientCode:
 
 
 class CodedGradients:
-    """Prepares the steps of the only rank of a training by worker processes. A context manager: none is left when it ends.
+    """Prepares training steps of one rank, the master, whose gradients worker processes compute.
+
+    A context manager: no worker is left when the block ends.
 
     Args:
-        trainer: holds all experts.
+        trainer: the master's trainer, which holds all experts.
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
-        options: `ranks` workers compute each part of a batch, of as many, `redundancy` times by `scheme`.
-        delay_s: as in `CodedAggregator`: rehearses stragglers. With a load-balancing loss each step has two rounds.
+        options: a batch is cut into as many parts as there are workers (`ranks`); by `scheme`, `redundancy` workers compute
+            each part.
+        delay_s: as in `CodedAggregator`, to rehearse stragglers. With a load-balancing loss each step has two rounds.
 
     Attributes:
-        not_waited_for: the workers that the last step did not wait for.
-        remarks: a sentence for each worker that failed or sent what could not be used.
+        not_waited_for: the workers for which the last step did not wait.
+        remarks: a sentence for each worker that failed, or whose answer could not be used.
         lost: a sentence for each worker whose process ended.
 
     Raises:
@@ -118,10 +124,11 @@ class CodedGradients:
 
 
 class PartGradients:
-    """Computation of a worker for a part of a step's global batch; picklable before the first call.
+    """Computation of a worker for one part of a step's global batch; picklable before the first call.
 
-    In a round without CHOSEN it is (E,) int64, how often the part's tokens chose each expert; with CHOSEN, that summed over the
-    batch, it is (X + LOSSES,): the part's gradient of all weights, and the part's losses.
+    With a load-balancing loss, the first round of a step returns (E,) int64, how often the part's tokens chose each expert. The
+    second round gets the sum of these over the batch as the argument CHOSEN. It returns (X + LOSSES,): the part's gradient of
+    all weights, and the part's losses.
 
     Args:
         path: the model's folder.
@@ -157,12 +164,12 @@ class WholeModel:
     """A model with all experts, without an optimizer, and the samples that it is trained on.
 
     Args:
-        path, samples_NT, options: as of PartGradients.
+        path, samples_NT, options: as in PartGradients.
 
     Attributes:
         model: the model.
         batches: the global batch of each step.
-        begun: by part of the step at hand, a forward pass whose gradient was not taken yet.
+        begun: forward passes of the present step whose gradients have not been taken yet, by part.
     """
 
     def __init__(self, path: str, samples_NT: IntArray, options: TrainOptions) -> None:
@@ -175,7 +182,7 @@ class WholeModel:
         self._step = -1
 
     def train(self, step: int, weights_X: Array) -> None:
-        """Takes the weights of a step, in the sequence of `TrainState.weights_X`, unless it has them."""
+        """Sets the weights (X,) of a step, in the sequence of `TrainState.weights_X`, unless the model has them already."""
         if step == self._step:
             return
         self._step, self.begun = step, {}
@@ -184,7 +191,7 @@ class WholeModel:
             parameter.data = weights.view(parameter.shape).to(self._compute_dtype)
 
     def take_gradient_X(self) -> torch.Tensor:
-        """Returns the gradient (X,) of all weights, and forgets it."""
+        """Returns the model's gradient (X,) of all weights, and clears it."""
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -207,7 +214,7 @@ def train_coded(
     delay_s: Delay | None = None,
     watch: Watch = lambda step, pids: None,
 ) -> TrainResult:
-    """Trains by `CodedGradients`, with redundancy 1 too.
+    """Trains with worker processes by `CodedGradients`; also if each part has only one worker (redundancy 1).
 
     Args:
         path: the model's folder.

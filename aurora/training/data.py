@@ -1,4 +1,4 @@
-"""Training data: samples of equal length, and which of them make the global batch of each step."""
+"""Training data: samples of equal length, and the global batch of samples of each step."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,12 +13,12 @@ from aurora.types.arrays import IntArray
 
 
 def read_samples(model: str | Path, files: Sequence[str | Path], length: int) -> IntArray:
-    """Reads files as samples of `length` tokens. Rows that are shorter are joined; what is left over is not used.
+    """Reads files as samples of `length` tokens. Shorter rows are joined to samples; an incomplete last sample is dropped.
 
     Args:
-        model: the model's folder; what is shorter than a sample ends with its tokenizer's end-of-text token.
-        files: as of `aurora.models.prompts.Corpus`.
-        length: tokens of a sample.
+        model: the model's folder; its tokenizer's end-of-text token is put behind each row that is shorter than a sample.
+        files: as in `aurora.models.prompts.Corpus`.
+        length: number of tokens of a sample.
 
     Returns:
         (N, T) int64, the token ids of each sample.
@@ -39,9 +39,9 @@ def read_samples(model: str | Path, files: Sequence[str | Path], length: int) ->
 
 
 class GlobalBatches:
-    """The global batch of each step: a fixed set of samples, however many ranks share it.
+    """The global batch of each step: a fixed set of samples, which does not depend on the number of ranks that share it.
 
-    Steps take the samples in a sequence that is drawn anew each time all have been taken.
+    Steps take the samples in a random sequence; when all have been taken, a new sequence is drawn.
 
     Args:
         samples_NT: (N, T) int64, the token ids of each sample.
@@ -60,7 +60,7 @@ class GlobalBatches:
 
     @property
     def predicted(self) -> int:
-        """Tokens of a global batch that are predicted: all but the first of each sample."""
+        """Number of tokens of a global batch that the model predicts: all but the first of each sample."""
         return self.batch * (len(self._samples_NT[0]) - 1)
 
     def of(self, step: int, rank: int = 0, ranks: int = 1) -> IntArray:

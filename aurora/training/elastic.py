@@ -1,4 +1,4 @@
-"""Elastic training: what a member of an elastic run does in each step, and how its state moves when members come and go."""
+"""Elastic training: a member's work in each step, and the moves of its state when members come and go."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,15 +27,16 @@ from aurora.types import Placement, TrainOptions
 
 
 def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int) -> list[int]:
-    """Returns the node of each member, so that replicas of an expert on different nodes survive as much as can be.
+    """Returns the node (failure domain) of each member; replicas of an expert are placed on different nodes.
 
-    That is the member's host, which its name begins with, if each expert has room on enough hosts; else the member alone.
+    Members of one host, whose names begin with the host's, form a node if hosts are enough for `min_replicas` replicas of each
+    expert on different hosts. Else each member is a node of its own.
 
     Args:
         members: names of the members.
         slots: experts that each of them holds in a layer, replicas included.
-        experts: of a layer.
-        min_replicas: replicas that each expert has at least.
+        experts: experts of a layer.
+        min_replicas: least number of replicas of each expert.
     """
     hosts = [name.rpartition("-")[0] for name in members]
     among = list(dict.fromkeys(hosts))
@@ -48,21 +49,21 @@ def nodes_of(members: Sequence[str], slots: int, experts: int, min_replicas: int
 class ElasticTraining:
     """A member's part of an elastic training run: the StepWork of `run_elastic`.
 
-    After a change of membership experts are placed so that few move; they come from replicas, with what AdamW keeps of them. If
-    all replicas of an expert are lost, all members go back to the last checkpoint. The last step trains nothing: it writes the
+    After a change of membership, experts are placed such that few move. They are copied from replicas, with AdamW's state. If
+    all replicas of an expert are lost, all members go back to the last checkpoint. The last step does not train: it writes the
     model.
 
     Args:
-        load: returns a Trainer of the model as its files have it, and what is kept in checkpoints of this training.
+        load: returns a Trainer of the model in the model's files, and the values that identify this training in checkpoints.
         path: the model's folder.
-        options: how to train.
+        options: options of the training.
         output: the run's folder.
-        connect: returns the transport of an epoch, by the epoch and its process groups.
-        on_final: called with each step once all members know that it is committed, and with the version that it led to.
+        connect: called with an epoch and its process groups; returns the epoch's transport.
+        on_final: called with each step, and the version of the state after it, once all members know that it is committed.
 
     Attributes:
-        step: how many steps the state that is held has had; -1: none is held.
-        steps: how many there are, writing the model included.
+        step: number of steps that the held state has had; -1: no state is held.
+        steps: number of steps of the run, writing the model included.
         remarks: a sentence for each file that could not be used or written.
     """
 
@@ -179,7 +180,7 @@ class ElasticTraining:
         self._transport.wait()  # until the GPU has ended the step: the members commit what they vote for
 
     def commit(self) -> None:
-        """Performs the prepared step. All members know by now that the step before is committed: it is told and saved."""
+        """Performs the prepared step. Also reports and saves the step before, which all members now know to be committed."""
         if self._committed is not None:
             self._on_final(*self._committed)
         trainer, every = self._trainer, self._options.checkpoint_every
@@ -197,7 +198,7 @@ class ElasticTraining:
         self._moved, self._since_s = 0, now_s
 
     def paused(self, pause: Pause) -> None:
-        """Adds to the last step the pause before it."""
+        """Adds a pause to the last step, before which it was."""
         if self._committed is not None:
             version, step = self._committed
             pause = replace(pause, planning_s=self._planning_s, moves_s=pause.moves_s - self._planning_s)

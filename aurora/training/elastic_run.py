@@ -1,6 +1,6 @@
 """Elastic training runs, on one host or several: ranks that may be lost and come back, and the lighthouse of the run.
 
-The `Launcher` starts ranks, hears what they say, keeps the steps, and admits hosts that join.
+The `Launcher` starts ranks, receives their messages, keeps the log of steps, and admits hosts that join.
 """
 
 import time
@@ -51,7 +51,7 @@ Watch = Callable[[int, dict[int, int]], None]
 
 @dataclass(frozen=True)
 class FinalStep:
-    """Member to launcher: a step that all members know to be committed."""
+    """Member to launcher: a committed step, which all members know to be committed; `version` is that of the state after it."""
 
     version: Version
     step: CommittedStep
@@ -65,7 +65,10 @@ class MemberFinished:
 
 
 class KeptSteps:
-    """Steps that members have said to be final; of two accounts of a step that of the later epoch counts, or with a pause."""
+    """Steps that members have reported as final.
+
+    If a step is reported several times, the report of the latest epoch counts, and of one epoch that with a pause.
+    """
 
     def __init__(self) -> None:
         self.finals: dict[int, FinalStep] = {}  # by step
@@ -74,7 +77,7 @@ class KeptSteps:
         return len(self.finals)
 
     def take(self, final: FinalStep) -> tuple[bool, bool]:
-        """Takes an account of a step. Returns whether it tells something new, and whether it is the first of its epoch."""
+        """Takes a report of a step. Returns (whether it has something new, whether it is the first report of its epoch)."""
         before = self.finals.get(final.step.step)
         told = before is not None and final.version <= before.version  # by another member: it may have joined after a pause
         new = before is None or not told or (final.step.pause is not None and before.step.pause is None)
@@ -83,7 +86,7 @@ class KeptSteps:
         return new, not told
 
     def result(self, output: Path, options: TrainOptions, ranks: int, remarks: list[str], lost: list[str]) -> TrainResult:
-        """Returns the result of a run of these steps."""
+        """Returns the result of the run that made these steps."""
         steps = tuple(self.finals[number].step for number in sorted(self.finals))
         return TrainResult(
             output / MODEL, ranks, options.transport, options.min_replicas_among(ranks), options.batch * options.length,
@@ -92,7 +95,7 @@ class KeptSteps:
 
 
 class Launcher:
-    """Starts ranks, hears what they say, and keeps the log.
+    """Starts the ranks of an elastic training, receives their messages, and keeps the log of steps.
 
     Args:
         options, output: as in `aurora.train`.
@@ -127,11 +130,11 @@ class Launcher:
         return self._steps.result(self._output, self._options, self._most, self._remarks, self._lost)
 
     def refusal(self, shared: Mapping[str, str], host: JoinRun) -> str | None:
-        """Returns in a sentence why a host cannot join; None: it can.
+        """Returns a sentence on why a host cannot join; None: it can.
 
         Args:
-            shared: what hosts have to have as this one has it; see `shared_by_hosts`.
-            host: what it says of itself.
+            shared: values of this host that must be the same on all hosts; see `shared_by_hosts`.
+            host: the host's request.
         """
         assert isinstance(self._processes, LedRanks)
         if self._ended_s is not None:
@@ -209,7 +212,7 @@ WIRE = WireFormat(*HOST_MESSAGES, CommittedStep, FinalStep, MemberFinished, Paus
 def train_elastic(
     path: str, samples_NT: IntArray, options: TrainOptions, output: Path, watch: Watch = lambda step, pids: None
 ) -> TrainResult:
-    """Trains on local processes, and goes on with the others when some are lost; with those of other hosts if wanted.
+    """Trains on local processes, and with `options.lead` on those of other hosts; goes on when some are lost.
 
     Args:
         path: the model's folder.
@@ -218,7 +221,7 @@ def train_elastic(
         watch: called after each new step with its number and the process id of every rank of this host.
 
     Raises:
-        BadInput: what a rank raises.
+        BadInput: if a rank raises it.
         MissingDependency: if torchft is not installed.
         RankFailed: if fewer than `min_ranks` ranks are left.
     """
@@ -250,11 +253,11 @@ def join_training(
     Args:
         path: the model's folder.
         files, output: `text` and `output` of `aurora.train`; the same as the leader's.
-        options: of which only those of each host are used; the others are the leader's.
-        watch: as of `train_elastic`.
+        options: only options that each host sets for itself are used; the others are taken from the leader.
+        watch: as in `train_elastic`.
 
     Raises:
-        BadInput: what a rank raises; if this host differs from the one that leads.
+        BadInput: if a rank raises it, or if this host's model, files or version differ from the leader's.
         MissingDependency: if torchft is not installed.
         RankFailed: if the host that leads is lost, or ends the run.
     """
@@ -265,7 +268,7 @@ def join_training(
 
 
 class JoinedTraining(JoiningHost):
-    """A host's part of a run that another host leads; arguments as of `join_training`."""
+    """A host's part of a run that another host leads; arguments as in `join_training`."""
 
     def __init__(self, path: str, files: Sequence[str | Path], options: TrainOptions, output: Path, watch: Watch) -> None:
         assert options.join is not None
@@ -305,12 +308,12 @@ class JoinedTraining(JoiningHost):
                 self._finished.add(rank)
 
     def ended(self, rank: int, reason: str) -> None:
-        """Takes note of a lost rank."""
+        """Notes that a rank was lost."""
         if rank not in self._finished:
             self._lost.append(f"rank {rank % MOST_RANKS} was lost after {len(self._steps)} steps: {reason}")
 
     def unheard(self) -> Iterable[tuple[int, Any]]:
-        """Returns the steps that the leader's log lacks, if there are any."""
+        """Returns (rank, message) pairs of the steps that the present leader's log lacks."""
         if self.admitted > 1 and self.pids:
             rank, logged = min(self.pids), logged_steps(self._output / LOG)
             yield from ((rank, self._steps.finals[number]) for number in sorted(self._steps.finals.keys() - logged))
@@ -362,12 +365,12 @@ def train_member(
     options: TrainOptions,
     output: Path,
 ) -> None:
-    """Trains as a member of an elastic run, and tells the launcher of each step and of the end, or of the error.
+    """Trains as a member of an elastic run, and reports each step, and the end or the error, to the launcher.
 
     Args:
-        connection: to the launcher.
-        rank_info: this rank, and where the lighthouse listens.
-        host: what the names of this host's members begin with.
+        connection: pipe to the launcher.
+        rank_info: this rank, and the address of the lighthouse.
+        host: the host's name, with which the names of its members begin.
         path, samples_NT, options, output: as in `train_elastic`.
     """
     silence_native_code()

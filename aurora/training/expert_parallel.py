@@ -1,4 +1,4 @@
-"""Expert-parallel replacement of a MoE layer's experts module in training: tokens travel forward, and gradients back."""
+"""Expert-parallel replacement of a MoE layer's experts module in training: tokens go forward, gradients come back."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from aurora.types import Order
 
 
 class ExpertParallel(ExpertParallelLayer, nn.Module):
-    """Module that replaces a layer's experts module: on this rank's tokens it gives the same output as all experts would.
+    """Module that replaces a layer's experts module. For this rank's tokens its output is that of the replaced module.
 
     The replicas of an expert share the tokens of all ranks, a rank's own first. `serve` must be called before the first forward
     pass.
@@ -27,7 +27,7 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
     Attributes:
         local: the module that computes this rank's experts.
         reader: reads single experts from the model's files; None if `local` had all of them.
-        count: experts of the layer.
+        count: number of experts of the layer.
         held: the experts in the slots of `local`.
         tokens_E: (E,) int64, how many tokens of all ranks chose each expert; forward passes add to it.
     """
@@ -41,12 +41,13 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
         self.tokens_E = np.zeros(self.count, dtype=np.int64)
 
     def serve(self, slots_G: Sequence[Sequence[int]], expert_map: ExpertMap, order: Order, transport: Transport) -> None:
-        """Serves by `expert_map`, made of `slots_G`, from the next forward pass on.
+        """Sets the expert map and the order, from the next forward pass on.
 
         Args:
             slots_G: for every rank, the experts in its slots.
-            expert_map: maps experts to physical experts.
-            order: the order of the dispatch; the combine and the gradients' exchanges are in the same or the reversed order.
+            expert_map: maps experts to the physical experts of `slots_G`.
+            order: the order of exchanges towards experts: the dispatch, and the gradients of the combine. Exchanges towards
+                tokens, the combine and the gradients of the dispatch, have it reversed.
             transport: carries tokens and gradients between the ranks.
         """
         self.expert_map, self.transport, self._order = expert_map, transport, order
@@ -61,11 +62,11 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
         return self.outputs(rows, top_k_index, top_k_weights, self.local).view(hidden_states.shape)
 
     def order(self, phase: str) -> Order:
-        """Returns the order of tokens on their way to experts, or back."""
+        """Returns the order of the "dispatch" or the "combine"."""
         return self._order if phase == "dispatch" else self._order.reversed
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
-        """Returns the layout whose rows gradients travel through."""
+        """Returns DifferentiableRows, through which gradients can travel."""
         return DifferentiableRows
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
@@ -76,7 +77,7 @@ class ExpertParallel(ExpertParallelLayer, nn.Module):
 
 
 class DifferentiableRows(RowPerExpert):
-    """Layout of one row per (token, expert) pair, through which gradients go back."""
+    """Layout of one row per (token, expert) pair whose exchanges are differentiable."""
 
     def _lay_out(self, hidden: torch.Tensor, weights: torch.Tensor, physical_NK: torch.Tensor) -> None:
         self._hidden = hidden
@@ -84,14 +85,14 @@ class DifferentiableRows(RowPerExpert):
             super()._lay_out(hidden, weights, physical_NK)
 
     def dispatch(self, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the rows (X, H) that arrive for this rank's experts; their gradients come back, summed by token."""
+        """Returns the rows (X, H) that arrive for this rank's experts. In the backward pass gradients go to the tokens."""
         self._to_experts = exchange
         arrived: torch.Tensor = _DispatchedRows.apply(self._hidden, self)  # type: ignore[no-untyped-call]
         del self._hidden, self.rows  # as a graph keeps this
         return arrived
 
     def combine(self, answers: torch.Tensor, exchange: ExchangeStep) -> torch.Tensor:
-        """Returns the answers (X, H) to this rank's rows; their gradients go the way that tokens went."""
+        """Returns the answers (X, H) to this rank's rows. In the backward pass their gradients go to the experts' ranks."""
         self._to_tokens = exchange
         returned: torch.Tensor = _ReturnedRows.apply(answers, self)  # type: ignore[no-untyped-call]
         return returned
@@ -104,15 +105,15 @@ class DifferentiableRows(RowPerExpert):
         return summed.to(answers.dtype)
 
     def to_experts(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the rows that arrive for this rank's experts, from this rank's rows (X, H) for others'."""
+        """Sends rows (X, H) of this rank's tokens to the experts. Returns the rows that arrive for this rank's experts."""
         return exchange_rows(self._to_experts, rows.contiguous(), self.sizes_SRR[0], self._map.rank)
 
     def to_tokens(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the rows that come back for this rank's tokens, from this rank's experts' rows (X, H)."""
+        """Sends rows (X, H) of this rank's experts back. Returns the rows that arrive for this rank's tokens."""
         return exchange_rows(self._to_tokens, rows.contiguous(), self.sizes_SRR[0].T, self._map.rank)
 
     def summed(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (N, H): rows (X, H) of this rank, summed by token."""
+        """Returns (N, H): for each of this rank's tokens the sum of its rows in `rows` (X, H)."""
         return weighted_sum(rows, self._row_NK)
 
 

@@ -1,4 +1,4 @@
-"""Loss of some samples of a global batch, with the load-balancing loss of all ranks, and float64 throughout."""
+"""Loss of a part of a global batch, with its part of the load-balancing loss; and float64 in all of a model's computations."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,21 @@ from aurora.types import TrainOptions
 
 
 def set_exact_kernels(model: MoeModel, options: TrainOptions) -> None:
-    """Makes a model compute its experts one by one in float64, which torch's grouped kernels do not take."""
+    """Makes a model compute its experts one by one if it trains in float64, because torch's grouped kernels take no float64."""
     if options.dtype == "float64":
         model.model.set_experts_implementation("eager")
 
 
 class PartLoss:
-    """A model's forward pass of some samples of a global batch. What parts of the batch give adds up to what the whole gives.
+    """A model's forward pass for some samples of a global batch.
+
+    Losses and gradients of the parts of a batch add up to those of the whole batch.
 
     Args:
         model: the model.
         tokens_BT: (B, T) int64, the samples' token ids.
         options: dtype and the weight of the load-balancing loss.
-        batches: says how large a global batch is.
+        batches: tells the size of a global batch.
 
     Attributes:
         chosen_E: (E,) int64, how often the samples' tokens chose each expert, over all layers; None if the load-balancing loss
@@ -52,10 +54,10 @@ class PartLoss:
         """Adds the samples' part of the gradient to the model's.
 
         Args:
-            chosen_E: the attribute, summed over the whole batch.
+            chosen_E: (E,) the attribute `chosen_E`, summed over all parts of the batch; None: no load-balancing loss.
 
         Returns:
-            The samples' parts of the loss, and of the load-balancing loss, which is not weighted.
+            The samples' parts of the loss, and of the load-balancing loss before weighting.
         """
         router_loss = torch.zeros_like(self._loss)
         if self._router is not None and chosen_E is not None:
@@ -65,10 +67,12 @@ class PartLoss:
 
 
 def router_loss_weight(model: MoeModel, wanted: float | None) -> float:
-    """Returns the weight of the load-balancing loss: `wanted`, or that of the model's config if it is None; zero for none.
+    """Returns the weight of the load-balancing loss: `wanted`, or if that is None the weight in the model's config.
+
+    A weight of zero means no such loss.
 
     Raises:
-        BadInput: if it is wanted, and the model does not return its router logits.
+        BadInput: if `wanted` is above zero, and the model does not return its router logits.
     """
     has_logits = "output_router_logits" in inspect.signature(model.model.forward).parameters
     if wanted and not has_logits:
@@ -78,10 +82,10 @@ def router_loss_weight(model: MoeModel, wanted: float | None) -> float:
 
 
 class RouterLoss:
-    """The load-balancing loss of some samples of a global batch; the sum over all of its samples is the whole.
+    """The load-balancing loss of a part of a global batch; the losses of all parts add up to that of the batch.
 
-    As in transformers, the whole is E sum_e f_e P_e over the tokens of all layers, where f_e is how often expert e is among the
-    top-k and P_e its mean probability. f_e is counted over the whole batch and has no gradient.
+    As in transformers, the loss of the batch is E * sum_e f_e P_e over the tokens of all layers. f_e is how often expert e is
+    among a token's top k, counted over the whole batch and without a gradient; P_e is the expert's mean probability.
 
     Args:
         logits_L: by layer, (N, E) router logits of the samples' tokens.
@@ -106,7 +110,7 @@ class RouterLoss:
             self._chance_E = self._chance_E + chance_NE.to(exact).sum(dim=0)
 
     def part(self, chosen_E: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Returns the samples' part of the loss.
+        """Returns the part of the loss that belongs to these samples.
 
         Args:
             chosen_E: (E,) int64, how often the tokens of the global batch chose each expert, over all layers.
@@ -118,7 +122,7 @@ class RouterLoss:
 
 
 class Float64Throughout(TorchFunctionMode):
-    """Context manager in which casts to float32 are casts to float64."""
+    """Context manager in which torch casts to float64 wherever code asks for float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Experts that move between ranks, with their weights and what AdamW keeps of them, and the rebalancer that decides on it."""
+"""Moves experts between ranks, with their weights and AdamW's state, and decides on these moves (`Rebalancer`)."""
 
 from collections.abc import Sequence
 
@@ -21,14 +21,14 @@ HeldL = Sequence[Sequence[int]]  # by layer: the experts that one rank holds
 
 
 def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluster, slots: int, min_replicas: int) -> Placement:
-    """Returns a placement with replicas by load, relabelled so that the fewest experts move from what the ranks hold.
+    """Returns a placement with replicas by load, whose ranks are relabelled such that the fewest experts move.
 
     Args:
-        held_R: for each rank, the experts that it holds; none if it has joined.
+        held_R: for each rank, the experts that it holds now, by layer; none for a rank that has just joined.
         load_LE: (L, E), the load of each expert.
         cluster: the ranks' GPUs; those of a node fail together.
         slots: experts that each rank holds in a layer, replicas included.
-        min_replicas: replicas of each expert at least, as far as slots allow.
+        min_replicas: least number of replicas of each expert, as far as slots allow.
 
     Raises:
         InfeasiblePlan: if one replica of each expert does not fit.
@@ -41,15 +41,15 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
 def tell_placement(
     placement: Placement | None, slots: int, order: Order, transport: Transport, layers: int, device: torch.device
 ) -> Placement:
-    """Returns on all ranks the placement that rank 0 has. A collective call.
+    """Broadcasts rank 0's placement, and returns it on all ranks. A collective call.
 
     Args:
         placement: on rank 0 the placement; None on the others.
-        slots: slots of a rank at most.
-        order: of an all-to-all.
-        transport: between the ranks.
-        layers: layers of the placement.
-        device: that of the tensors that the transport carries.
+        slots: largest number of slots of a rank.
+        order: order of the all-to-all that carries it.
+        transport: carries tensors between the ranks.
+        layers: number of layers of the placement.
+        device: device of the tensors that the transport carries.
     """
     first, ranks = transport.rank == 0, transport.ranks
     table = np.full((2, layers, ranks, slots), EMPTY, dtype=np.float64)  # experts, and the shares of their loads
@@ -67,7 +67,7 @@ def tell_placement(
 
 
 def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int, ...]]]:
-    """Returns for each rank and layer the experts that the rank holds. A collective call."""
+    """Gathers the experts that each rank holds. Returns them by rank and layer. A collective call."""
     holds_LE = torch.zeros(len(state.layers), state.layers[0].count, dtype=torch.uint8)
     for holds_E, layer in zip(holds_LE, state.layers, strict=True):
         holds_E[list(layer.held)] = 1
@@ -77,10 +77,12 @@ def held_by_all(state: TrainState, transport: Transport) -> list[list[tuple[int,
 def send_dense(
     state: TrainState, holders: Sequence[int], takers: Sequence[int], cluster: Cluster, transport: Transport
 ) -> None:
-    """Gives ranks that have joined all parameters outside experts; then `continue_after` must be called. A collective call.
+    """Sends all parameters outside experts to ranks that have joined. Then `TrainState.continue_after` must be called.
+
+    A collective call.
 
     Args:
-        state: what this rank trains.
+        state: the state that this rank holds.
         holders: the ranks that hold the parameters; each sends some.
         takers: the ranks that lack them.
         cluster: the ranks' GPUs and their network, for the order of the transfers.
@@ -109,17 +111,18 @@ def move_experts(
 ) -> list[ExpertTransfer]:
     """Makes each rank hold the experts that a placement gives it. A collective call: all ranks make it.
 
-    What a rank lacks comes from a rank that has it. Before the first step, what no rank has is read from the model's files.
+    An expert that a rank lacks comes from a rank that holds it. Before the first step, experts that no rank holds are read from
+    the model's files.
 
     Args:
-        state: what this rank trains.
-        held_R: what all ranks hold, as `held_by_all` returns it.
+        state: the state that this rank holds.
+        held_R: the experts of all ranks, from `held_by_all`.
         placement: the experts of each rank.
         cluster: the ranks' GPUs and their network, for the order of the transfers.
         transport: carries the experts between the ranks.
 
     Returns:
-        The transfers; those without a source were read.
+        The transfers; those whose source is None were read from files.
     """
     rank, ranks = transport.rank, transport.ranks
     layers = [LayerState(state, number) for number in range(len(state.layers))]
@@ -139,14 +142,15 @@ def move_experts(
 
 
 class Rebalancer:
-    """Decides for all ranks, on rank 0 after each window of steps, which experts they hold. Steps wait while experts move.
+    """Decides after each window of steps, on rank 0 for all ranks, whether experts move. Steps wait while experts move.
 
     Args:
         placement: the placement in force.
         cluster: the ranks' GPUs; those of a node fail together.
         expert_bytes: bytes that travel with an expert.
-        min_replicas: replicas that each expert keeps at least.
-        move_Bps: bytes that moved in a second so far, over all ranks; None: moves cost nothing until some were timed.
+        min_replicas: least number of replicas that each expert keeps.
+        move_Bps: measured rate of earlier moves in bytes per second, over all ranks; None: moves count as free until some have
+            been timed.
     """
 
     def __init__(
@@ -167,14 +171,14 @@ class Rebalancer:
         self._held_LGP = self._controller.held_LGP  # on all ranks what rank 0's controller has
 
     def window(self, load_LE: IntArray, step_s: list[float], transport: Transport) -> Placement | None:
-        """Returns the placement to move to after a window of steps, or None. A collective call.
+        """Ends a window of steps. Returns the placement to move to; None: the present one stays. A collective call.
 
-        When its experts have moved, `moved` must be called.
+        When the experts have moved, `moved` must be called.
 
         Args:
             load_LE: (L, E), the tokens of each expert in the window.
-            step_s: seconds of each of its steps.
-            transport: between the ranks.
+            step_s: seconds of each step of the window.
+            transport: carries tensors between the ranks.
         """
         wanted_LGP = self._held_LGP
         if transport.rank == 0:
@@ -188,7 +192,7 @@ class Rebalancer:
         return Placement.stack([_divided(evenly, layer, load_E + 1.0) for layer, load_E in enumerate(load_LE)])
 
     def moved(self, seconds: float, transport: Transport) -> None:
-        """Says how long it took until the experts of the last `window` were in place."""
+        """Notes the seconds that the moves of the last `window` took; only rank 0 needs them."""
         if transport.rank == 0:
             self._controller.moved(seconds)
 

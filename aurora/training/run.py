@@ -33,7 +33,7 @@ from aurora.types.arrays import IntArray
 def train(
     model: str | Path, text: Sequence[str | Path], options: TrainOptions = TrainOptions(), *, output: str | Path
 ) -> TrainResult | None:
-    """Trains a model on text on real processes, with replicas of its experts.
+    """Trains a MoE model on text, on real processes, with replicas of its experts.
 
     A global batch is a fixed set of samples, which all ranks share; the result does not depend on how many ranks there are.
     One local process per rank is started, or one thread with the memory transport; under torchrun this process is one rank.
@@ -48,7 +48,7 @@ def train(
         The steps with their losses, and where the model was written; under torchrun only on rank 0, None elsewhere.
 
     Raises:
-        BadInput: if model, text and options do not fit each other, or the loss is no longer finite.
+        BadInput: if model, text and options do not fit together, or the loss is no longer finite.
         InfeasiblePlan: if the replicas do not fit.
         RankFailed: if a rank is lost; with `options.elastic`, if fewer than `min_ranks` are left.
 
@@ -115,10 +115,10 @@ def train_rank(
         path: the model's folder.
         samples_NT: (N, T) int64, the token ids of all samples.
         options, output: as in `aurora.train`.
-        memory: of all ranks, if they are threads of a process; else None.
+        memory: the Memory of all ranks, if they are threads of a process; else None.
 
     Returns:
-        The result of the run, the same on all ranks but for the seconds and remarks.
+        The result of the run; on all ranks the same, except for seconds and remarks.
     """
     device = device_of(rank_info) if options.transport in ("auto", "nccl") else "cpu"
     if options.transport == "nccl" and device == "cpu":

@@ -1,6 +1,6 @@
-"""State that a rank trains: the weights that it holds, with what AdamW keeps of them, and sums of gradients between ranks.
+"""State that a rank trains: its weights and AdamW's state of them, and sums of gradients between ranks.
 
-Dense weights are on all ranks, an expert's on those of its replicas.
+Weights outside experts are on all ranks, an expert's weights on the ranks of its replicas.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ def exchange_tensors(
         transport: carries the messages.
         order: the order of the messages.
         outgoing_R: for each rank, the tensors to send to it; none for this rank.
-        like_R: for each rank, tensors of the shapes that come from it; none for this rank.
-        empty: any tensor of the dtype and on the device of all tensors.
+        like_R: for each rank, tensors with the shapes of those that it sends; none for this rank.
+        empty: any tensor with the dtype and the device of all tensors.
 
     Returns:
         For each rank, the tensors that came from it: views of one message.
@@ -51,19 +51,19 @@ def exchange_tensors(
 
 
 def sum_over_holders(transport: Transport, order: Order, flats: Mapping[Holders, torch.Tensor]) -> float:
-    """Replaces each gradient by its sum over the ranks that hold the weights; it is the same on all of them, bit by bit.
+    """Replaces each gradient by its sum over the ranks that hold the weights. The sum is bit for bit the same on all of them.
 
-    Two all-to-alls do it, without process groups: each holder gets one part of the gradient from all others and sums it, in the
-    sequence of ranks; then it sends the sum to the others. A collective call: all ranks make it.
+    It takes two all-to-alls. In the first, each holder gets one part of the gradient from all other holders, and sums it in the
+    sequence of ranks. In the second it sends the sum to the others. A collective call: all ranks make it.
 
     Args:
         transport: carries tensors between the ranks.
         order: the order of the first all-to-all; the second is in the reversed order.
-        flats: by the ranks that hold them, the gradients (X,) of all weights that these and no others hold, of one dtype; only
-            those that this rank holds. They are overwritten.
+        flats: for each set of holders that this rank is in, the gradients (X,) of all weights that exactly these ranks hold, of
+            one dtype; overwritten by the sums.
 
     Returns:
-        The sum of the squares of those parts that this rank has summed; over all ranks each element counts once.
+        The sum of squares of the parts that this rank has summed. Added up over all ranks, each weight counts once.
     """
     rank, ranks = transport.rank, transport.ranks
     parts = {holders: flats[holders].tensor_split(len(holders)) for holders in sorted(flats)}  # views: one for each holder
@@ -92,15 +92,15 @@ ExpertState = Mapping[str, torch.Tensor]  # of one expert: by parameter name its
 
 
 class TrainedParameter:
-    """A parameter of the model and its state: (3, *shape), the weights and AdamW's means of the gradient and of its square.
+    """A parameter of the model and its state: (3, *shape), the weights, and AdamW's means of the gradient and of its square.
 
     Args:
         parameter: the model's parameter, in the dtype of the state.
         compute_dtype: dtype in which the model computes from now on.
 
     Attributes:
-        state: the state; `hold` sets another one.
-        weights: the optimizer's parameter: a view of `state`, and the model's parameter itself if dtypes are the same.
+        state: the state; `hold` replaces it.
+        weights: the optimizer's parameter, a view of `state`. If both dtypes are the same, it is the model's parameter itself.
     """
 
     def __init__(self, parameter: nn.Parameter, compute_dtype: torch.dtype) -> None:
@@ -115,7 +115,7 @@ class TrainedParameter:
         return self.weights.grad
 
     def hold(self, state: torch.Tensor) -> None:
-        """Makes the parameter train `state`, whose shape may differ."""
+        """Replaces the state by `state`, whose shape may differ."""
         self.state = state
         for each in (self.weights, self._parameter):
             # Of another dtype, so that torch forgets the shape that it expects of the gradient. It would keep it while anything
@@ -125,17 +125,17 @@ class TrainedParameter:
         self.round()
 
     def round(self) -> None:
-        """Gives the model the weights that the optimizer has changed."""
+        """Copies the optimizer's weights to the model, rounded to the model's dtype."""
         if self._parameter is not self.weights:
             self._parameter.data = self.state[0].to(self._compute_dtype)
 
     def take_gradient(self) -> None:
-        """Moves the model's gradient to the optimizer; zeros if there is none."""
+        """Moves the model's gradient to the optimizer; zeros if the model has none."""
         found, self._parameter.grad = self._parameter.grad, None
         self.weights.grad = torch.zeros_like(self.weights) if found is None else found.to(self.weights.dtype)
 
     def set_gradient(self, gradient: torch.Tensor) -> None:
-        """Gives the optimizer a gradient that was computed elsewhere, of as many elements as the weights."""
+        """Sets the optimizer's gradient to one that was computed elsewhere, with as many elements as the weights."""
         self.weights.grad = gradient.to(self.weights).view(self.weights.shape)
 
     def forget_gradient(self) -> None:
@@ -151,7 +151,7 @@ def untrained(weights: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer_dtype(options: TrainOptions) -> torch.dtype:
-    """Returns the dtype of the state: that in which the model computes, or float32 where that is narrower."""
+    """Returns the dtype of the state: the dtype in which the model computes, but float32 instead of a narrower one."""
     return torch.float64 if options.dtype == "float64" else torch.float32
 
 
@@ -166,8 +166,8 @@ class TrainState:
         layers: the MoE layers.
         names_L: the name of each layer's experts module in the model.
         dense: the parameters outside experts, by name.
-        experts_L: by layer, the parameters of its experts by name; a state's second axis is the layer's slots.
-        steps: how many steps were taken.
+        experts_L: by layer, the parameters of its experts by name; the second axis of their states is the layer's slots.
+        steps: number of steps taken.
     """
 
     def __init__(self, model: MoeModel, options: TrainOptions) -> None:
@@ -201,27 +201,27 @@ class TrainState:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of an expert's state, three times those of its weights."""
+        """Bytes of an expert's state, which is three times as large as its weights in the same dtype."""
         return sum(like.nbytes for like in self.likes(0).values())
 
     def likes(self, layer: int) -> dict[str, torch.Tensor]:
-        """Returns for each parameter of a layer's experts an empty tensor like one expert's state."""
+        """Returns, for each parameter of a layer's experts, an uninitialised tensor of the shape of one expert's state."""
         return {name: trained.state.new_empty((3, *trained.state.shape[2:])) for name, trained in self.experts_L[layer].items()}
 
     def expert(self, layer: int, expert: int) -> ExpertState:
-        """Returns the state of an expert that this rank holds: views."""
+        """Returns the state of an expert that this rank holds, as views by parameter name."""
         slot = self.layers[layer].held.index(expert)
         return {name: trained.state[:, slot] for name, trained in self.experts_L[layer].items()}
 
     def hold(self, layer: int, wanted: Sequence[int], arrived: Mapping[int, ExpertState]) -> None:
         """Makes this rank hold exactly the experts `wanted` of a layer, by slot; then `continue_after` must be called.
 
-        What it drops is kept until the next step; see `take_back`.
+        Experts that it drops are kept in memory until the next step; see `take_back`.
 
         Args:
             layer: index of the MoE layer.
-            wanted: the experts.
-            arrived: the state of those that are not held. Before the first step others are read from the model's files.
+            wanted: the expert of each slot.
+            arrived: states of experts that are not held. Before the first step, missing ones are read from the model's files.
         """
         module = self.layers[layer]
         if tuple(wanted) == module.held:
@@ -239,18 +239,21 @@ class TrainState:
         module.held, module.local.num_experts = tuple(wanted), len(wanted)
 
     def take_back(self) -> None:
-        """Holds all that was dropped since the last step too: other ranks may not have got it. Then as after `hold`."""
+        """Holds again all experts that were dropped since the last step, in case other ranks did not get them.
+
+        `continue_after` must be called then.
+        """
         for number, (layer, dropped) in enumerate(zip(self.layers, self._dropped_L, strict=True)):
             self.hold(number, (*layer.held, *(expert for expert in dropped if expert not in layer.held)), dropped)
 
     def forget_experts(self) -> None:
-        """Holds no expert, and keeps none that was dropped. Then as after `hold`."""
+        """Drops all experts, also those kept for `take_back`. `continue_after` must be called then."""
         for number in range(len(self.layers)):
             self.hold(number, (), {})
             self._dropped_L[number] = {}
 
     def continue_after(self, steps: int) -> None:
-        """Makes the optimizer go on from the parameters' states, after so many steps."""
+        """Makes the optimizer go on from the parameters' states, which have had `steps` steps."""
         self.steps = steps
         self._adam.state.clear()
         for trained in self.parameters():
@@ -263,12 +266,12 @@ class TrainState:
         """Moves the model's gradients to the optimizer, summed over the ranks that hold each weight. A collective call.
 
         Args:
-            placement: which rank holds which experts.
+            placement: the experts of each rank.
             order: the order of the first all-to-all, see `sum_over_holders`.
             transport: carries gradients between the ranks.
 
         Returns:
-            This rank's part of the sum of squares, in which each weight counts once over all ranks.
+            This rank's part of the gradient's sum of squares. Added up over all ranks, each weight counts once.
         """
         for trained in self.parameters():
             trained.take_gradient()
@@ -289,11 +292,11 @@ class TrainState:
 
     @property
     def weights_X(self) -> torch.Tensor:
-        """(X,) a copy of all weights that this rank holds, in the sequence of `parameters`."""
+        """(X,) copy of all weights that this rank holds, one after the other in the sequence of `parameters`."""
         return torch.cat([trained.weights.detach().reshape(-1) for trained in self.parameters()])
 
     def take_gradient(self, gradient_X: torch.Tensor) -> None:
-        """Gives the optimizer the gradient (X,) of all weights of `weights_X`."""
+        """Sets the optimizer's gradient from one vector (X,), in the sequence of `weights_X`."""
         each = list(self.parameters())
         sizes = [trained.weights.numel() for trained in each]
         for trained, gradient in zip(each, gradient_X.split_with_sizes(sizes), strict=True):
@@ -317,10 +320,10 @@ class TrainState:
 
 
 class LayerState:
-    """The state of the experts of one layer that this rank holds: the ReadableExperts of training.
+    """State of the experts of one layer on this rank, as ReadableExperts, so that it can be sent to other ranks.
 
     Args:
-        state: all of this rank's state.
+        state: this rank's state of all layers.
         layer: index of the MoE layer.
     """
 
@@ -328,7 +331,7 @@ class LayerState:
         self._state, self._layer = state, layer
 
     def empty_weights(self) -> ExpertState:
-        """Returns memory for the state of an expert."""
+        """Returns uninitialised memory for the state of one expert, by parameter name."""
         return self._state.likes(self._layer)
 
     def weights(self, expert: int) -> ExpertState:

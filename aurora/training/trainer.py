@@ -1,4 +1,4 @@
-"""Trainer: one rank's part of each training step. A step is prepared with all other ranks, and committed by each on its own."""
+"""Trainer: one rank's part of each training step. All ranks prepare a step together; each commits it on its own."""
 
 import hashlib
 import math
@@ -26,14 +26,14 @@ from aurora.types.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """A step whose gradients are summed: whoever has it can commit it, without any other rank.
+    """A step whose gradients are summed, so that a rank can commit it without the other ranks.
 
     Attributes:
-        step: its number, from 0.
+        step: number of the step, from 0.
         loss: mean loss of the global batch's predicted tokens, without the load-balancing loss.
-        router_loss: the load-balancing loss, not weighted; zero if it has no weight.
-        gradient_norm: Euclidean norm of the gradient of all weights, each expert once.
-        scale: what the gradient is multiplied by, so that its norm is within the limit.
+        router_loss: the load-balancing loss before weighting; zero if its weight is zero.
+        gradient_norm: Euclidean norm of the gradient of all weights; each expert counts once, whatever its replicas.
+        scale: factor for the gradient, at most 1, that brings its norm within the limit.
     """
 
     step: int
@@ -44,20 +44,20 @@ class PreparedStep:
 
 
 class Trainer:
-    """One rank's part of the training of a model. Dropout is off: what is computed for a token does not depend on its rank.
+    """One rank's part of the training of a model. Dropout is off, so that a token's result does not depend on its rank.
 
-    Between two steps, experts may move, and a trainer may go on with other ranks (`join`, then `place`).
+    Between two steps, experts may move, and a trainer may go on with other ranks: call `join`, then `place`.
 
     Args:
         model: a model of `load_without_experts`, in `optimizer_dtype`.
         batches: the global batch of each step.
-        options: how to train.
-        clock: returns seconds.
+        options: options of the training.
+        clock: returns the present time in seconds.
 
     Attributes:
-        model: the model, whose MoE layers' experts are on all ranks.
-        state: the weights that this rank trains.
-        placement: which rank holds which experts; set by `place`.
+        model: the model; the experts of its MoE layers are spread over all ranks.
+        state: the weights that this rank holds, and the optimizer's state of them.
+        placement: the experts of each rank; set by `place`.
     """
 
     placement: Placement
@@ -73,7 +73,7 @@ class Trainer:
         self.state = TrainState(model, options)
 
     def join(self, transport: Transport, cluster: Cluster) -> None:
-        """Trains with these ranks from the next step on; `place` must follow.
+        """Makes this rank train with the ranks of `transport` from the next step on; `place` must follow.
 
         Args:
             transport: carries tokens, gradients and experts between the ranks.
@@ -87,7 +87,7 @@ class Trainer:
         """Makes each rank hold and serve the experts that a placement gives it. A collective call.
 
         Returns:
-            How many experts came from other ranks.
+            Number of experts that moved between ranks.
         """
         moved, _ = self._move(placement)
         min_replicas = self._options.min_replicas_among(self._transport.ranks)
@@ -113,7 +113,7 @@ class Trainer:
         return moved, seconds
 
     def planned(self) -> Placement:
-        """Returns a placement by the tokens since experts moved last, near what the ranks hold. Rank 0 plans for all.
+        """Returns a placement for the tokens since experts moved last, in which few experts move. Rank 0 plans for all.
 
         A collective call.
         """
@@ -123,7 +123,7 @@ class Trainer:
         return tell_placement(found, slots, self._gradient_order, transport, len(load_LE), self._device)
 
     def warm_up(self, ranks: int) -> None:
-        """Plans for so many ranks without any, so that plans that other ranks wait for do not wait for code to be loaded."""
+        """Plans once for `ranks` ranks, without using the plan, so that later plans need not load and compile code."""
         load_LE, cluster = self._load_LE(), alike_ranks(ranks)
         slots, min_replicas = self.slots_among(ranks)
         held_R: list[HeldL] = [[()] * len(load_LE)] * ranks
@@ -132,7 +132,7 @@ class Trainer:
             held_R = [[slots_G[rank] for slots_G in found.slots_LG] for rank in range(ranks)]
 
     def slots_among(self, ranks: int) -> tuple[int, int]:
-        """Returns how many experts each of so many ranks holds in a layer, and how many replicas each expert has at least."""
+        """Returns, for a training on `ranks` ranks, (experts that each holds in a layer, least replicas of each expert)."""
         min_replicas = self._options.min_replicas_among(ranks)
         return max(self._options.slots_per_gpu or 0, -(-self.state.layers[0].count * min_replicas // ranks)), min_replicas
 
@@ -140,7 +140,7 @@ class Trainer:
         """Ends a window of steps: experts move if that pays, see Rebalancer. A collective call.
 
         Returns:
-            How many experts came from other ranks.
+            Number of experts that moved between ranks.
         """
         tokens_LE, step_s = self._tokens_LE(), self._step_s
         found = self._rebalancer.window(tokens_LE - self._told_LE, step_s, self._transport)
@@ -182,7 +182,7 @@ class Trainer:
         return self._prepared(whole_loss, whole_router_loss, whole_squares)
 
     def take_gradient(self, gradient_X: torch.Tensor, loss: float, router_loss: float) -> PreparedStep:
-        """Prepares the next step by a gradient that was computed elsewhere, on the only rank of a training.
+        """Prepares the next step from a gradient that was computed elsewhere, if this is the only rank.
 
         Args:
             gradient_X: (X,) the gradient of all weights, in the sequence of `TrainState.weights_X`.
@@ -204,12 +204,12 @@ class Trainer:
         return PreparedStep(step, loss, router_loss, norm, scale)
 
     def commit(self, prepared: PreparedStep) -> None:
-        """Takes the step that `prepare` returned last. Asks no other rank."""
+        """Performs the step that `prepare` returned last, without communication."""
         assert prepared.step == self.state.steps, "a step is committed once"
         self.state.step(prepared.scale)
 
     def discard(self) -> None:
-        """Forgets a step that `prepare` began, so that it can be prepared anew, with other ranks too."""
+        """Forgets a prepared or failed step, so that it can be prepared again, perhaps with other ranks."""
         self.state.forget_gradients()
 
     def _order(self, bytes_RR: IntArray) -> Order:
@@ -225,13 +225,13 @@ def not_finite(step: int, loss: float, norm: float) -> BadInput:
 
 
 def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOptions) -> tuple[Trainer, dict[str, Any]]:
-    """Returns a trainer of a model as its files have it, and what tells this training from others, for checkpoints.
+    """Loads a model. Returns its trainer, and values that identify this training in checkpoints.
 
     Args:
         path: the model's folder.
-        device: where to train.
+        device: device on which to train.
         samples_NT: (N, T) int64, the token ids of all samples.
-        options: how to train.
+        options: options of the training.
     """
     model = load_without_experts(path, device, optimizer_dtype(options))
     about = {
@@ -242,11 +242,11 @@ def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOpt
 
 
 def alike_ranks(ranks: int, machine: int = 1) -> Cluster:
-    """Returns ranks as GPUs that are alike, `machine` of them on each node."""
+    """Returns a cluster of `ranks` equal GPUs, `machine` of them on each node."""
     return alike_ranks_on([rank // machine for rank in range(ranks)])
 
 
 def alike_ranks_on(node_R: Sequence[int]) -> Cluster:
-    """Returns ranks as GPUs that are alike, by their nodes; all of a node may fail together."""
+    """Returns a cluster of equal GPUs, one per rank, on the given nodes; GPUs of a node may fail together."""
     gpus = (Gpu(f"rank-{rank}", "rank", node, 1e9, 1e9, 1) for rank, node in enumerate(node_R))
     return Cluster("ranks", tuple(gpus))

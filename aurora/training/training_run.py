@@ -1,6 +1,6 @@
-"""A training run: its folder, which one run at a time writes to, and its steps, from the newest checkpoint to the model.
+"""A training run: its folder, to which one run at a time writes, and its steps, from the newest checkpoint to the final model.
 
-`TrainingRun` takes the steps of a run whose ranks stay.
+`TrainingRun` performs the steps of a run with fixed ranks.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ MARK = ".run"  # in a run's folder while the run writes there
 
 @contextmanager
 def sole_run(output: Path) -> Iterator[str]:
-    """Context manager in which no other run writes to a folder; yields a mark that a file there has meanwhile.
+    """Context manager in which no other run writes to a folder. Yields a mark, which a file in the folder holds meanwhile.
 
     Raises:
-        BadInput: if another run does, or the folder cannot be written.
+        BadInput: if another run is writing there, or the folder cannot be written.
     """
     mark, path = secrets.token_hex(16), output / MARK
     with open_locked(path) as file:
@@ -64,7 +64,7 @@ def _write(file: FileIO, mark: str, path: Path) -> None:
 
 
 def has_mark(output: Path, mark: str) -> bool:
-    """Returns whether a folder is the one in which `sole_run` has left a mark."""
+    """Returns whether `sole_run` has written this mark to the folder, so that two hosts know that they share it."""
     try:
         return (output / MARK).read_text() == mark
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def has_mark(output: Path, mark: str) -> bool:
 
 
 def shared_by_hosts(path: str) -> dict[str, str]:
-    """Returns what a host has to have as the leader has it, by what it is in words: aurora's version and the model's digest.
+    """Returns values that must be the same on all hosts, by a description in words: aurora's version and the model's digest.
 
     Args:
         path: the model's folder, or its name in the local hub cache.
@@ -81,12 +81,12 @@ def shared_by_hosts(path: str) -> dict[str, str]:
 
 
 def leaders_options(options: TrainOptions) -> dict[str, Any]:
-    """Returns the options by name that are those of the leader on all hosts."""
+    """Returns, by name, the options that all hosts take from the leader."""
     return {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
 
 
 def samples_digest(samples_NT: IntArray) -> str:
-    """Returns the digest of all samples, samples_NT (N, T) int64 token ids, which has to be the same on all hosts."""
+    """Returns the digest of all samples, samples_NT (N, T) int64 token ids, which must be the same on all hosts."""
     return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]
 
 
@@ -100,12 +100,12 @@ class CommittedStep:
     Attributes:
         step: its number, from 0.
         loss: mean loss of the global batch's predicted tokens, before the step.
-        router_loss: the load-balancing loss, not weighted; zero if it has no weight.
+        router_loss: the load-balancing loss before weighting; zero if its weight is zero.
         gradient_norm: Euclidean norm of the gradient.
-        seconds: how long it took on the first rank.
-        moved: experts that moved between ranks before it.
-        pause: with `elastic`, the pause before it, if ranks were lost or joined.
-        not_waited_for: with `redundancy`, the ranks that it did not wait for.
+        seconds: seconds of the step on the first rank.
+        moved: number of experts that moved between ranks before it.
+        pause: with `elastic`, the pause before it, if ranks were lost or joined; else None.
+        not_waited_for: with `redundancy`, the ranks for which it did not wait.
     """
 
     step: int
@@ -124,15 +124,15 @@ class TrainResult:
 
     Attributes:
         model: folder of the trained model.
-        ranks: number of ranks; on a host that leads, the most of all hosts at once; on one that joins, its own.
-        transport: how they exchanged tokens.
-        min_replicas: replicas that each expert had at least.
-        tokens: tokens of a global batch.
-        resumed: how many steps the checkpoint had that the run went on from; 0: none.
+        ranks: number of ranks. On a leading host: the largest number on all hosts at one time; on a joining host: its own.
+        transport: name of the transport between ranks.
+        min_replicas: least number of replicas of an expert.
+        tokens: number of tokens of a global batch.
+        resumed: number of steps of the checkpoint from which the run went on; 0: none.
         steps: the steps of this run.
-        remarks: a sentence for each file that could not be used or written, and for what ranks sent that could not be used.
-        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost; on a host that leads, those of all hosts,
-            and lost hosts.
+        remarks: a sentence for each file that could not be used or written, and for each answer of a rank that was unusable.
+        lost: with `elastic` or `redundancy`, a sentence for each rank that was lost; on a leading host those of all hosts, and
+            a sentence for each lost host.
     """
 
     model: Path
@@ -152,18 +152,18 @@ class TrainResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of its steps; zero without any."""
+        """Tokens per second of its steps; zero if it has no steps."""
         seconds = sum(step.seconds for step in self.steps)
         return self.tokens * len(self.steps) / seconds if self.steps else 0.0
 
 
 def committed_step(prepared: PreparedStep, seconds: float, moved: int) -> CommittedStep:
-    """Returns a step that was prepared as one that is committed."""
+    """Returns the CommittedStep for a prepared step, with its seconds and the number of experts that moved before it."""
     return CommittedStep(prepared.step, prepared.loss, prepared.router_loss, prepared.gradient_norm, seconds, moved)
 
 
 def log_step(file: Path, step: CommittedStep) -> list[str]:
-    """Adds a step to a run's log. Returns a sentence if it cannot be written; training goes on."""
+    """Adds a step to a run's log. If that fails, training goes on: returns a list with a sentence; else an empty list."""
     try:
         with file.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(step)) + "\n")
@@ -173,7 +173,7 @@ def log_step(file: Path, step: CommittedStep) -> list[str]:
 
 
 def logged_steps(file: Path) -> set[int]:
-    """Returns the numbers of the steps in a run's log; none if it cannot be read. A line that is torn counts as none."""
+    """Returns the numbers of the steps in a run's log; empty if it cannot be read. Incomplete lines are ignored."""
     found = set()
     with suppress(OSError), file.open(encoding="utf-8", errors="replace") as log:
         for line in log:
@@ -188,7 +188,7 @@ class TrainingRun:
 
     Args:
         path: the model's folder.
-        about: what tells this training from others, for checkpoints.
+        about: values that identify this training, for checkpoints.
         options, output: as in `aurora.train`.
     """
 
@@ -206,17 +206,17 @@ class TrainingRun:
         transport_name: str,
         tell: Callable[[CommittedStep], CommittedStep] = lambda step: step,
     ) -> TrainResult:
-        """Takes all steps, from the newest checkpoint on if wanted, and writes the model. A collective call.
+        """Performs all steps, after the newest checkpoint if `options.resume`, and writes the model. A collective call.
 
         Args:
             trainer: has joined the transport; its experts are not placed yet.
             prepare: prepares the trainer's next step.
-            transport: of the trainer.
-            ranks, transport_name: for the result.
-            tell: called with each committed step; returns it as it is logged.
+            transport: the trainer's transport.
+            ranks, transport_name: number of ranks and name of the transport, for the result.
+            tell: called with each committed step; returns the step as it is to be logged.
 
         Returns:
-            The result, the same on all ranks but for the seconds and remarks.
+            The result; on all ranks the same, except for seconds and remarks.
         """
         options, output, rank = self.options, self.output, transport.rank
         remarks = self._begin(trainer, transport)
