@@ -21,7 +21,7 @@ def check_padding(model: Any, prompts: Sequence[Sequence[int]]) -> None:
 
 
 class GreedyBatch:
-    """Prompts that are decoded as one batch: each `step` is one forward pass and gives each unfinished prompt a token.
+    """Prompts that are decoded as one batch: each `step` is one forward pass, and adds a token to each unfinished answer.
 
     Prompts of different lengths are padded on the left.
 
@@ -71,7 +71,10 @@ class GreedyBatch:
 
     @property
     def mask_BT(self) -> torch.Tensor | None:
-        """(batch, tokens of the next pass) bool: False for padding and finished prompts, without experts; None: all True."""
+        """(batch, tokens of the next pass) bool: False for padding and finished prompts, which need no experts.
+
+        None means that all tokens need experts.
+        """
         running = [self.running(row) for row in range(len(self._left))]
         padded = self._padded and self._input_BT.shape[1] > 1
         if all(running) and not padded:
@@ -84,10 +87,10 @@ class GreedyBatch:
         """Runs one forward pass.
 
         Args:
-            check: called when the pass has ended; what it raises interrupts the step before it gives any token.
+            check: called when the pass has ended; if it raises an error, the step is interrupted and adds no token.
 
         Returns:
-            The logits (batch, vocabulary) that chose the new tokens.
+            The logits (batch, vocabulary) from which the new tokens were chosen.
         """
         positions_BT = (self._attention_BT.cumsum(dim=1) - 1).clamp(min=0)[:, -self._input_BT.shape[1] :]
         out = self._model(
@@ -126,7 +129,7 @@ class GreedyBatch:
 
 
 def greedy_decode(model: Any, prompt: Sequence[int], new_tokens: int, eos: int | None) -> tuple[list[int], torch.Tensor]:
-    """Decodes one prompt as `GreedyBatch` does: the new tokens, and the logits (tokens, vocabulary) that chose them."""
+    """Decodes one prompt as `GreedyBatch` does. Returns the new tokens, and the logits (tokens, vocabulary) of their choice."""
     batch = GreedyBatch(model, [prompt], [new_tokens], eos, pad=0)
     logits = []
     while not batch.done:

@@ -1,4 +1,4 @@
-"""Model folders by the names of models in the local Hugging Face cache, and digests of their files and routers."""
+"""Finds model folders in the local Hugging Face cache by the models' names, and makes digests of files and routers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model_folder(name: str | Path, revision: str | None = None) -> Path:
         revision: branch, tag or commit of a cached model; None: the main branch.
 
     Raises:
-        BadInput: if there is neither.
+        BadInput: if there is no such folder, and no such model in the cache.
         MissingDependency: if huggingface_hub is not installed.
     """
     if str(name) and path_exists(Path(name)):
@@ -64,9 +64,10 @@ def model_digest(model: str | Path) -> str:
 
 
 def router_fingerprint(routers: Iterable[torch.Tensor]) -> str:
-    """Returns the sha256 of router weights at each precision that weights are loaded in, with dots between.
+    """Returns the SHA-256 digests of router weights, rounded to each precision in which weights are loaded, joined by dots.
 
-    So weights that were loaded at one precision are known again at another; see `aurora.types.profile.same_model`.
+    So a model is recognised by a common digest, even if it is loaded in another precision; see
+    `aurora.types.profile.same_model`.
 
     Args:
         routers: the weights of the layers' routers, in sequence.

@@ -39,7 +39,7 @@ class MoeLayer:
 
     @property
     def count(self) -> int:
-        """Experts of the layer, whether the experts module holds their weights or they are still in the model's files."""
+        """Number of experts of the layer, including those whose weights are still in the model's files."""
         reader = getattr(self.experts, "reader", None)
         return int(self.experts.num_experts if reader is None else reader.count)
 
@@ -73,12 +73,12 @@ class MoeModel:
 
     @property
     def config(self) -> Any:
-        """Its config, or the text part of that, for a model that also sees or hears."""
+        """The model's config; for a multimodal model, the text part of it."""
         return getattr(self.model.config, "text_config", self.model.config)
 
     @property
     def experts(self) -> int:
-        """Experts in each MoE layer."""
+        """Number of experts in each MoE layer."""
         return self.layers[0].count
 
     @property
@@ -88,12 +88,12 @@ class MoeModel:
 
     @property
     def expert_groups(self) -> tuple[int, int]:
-        """The groups of experts that its router chooses among, and how many of them a token's experts are in at most."""
+        """(number of groups that the experts are divided into, largest number of groups in which one token's experts are)."""
         return expert_groups(self.config.to_dict())
 
     @property
     def hidden(self) -> int:
-        """Elements of what an expert gets for a token: a hidden state, or its projection."""
+        """Number of elements of an expert's input for one token: a hidden state, or a projection of it."""
         return int(getattr(self.config, "moe_latent_size", None) or self.config.hidden_size)
 
     @property
@@ -103,7 +103,7 @@ class MoeModel:
 
     @property
     def hidden_dtype(self) -> torch.dtype:
-        """Dtype of hidden states: that of the embeddings, because experts' weights may be quantised."""
+        """Dtype of hidden states, taken from the embeddings, because experts' weights may be quantised."""
         dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
         return dtype
 
@@ -125,7 +125,7 @@ class MoeModel:
 
     @property
     def identity(self) -> ModelIdentity:
-        """Identity that tells the model from others."""
+        """Values that tell the model from others."""
         sizes = (len(self.layers), self.experts, self.top_k, self.row_bytes, self.expert_bytes)
         return ModelIdentity(self.name, self.fingerprint(), *sizes)
 
@@ -148,8 +148,8 @@ def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None 
         dtype: dtype of the weights; None: float32 on the CPU, elsewhere that of the model's files.
 
     Raises:
-        BadInput: if there is no model, weights are missing or quantised in another way, its experts cannot be placed, or MoE
-            layers have different numbers of experts.
+        BadInput: if there is no model, weights are missing or quantised in another way, aurora cannot handle its experts
+            modules, or MoE layers have different numbers of experts.
         MissingDependency: if transformers is not installed, or accelerate for quantised weights.
     """
     transformers = load_transformers()
@@ -188,10 +188,10 @@ def _check_quantisation(path: str | Path, quantised: Mapping[str, Any]) -> None:
 
 
 def load_config(path: str | Path) -> Any:
-    """Loads the config of a model folder: of a model that also sees or hears, the text part.
+    """Loads the config of a model folder; for a multimodal model, the text part of it.
 
     Raises:
-        BadInput: if there is none.
+        BadInput: if the folder has none.
     """
     config = _from_pretrained(path, load_transformers().AutoConfig)
     return getattr(config, "text_config", config)
@@ -244,7 +244,7 @@ def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:
 
 
 def expert_parameters(experts: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns (name, parameter) of those parameters of an experts module whose first axis is the experts."""
+    """Returns (name, parameter) of each parameter of an experts module that has the experts as its first axis."""
     count = int(experts.num_experts)
     return [(name, parameter) for name, parameter in experts.named_parameters() if parameter.shape[0] == count]
 
@@ -254,8 +254,8 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
 
     Args:
         experts: the module; the memory of other experts is freed.
-        held: each expert's number in the module, or its weights by parameter name if the module does not have it. If all others
-            keep their numbers, only such weights are written.
+        held: for each new slot, the present number of its expert in the module; or, if the module does not have the expert, its
+            weights by parameter name. If all experts of the first kind keep their numbers, only new weights are written.
     """
     new = [(slot, expert) for slot, expert in enumerate(held) if expert != slot]
     in_place = bool(new) and len(held) == experts.num_experts and not any(isinstance(expert, int) for _, expert in new)
@@ -269,10 +269,10 @@ def hold_experts(experts: Any, held: Sequence[int | Mapping[str, torch.Tensor]])
 
 
 def with_same_weights(model: MoeModel) -> MoeModel:
-    """Returns the model with a module tree of its own, of which all parameters and buffers are the same tensors.
+    """Returns a copy of the model with modules of its own that share all parameters and buffers with the original.
 
-    The copy takes no memory for weights, and what one tree's modules are replaced by does not change the other. Experts that
-    are still in the model's files are read by the same readers.
+    The copy takes no memory for weights. Modules can be replaced in one of the two without changing the other. Both read
+    experts from the model's files with the same readers.
 
     Args:
         model: a model whose experts modules have not been replaced.
@@ -284,7 +284,7 @@ def with_same_weights(model: MoeModel) -> MoeModel:
 
 
 class ExpertsByIndex(nn.Module):
-    """Class of an experts module with transposed gated weights that is called with tokens, indices and weights."""
+    """Mixin for an experts module with transposed, gated weights: lets it be called with tokens, indices and weights."""
 
     has_gate, has_bias, has_post_expert_norm, is_transposed, _is_expert_parallel = True, False, False, True, False
 
@@ -303,9 +303,10 @@ class ExpertsByIndex(nn.Module):
 
 
 class WeightedInputs(nn.Module):
-    """MoE block like `block` that multiplies a token by its router score before its expert, not after: Llama 4's.
+    """Replacement for Llama 4's MoE block, which multiplies a token by its router score before the expert and not after it.
 
-    That block gives every expert every token, and zeros for those that chose another one. This one gives an expert its own.
+    The original block gives every token to every expert, as zeros to those that the token did not choose. This one gives a
+    token only to its expert.
 
     Raises:
         BadInput: if tokens choose several experts.

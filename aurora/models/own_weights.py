@@ -33,15 +33,15 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
 
     Its experts modules hold no experts; each has an attribute `reader`, the ExpertReader of its layer.
 
-    transformers finds the files, builds the model without memory, converts, ties and initialises weights as ever. Only its
-    function that fills the empty model is replaced meanwhile by one that leaves out the tensors of experts.
+    transformers finds the files, builds the model without memory, and converts, ties and initialises weights as usual. Only its
+    function that fills the empty model is replaced during the call, by one that leaves out the tensors of experts.
 
     Args:
-        path, device, dtype: as of `load_model`.
+        path, device, dtype: as in `load_model`.
 
     Raises:
-        BadInput, MissingDependency: as `load_model`; BadInput also if the files lack tensors of some experts,
-            MissingDependency also if transformers loads models in another way than those of KNOWN.
+        BadInput, MissingDependency: as `load_model`. BadInput also if the files lack tensors of some experts; MissingDependency
+            also if this transformers loads models in another way than the versions KNOWN.
     """
     transformers = load_transformers()
     from transformers import PreTrainedModel
@@ -67,7 +67,7 @@ def load_without_experts(path: str | Path, device: str = "cpu", dtype: torch.dty
 
 
 def release_freed_memory() -> None:
-    """Returns freed memory to the system: glibc keeps what small experts were converted in, a layer's worth and more."""
+    """Returns freed memory to the system, because glibc would keep the buffers of conversions, more than a layer's size."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
@@ -81,7 +81,7 @@ class ExpertReader:
     _layer: int  # its number among the MoE layers
 
     def read(self, experts: Sequence[int]) -> dict[int, dict[str, torch.Tensor]]:
-        """Returns the weights of these different experts, by expert and parameter name.
+        """Reads the weights of `experts`, which must be distinct. Returns them by expert and parameter name.
 
         Raises:
             BadInput: if the files cannot be read any more, were changed since the model was loaded, or lack tensors.

@@ -25,7 +25,7 @@ class Corpus:
         tokenizer: the model's tokenizer.
         vocabulary: the number of token ids; ids in files must be below it.
         files: the files, in sequence.
-        length: tokens of a prompt at most.
+        length: largest number of tokens of a prompt.
 
     Attributes:
         read_bytes: bytes of the files that iterating has read so far.
