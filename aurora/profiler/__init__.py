@@ -1,6 +1,6 @@
-"""Measurements: how a model routes tokens, how long its phases take, and which links and devices the machines have.
+"""Measurements: a model's routing, the seconds of its phases, and the machines' links and devices.
 
-One function for each, which returns a value:
+Each is a function that returns a value:
 
 - `profile_model.profile_model`: routing of a model on text, and its compute curves (a Profile)
 - `synthetic.synthetic_profile`: routing drawn from a named skew, compute times by arithmetic (a Profile)
@@ -8,5 +8,5 @@ One function for each, which returns a value:
 - `compute_timing.measure_curves`: compute curves alone (ComputeCurves)
 - `link_timing.measure_links`: links between ranks (MeasuredCluster)
 - `devices.find_devices`: this machine's GPUs (DeviceCluster)
-- `doctor.examine`: what works on this machine (Findings)
+- `doctor.examine`: the parts of aurora that work on this machine (Findings)
 """

@@ -84,8 +84,8 @@ def measure_curves(path: str | Path, *, max_tokens: int, sequence_tokens: int, p
     """Measures how long a model's gate, expert and aggregation take on this machine, by number of tokens.
 
     Each power of two up to `max_tokens` is timed in several processes at once; a curve is fitted to the medians. Experts are
-    timed as a group of up to HELD, of which first one is active, then more, then all with more tokens: this tells what a call
-    takes (OVERHEAD), what an active expert takes, and its tokens.
+    timed in a group of up to HELD experts: first with one active, then with more, then all with more tokens. So the seconds of
+    a call (OVERHEAD), of an active expert and of its tokens can be told apart.
 
     Args:
         path: the folder of a transformers MoE model.

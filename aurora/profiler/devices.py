@@ -1,4 +1,4 @@
-"""This machine's GPUs by NVML: what they are, and how they are connected."""
+"""Lists this machine's GPUs and the connections between them, by NVML."""
 
 import datetime
 import os
@@ -58,10 +58,10 @@ def open_nvml() -> Iterator[Nvml]:
 
 
 def visible_gpus(nvml: Nvml) -> list[Any]:
-    """Returns NVML's handles of the GPUs and MIG instances that CUDA programs of this process see, in their sequence.
+    """Returns NVML's handles of the GPUs and MIG instances that CUDA programs of this process see, in CUDA's sequence.
 
-    Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's. CUDA's own differ where GPUs of several kinds are in a machine, unless
-    CUDA_DEVICE_ORDER is PCI_BUS_ID; UUIDs, which may be cut short, are the same in both.
+    Numbers in CUDA_VISIBLE_DEVICES are taken as NVML's numbers. On a machine with several kinds of GPUs CUDA numbers them in
+    another way, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. UUIDs, which may be abbreviated, are the same in both.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
@@ -189,7 +189,7 @@ def find_devices(kinds: Mapping[str, GpuKind] | None = None) -> DeviceCluster:
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
-    """Returns whether NVLink connects each of these GPUs of this machine, named as NVML names them, to each other one."""
+    """Returns whether NVLink connects every two of these GPUs of this machine; `uuids` are NVML's."""
     with suppress(BadInput, MissingDependency), open_nvml() as nvml, suppress(nvml.NVMLError):
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         return all(_connection(nvml, one, other) == "NVLink" for one, other in combinations(handles, 2))
@@ -197,7 +197,7 @@ def linked_by_nvlink(uuids: Sequence[str]) -> bool:
 
 
 def clocks_and_power(uuid: str) -> str:
-    """Returns a GPU's present SM clock and power limit in words; "" where NVML does not tell them.
+    """Returns a GPU's present SM clock and power limit in words; "" if NVML does not know them.
 
     Args:
         uuid: the GPU's UUID, as in CUDA's properties of a device.

@@ -1,4 +1,4 @@
-"""`aurora doctor`: which parts of aurora work on this machine and what to install for the others, or how a vLLM server does."""
+"""`aurora doctor`: tells which parts of aurora work here, and what to install for the others; or checks a vLLM server."""
 
 import importlib
 import os
@@ -69,13 +69,13 @@ def examine(progress: Progress = untold) -> list[Finding]:
 
 
 def examine_server(url: str) -> list[Finding]:
-    """Examines a vLLM server with the plugin by its metrics, which it shows while its ranks are stuck.
+    """Examines a vLLM server with the plugin by its metrics, which it serves even while its ranks are stuck.
 
     Args:
         url: the server's address.
 
     Raises:
-        BadInput: if nothing answers there as vLLM does.
+        BadInput: if no vLLM server answers there.
     """
     from http.client import HTTPException
     from urllib.request import urlopen

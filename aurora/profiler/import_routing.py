@@ -1,4 +1,4 @@
-"""Routing that an engine recorded, as a Profile: from its files, or from a running vLLM server with aurora's plugin."""
+"""Makes Profiles from routing that an engine recorded: from its files, or from a running vLLM server with aurora's plugin."""
 
 import hashlib
 import http.client
@@ -38,18 +38,18 @@ def import_profile(
 ) -> Profile:
     """Makes a Profile of recorded routing; compute times are estimated from the model's shape.
 
-    Several files of a format that has a file per rank are one recording, and each rank is a source. Any other file, and each
-    selection of a CSV's rows, is a domain of traffic: its tokens are dealt evenly to ranks that serve no other domain. If there
-    are more domains than `sources`, domains share a rank.
+    Files of a format with one file per rank form one recording, in which each rank is a source rank. Any other file, and each
+    selection of a CSV's rows, is a traffic domain: its tokens are divided evenly over source ranks that serve no other domain.
+    If there are more domains than `sources`, domains share ranks.
 
     Args:
         files: files of one format and one model.
         form: the format, one of ROUTING_FORMATS.
         config: the model's transformers config.json.
-        sources: source ranks that the tokens are dealt to; None: those of the files, or ProfileOptions' default.
-        window: tokens of all sources in a window; None: each recorded step is a window.
+        sources: number of source ranks over which tokens are divided; None: those of the files, or ProfileOptions' default.
+        window: number of tokens of all sources in a window; None: each recorded step is a window.
         wheres: selections of a CSV's rows by their values in columns; empty: all rows.
-        coactivation: whether to count which experts tokens choose together; for token-level files only.
+        coactivation: whether to count how often tokens choose two experts together; for token-level files only.
 
     Raises:
         BadInput: if a file is not of the format or not of the model, files differ in their layers, a rank's file is missing,
@@ -172,7 +172,7 @@ def _routing_of_passes(domains: Sequence[RecordedRouting], own: Sequence[IntArra
 
 
 def file_digest(path: str | Path) -> str:
-    """Returns the first 16 digits of a file's sha256, or raises BadInput."""
+    """Returns the first 16 hexadecimal digits of a file's SHA-256. Raises BadInput if the file cannot be read."""
     with naming(path), Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
@@ -180,7 +180,7 @@ def file_digest(path: str | Path) -> str:
 def profile_vllm_server(url: str, folder: Path, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
     """Records a vLLM server's routing for some time, and returns it as a Profile.
 
-    The record is written to a new folder in `folder`. Records that the server makes beside it are left alone.
+    The record is written to a new folder in `folder`. Other records of the server are not affected.
 
     Args:
         url: the server's address, e.g. "http://localhost:8000". It runs with aurora's plugin and VLLM_SERVER_DEV_MODE=1.
@@ -236,7 +236,7 @@ def sources_of(domain: int, domains: int, sources: int) -> IntArray:
 
 
 def windows_of(tokens_T: IntArray, window: int | None) -> IntArray:
-    """Returns (T,) the window of each step: at least `window` tokens each, but for the last; None makes each step a window."""
+    """Returns (T,) the window of each step. Each window but the last gets at least `window` tokens; None: each step is one."""
     if window is None:
         return np.arange(len(tokens_T))
     window_T, number, held = np.empty(len(tokens_T), dtype=np.int64), 0, 0

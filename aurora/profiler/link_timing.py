@@ -1,4 +1,4 @@
-"""Links: messages timed between pairs, from ports to all peers and over NICs of a server; the Cluster that they describe."""
+"""Measures links by timed messages, between pairs, from ports to all peers, and over NICs, and describes them as a Cluster."""
 
 import datetime
 import os
@@ -48,7 +48,7 @@ SETTLE_S = 0.01  # pause between measurements, in which queues drain
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """Links between ranks, as measured. Where there are servers, ports are those to other ranks of the server."""
+    """Measured links between ranks. If there are servers, ports are those towards other ranks of the same server."""
 
     startup_s_GG: FloatArray  # (G, G) float64, start-up seconds of a message from rank to rank
     rate_Bps_GG: FloatArray  # (G, G) float64, bytes per second from rank to rank
@@ -78,7 +78,7 @@ class LinkMeasurements:
 
     @property
     def nic_Bps(self) -> float:
-        """Bytes per second of a NIC each way, the median; only where there are servers."""
+        """Median rate of a NIC in each direction, in bytes per second; only if there are servers."""
         if self.shared_nic:
             return float(np.median(self.together_Bps_N))
         return float(np.median(self.rate_Bps_GG[np.not_equal.outer(self.server_G, self.server_G)]))
@@ -95,7 +95,7 @@ class RankDevice:
 
 
 def fair_shares(most_X: FloatArray, total: float) -> FloatArray:
-    """Returns (X,) max-min fair shares of a total rate; most_X (X,) is the largest share that each flow wants.
+    """Returns (X,) max-min fair shares of `total`; most_X (X,) is the most that each flow can use.
 
     Source:
         Bertsekas and Gallager, Data Networks, 6.5.2.
@@ -112,8 +112,8 @@ def cluster_of(
 ) -> Cluster:
     """Returns the Cluster that measured links describe.
 
-    Nodes are the servers that were found, and without servers the hosts. A rank's start-up is the shortest of its messages: a
-    message takes the longer of its two ends'.
+    Nodes are the servers that were found, or without servers the hosts. The start-up time of a message is the longer one of its
+    two ranks; so that of a rank is the shortest one of its measured messages.
     """
     hosts = list(dict.fromkeys(device.host for device in device_G))
     node_G, fabric = [hosts.index(device.host) for device in device_G], None
@@ -256,9 +256,9 @@ def _rank_device(rank_info: RankInfo, device: str) -> RankDevice:
 
 
 def host_id(on_gpus: bool) -> str:
-    """Returns what ranks have in common if no NIC lies between them: the machine's name and boot, as NCCL tells machines apart.
+    """Returns a text that is equal on ranks without a NIC between them: the machine's name and boot, as NCCL takes them.
 
-    Over sockets it is the network namespace besides: ranks in different ones talk through interfaces of their own.
+    For sockets it also has the network namespace, because ranks in different namespaces talk through separate interfaces.
 
     Args:
         on_gpus: whether GPUs talk to each other, by NCCL.
@@ -273,22 +273,22 @@ def host_id(on_gpus: bool) -> str:
 def time_links(transport: Transport, hosts_G: Sequence[str] = (), device: str = "cpu") -> LinkMeasurements:
     """Measures the links of a transport. A collective call: all ranks make it and get the same measurements.
 
-    Pairs: messages of SIZES, between GPUs of GPU_SIZES, that take at most PATIENCE_S, each with a small answer; half of the
-    smallest round trip is subtracted. Servers follow from the rates of pairs. Ports: each rank sends to all others of its
-    server, and 1, 2, 4, ... and all others send to each rank, for about SPAN_S. NICs: ranks of a server send to ranks of other
-    servers, all at once. Without servers, exchanges of all ranks at once are timed too, each with 1, 2, 4, ... and all others,
-    by messages of CURVE_SIZES.
+    - Pairs: messages of SIZES (between GPUs of GPU_SIZES) that take at most PATIENCE_S, each with a small answer; half of the
+      smallest round trip is subtracted. Servers are found from the rates of pairs.
+    - Ports: each rank sends to all others of its server; and 1, 2, 4, ... and all others send to each rank, for about SPAN_S.
+    - NICs: all ranks of a server send to ranks of other servers at the same time.
+    - Exchanges, if there are no servers: all ranks at once, each with 1, 2, 4, ... and all others, by messages of CURVE_SIZES.
 
     Args:
         transport: the transport.
-        hosts_G: (G,) what names each rank's host, see `host_id`; without it servers follow from the rates alone.
-        device: where the messages lie.
+        hosts_G: (G,) the host of each rank, from `host_id`; empty: servers are found from the rates alone.
+        device: device of the messages.
     """
     return _LinkTimer(transport, hosts_G, device).measure()
 
 
 def uneven_bytes(pairs: Sequence[tuple[int, int]], busiest: int, rng: np.random.Generator) -> IntArray:
-    """Returns (X,) int64, drawn bytes of messages between pairs of ranks; the busiest port sends or receives `busiest`."""
+    """Draws bytes of messages between pairs of ranks, such that the busiest port sends or receives `busiest`: (X,) int64."""
     part_X = rng.uniform(1 - UNEVEN, 1 + UNEVEN, len(pairs))
     port_bytes = max(np.bincount(rank_X, part_X).max() for rank_X in np.array(pairs).T)
     return np.asarray(part_X * busiest / port_bytes, dtype=np.int64)

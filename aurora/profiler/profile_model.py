@@ -1,6 +1,6 @@
-"""Profile of a model: its routing counted on text, and its phases timed on this machine; kept unfinished, to go on from.
+"""Profiles a model: counts its routing on text, and times its phases on this machine. An interrupted count can be continued.
 
-Hooks record each forward pass's choices, and rounds of passes add up to windows.
+Hooks record the choices of each forward pass. A round serves one batch of prompts per source rank; rounds form windows.
 """
 
 import datetime
@@ -56,7 +56,7 @@ class ForwardPass:
 
 
 def next_round(prompts: Iterator[list[int]], options: ProfileOptions) -> Batches:
-    """Returns the next round of prompts by source, dealt out round robin."""
+    """Takes the next round of prompts. Returns them by source rank, dealt out round robin."""
     some = list(islice(prompts, options.sources * options.batch))
     return [some[source :: options.sources] for source in range(options.sources)]
 
@@ -68,7 +68,7 @@ def keeps_choices(options: ProfileOptions) -> bool:
 
 @contextmanager
 def record_choices(model: MoeModel) -> Iterator[list[torch.Tensor]]:
-    """Context manager that yields a list; each forward pass fills it anew with, for each layer, its tokens' experts (N, K).
+    """Context manager that yields a list. Each forward pass refills it with the experts (N, K) of its tokens for each layer.
 
     The hooks compute and copy nothing, so they neither wait for the device nor change the output.
     """
@@ -109,9 +109,9 @@ def count_choices(chosen_PL: Sequence[Sequence[torch.Tensor]], experts: int) -> 
 
 
 def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tokens: int, keep: bool) -> list[ForwardPass]:
-    """Serves one round and returns the routing of each of its forward passes.
+    """Serves one round of prompts. Returns the routing of each of its forward passes.
 
-    Prompts of different lengths are padded; padding is not counted. A batch's passes are counted at its end, all at once.
+    Prompts of different lengths are padded; padding is not counted. All passes of a batch are counted together at its end.
     """
     narrow = np.uint8 if model.experts <= 256 else np.uint16
     made = []
@@ -141,7 +141,7 @@ def route_round(model: MoeModel, batches: Sequence[Sequence[list[int]]], new_tok
 
 @dataclass(frozen=True)
 class RoutingCounts:
-    """Counts of all whole rounds so far. They never change: `add` returns new counts."""
+    """Counts of all completed rounds so far, as an immutable value: `add` returns new counts."""
 
     windows: tuple[IntArray, ...] = ()  # for each window, (L, S, E) int64, the tokens by layer, source and expert
     stages: tuple[str, ...] = ()  # the stage of each window, one of STAGES
@@ -228,15 +228,15 @@ def profile_model(
     partial: str | Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Measures how a model routes tokens, and how long its gate, experts and aggregation take on this machine.
+    """Counts how a model routes tokens, and times its gate, experts and aggregation on this machine.
 
     Args:
         model: the folder of a transformers MoE model.
         text: files of text, prompts or chats (.txt, .jsonl) that are served through it.
         options: how many source ranks the prompts are divided over, their length, when to stop.
         partial: a file that keeps the counts so far; if it exists already, counting goes on from it.
-        progress: called with (what is being done, how much of it is done, how much there is in all).
-        clock: returns seconds of any origin; by it `partial` is saved every minute.
+        progress: called with (name of the work, amount done, whole amount).
+        clock: returns the present time in seconds; `partial` is saved once a minute.
 
     Returns:
         The Profile: (token, expert) pairs by window, layer, source rank and expert, and compute curves of this GPU kind.
@@ -413,9 +413,9 @@ def _provenance(model: MoeModel, files: Sequence[str | Path], options: ProfileOp
 
 
 def job_of(fingerprint: str, text: str, options: ProfileOptions) -> str:
-    """Returns a hash of everything that decides what is counted.
+    """Returns a hash of all inputs that determine the counts, so that only the same job continues a partial file.
 
-    It leaves out the precision at which counting ends, and the options of timing.
+    Options that only set when counting ends, or concern timing, are left out.
     """
     counted = replace(options, precision=None, seed=0, share=1)
     return hashlib.sha256(repr((fingerprint, text, counted)).encode()).hexdigest()
@@ -439,17 +439,17 @@ class PartialProfile:
         return replace(profile, provenance=provenance), RoutingCounts.of(profile, int(profile.provenance["served"]))
 
     def begin(self) -> None:
-        """Starts the clock: the first saving is due in SAVE_S seconds."""
+        """Starts the clock: the first save is due in SAVE_S seconds."""
         self._saved_s = self._clock()
 
     def save_if_due(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> None:
-        """Saves build(counts) if the last saving is at least SAVE_S ago."""
+        """Saves the profile build(counts) if the last save was at least SAVE_S seconds ago."""
         if self._path is not None and self._clock() - self._saved_s >= SAVE_S:
             self._save(build(counts), counts.prompts, self._path)
             self._saved_s = self._clock()
 
     def save_interrupted(self, build: Callable[[RoutingCounts], Profile], counts: RoutingCounts) -> str:
-        """Saves build(counts) unless nothing is counted. Returns a sentence for the user."""
+        """Saves the profile build(counts) after an interruption, unless nothing is counted. Returns a sentence for the user."""
         if self._path is None or not counts.prompts:
             return "nothing is kept"
         self._save(build(counts), counts.prompts, self._path)
