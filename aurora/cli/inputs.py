@@ -11,14 +11,13 @@ from aurora.types import Plan, Profile
 
 
 def check_output(**outputs: Path | None) -> None:
-    """Check, before any work, that files can be written and replace nothing that this command reads.
+    """Check, before any work, that files can be written, and that they replace no file that this command reads.
 
-    What it reads is every other path of the command line, the files of folders among them, and the profiles that plans among
-    them name.
+    The command reads all other paths of the command line, the files in such folders, and the profiles that such plans name.
 
     Args:
-        outputs: the files to write, by parameter of the subcommand or, if no parameter names one, by what it is; None: one that
-            is not wanted.
+        outputs: the files to write, by the subcommand's parameter or, if it has none, by a description; None: a file that is
+            not wanted.
 
     Raises:
         BadInput: if a file cannot be written, or would replace an input or another output.
@@ -42,11 +41,11 @@ def check_output(**outputs: Path | None) -> None:
 
 
 def check_folder(output: Path, *names: str) -> None:
-    """Check, before any work, that files can be written into a folder, which is made when they are.
+    """Check, before any work, that files can be written into a folder, which need not exist yet.
 
     Args:
-        output: the folder, the parameter of the subcommand by this name.
-        names: the files that would replace others.
+        output: the folder, from the subcommand's parameter `output`.
+        names: names of the files that will be written.
 
     Raises:
         BadInput: if the folder cannot be made, or one of the files would replace an input.
@@ -103,7 +102,7 @@ def check_model(path: str | Path) -> None:
         path: a model folder, or a name in the local hub cache.
 
     Raises:
-        BadInput: if there is neither.
+        BadInput: if there is no such folder, and no such model in the cache.
     """
     from aurora.io import load_json
     from aurora.models.hub import model_folder
@@ -117,7 +116,8 @@ def check_model(path: str | Path) -> None:
 def traffic_of(paths: Iterable[Path], gpus: int) -> list[Profile]:
     """Loads profiles for a number of GPUs.
 
-    One of another number of source ranks is dealt to these (`at_sources`), which is told on standard error.
+    A profile with another number of source ranks is converted to one source rank per GPU (`at_sources`); a line on standard
+    error says so.
     """
     from aurora.io import load_profile
 
@@ -136,7 +136,7 @@ def profiles_of(plan: Plan, plan_path: Path, given: list[Path] | None) -> list[P
         plan_path: its file.
         given: the profiles' files, one per model; None or empty: the files that the plan names, relative to its own folder.
 
-    Compute curves that were measured anew since the plan was made are told of on standard error.
+    If compute curves were measured again since the plan was made, a line on standard error says so.
 
     Raises:
         BadInput: if the plan names no profile, or a file has other traffic than the plan was made from.

@@ -1,4 +1,4 @@
-"""Options of the command line, made from options dataclasses; and subcommands, whose errors and help name options."""
+"""Makes options of the command line from options dataclasses and signatures, and subcommands that name options in errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ RUNNING: ContextVar[typer.Context] = ContextVar("RUNNING")  # the context of the
 
 @dataclass(frozen=True)
 class Only:
-    """Fields of an options dataclass that a subcommand offers.
+    """Annotation that selects the fields of an options dataclass that a subcommand offers.
 
     Attributes:
-        names: the fields.
-        panel: panel of their options; None: each field's own.
-        instead: what each takes the place of in this subcommand, which is its default.
+        names: names of the fields.
+        panel: heading of their options in the help; None: each field's own.
+        instead: words for the default in the help, such as "the plan's": without the option, that value is used. None: the
+            field's own default.
     """
 
     names: tuple[str, ...]
@@ -45,7 +46,7 @@ class Only:
 
 
 class Subcommand(TyperCommand):
-    """A subcommand whose `--help` shows the options without a panel, `--help-all` all; its errors name options."""
+    """Subcommand whose `--help` shows the options without a panel, and `--help-all` all options. Its errors name options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ALL in args:
@@ -101,7 +102,7 @@ def as_options(message: str) -> str:
 
 
 def refuse_given(names: Iterable[str], expected: str) -> None:
-    """Raises BadInput, which says what is `expected`, if the command line has an option of one of these parameters."""
+    """Raises BadInput if the command line has an option of one of these parameters; `expected` is the end of its message."""
     for name in names:
         if is_given(name):
             raise BadInput(f"`{name}`: expected {expected}")
@@ -117,10 +118,10 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     """Returns a subcommand's function with a parameter for each argument and option of the command line.
 
     Args:
-        function: its positional parameters are arguments, its keyword-only ones options; `OptionField` in an annotation says
-            how they are offered. A parameter that is annotated with an options dataclass gets an instance, one with
-            Callable[..., dataclass] a function that makes it, given further fields; `Only` says which fields. The lines under
-            Args in the docstring are their help; COMMON has that of parameters that many subcommands have.
+        function: the subcommand. Its positional parameters become arguments, its keyword-only ones options; `OptionField` in an
+            annotation describes them. A parameter annotated with an options dataclass gets an instance, made from one option
+            per field; one annotated with Callable[..., dataclass] gets a function that makes the instance from these and
+            further fields. `Only` selects fields. Help texts are the lines under Args in the docstring, or in COMMON.
     """
     hints = get_type_hints(function, include_extras=True)
     told, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
