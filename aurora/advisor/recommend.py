@@ -213,7 +213,7 @@ def best_way(served: WaysOfServing) -> ComparedWay | None:
 
 
 def installs(served: WaysOfServing, other: ComparedWay) -> str:
-    """Returns what a way needs installed or connected that the engine's default does without; empty: nothing."""
+    """Returns the software or hardware that a way needs beyond the engine's default, in words; empty: none."""
     assert served.default.way is not None
     return "" if other.way is None or other.way.exchange == served.default.way.exchange else EXCHANGES[other.way.exchange].needs
 
@@ -380,12 +380,12 @@ def recommend(
 
 
 def takes_turns(engine: str, cluster: Cluster) -> bool:
-    """Returns whether an engine has servers that take turns on the same GPUs, which are those of one machine."""
+    """Returns whether several servers of an engine can take turns on the cluster's GPUs, which must be in one machine."""
     return SERVING_ENGINES[engine].share is not None and len({gpu.node for gpu in cluster.gpus}) == 1 < len(cluster)
 
 
 def served_alone(engine: str, cluster: Cluster) -> ServedAlone:
-    """Returns how an engine serves models that share their GPUs with no other, by default."""
+    """Returns the engine's default way to serve a model that shares its GPUs with no other."""
     way = SERVING_ENGINES[engine].default(len(cluster), per_server_of(cluster), nvlink=has_nvlink(cluster))
     return ServedAlone(engine_default, orders_of(way), weighted=False)
 

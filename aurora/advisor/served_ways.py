@@ -99,7 +99,7 @@ class ComparedWay:
 
     @property
     def starts(self) -> str:
-        """Point from which it works: at once, with a record of past traffic, or after steps of a balancer."""
+        """Requirement before the method works: "at once", "with a record" of past traffic, or "after N steps" of EPLB."""
         if self.method in AT_START:
             return "at once"
         return f"after {self.way.eplb.interval} steps" if self.way and self.way.eplb else "with a record"

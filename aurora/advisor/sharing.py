@@ -38,12 +38,12 @@ COMPUTE = tuple(TRACE_PHASES.index(phase) for phase in COMPUTE_PHASES)
 
 
 class ServedAlone(NamedTuple):
-    """Serving of models that share their GPUs with no other, and whether an engine can weigh the slices of those that do.
+    """Way in which a model is served that shares its GPUs with no other model; the reference for ways of sharing.
 
     Args:
-        plan: called with (cluster, profile); returns the plan of one model.
-        orders: of its all-to-alls, one of SIMULATED_ORDERS.
-        weighted: whether time slices of models that share may have unequal weights.
+        plan: a function (cluster, profile) that returns the plan of one model.
+        orders: orders of its all-to-alls, one of SIMULATED_ORDERS.
+        weighted: whether models that do share GPUs may have time slices of unequal weights.
     """
 
     plan: Callable[[Cluster, Profile], Plan]
@@ -104,7 +104,7 @@ class WaysCompared:
 
 
 def winners(gains: Mapping[str, float]) -> list[str]:
-    """Returns the ways whose gain is within TIE of the largest, in the sequence of WAYS, which is simplest first.
+    """Returns the ways whose gain is within TIE of the largest gain, in the sequence of WAYS, so the simplest first.
 
     Args:
         gains: the gain of each way, by its name; at least one.

@@ -51,7 +51,7 @@ class TwoModels:
 
     @property
     def best(self) -> WayOutcome:
-        """The simplest of the ways that engines have, as fast as the fastest."""
+        """The simplest way within TIE of the fastest, of the ways that engines have."""
         gains = self.compared.gains
         best = winners({way: gains[way] for way in (IN_SEQUENCE, HALVES, BY_EXCHANGE) if way in gains})[0]
         return next(outcome for outcome in self.compared.outcomes if outcome.way == best)

@@ -60,7 +60,7 @@ def migrate(
 
     Returns:
         (next plan, migration): the plan to run next, one epoch after `previous`, with GPUs relabelled so that the fewest bytes
-        move; and what moves, in which order, and what it gains.
+        move; and the Migration: the bytes that move, their schedule, and the gain.
 
     Raises:
         BadInput: if the plans are for other clusters or models.

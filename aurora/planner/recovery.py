@@ -48,7 +48,7 @@ def fewest_moves(
         node_G: (G,) int64, the node of each GPU, if only nodes as a whole may be exchanged; None: each GPU by itself.
 
     Returns:
-        (G,) int64: entry g is the GPU that takes what the new placement gives to GPU g.
+        (G,) int64: entry g is the GPU that takes the experts which the new placement gives to GPU g.
     """
     arriving_GG = (new_GE * bytes_E) @ (1 - old_GE).T  # what GPU h lacks of the new GPU g's experts
     n = len(old_GE)

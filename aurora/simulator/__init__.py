@@ -1,1 +1,1 @@
-"""Event-driven interpreter of Programs: predicts what a plan takes before anything runs."""
+"""Event-driven interpreter of Programs: predicts the times of a plan before anything runs."""

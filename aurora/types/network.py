@@ -315,5 +315,5 @@ class Network(Value):
 
     @cached_property
     def pair_startup_s_GG(self) -> FloatArray:
-        """(G, G) float64: start-up seconds of each transfer, the larger of those of its two ends."""
+        """(G, G) float64: start-up seconds of each transfer, the larger start-up of its two ends."""
         return locked(np.maximum(self.startup_s_G[:, None], self.startup_s_G[None, :]))

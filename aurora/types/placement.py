@@ -168,7 +168,7 @@ class Placement(Value):
         return cls(slots, tuple(layer for part, ones in zip(parts, whole, strict=True) for layer in part.split_LG or ones))
 
     def relabelled(self, from_G: IntArray) -> "Placement":
-        """Returns the placement in which GPU g holds what GPU from_G[g] holds here; from_G is (G,) int64."""
+        """Returns the placement in which GPU g holds the experts that GPU from_G[g] holds here; from_G is (G,) int64."""
 
         def relabelled(table: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], ...]:
             return tuple(tuple(layer[gpu] for gpu in from_G.tolist()) for layer in table)

@@ -269,7 +269,7 @@ class Plan(Value):
 
     @property
     def gap(self) -> float:
-        """objective_s / bound_s - 1: how far the plan is from the lower bound for all placements; 0.1 is 10 % longer."""
+        """objective_s / bound_s - 1: 0.1 means that the plan takes 10 % longer than the lower bound for all placements."""
         return gap(self.objective_s, self.bound_s)
 
 

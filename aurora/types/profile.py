@@ -228,12 +228,11 @@ class Profile(Value):
         combine_bytes: payload of one pair on the way back.
         expert_bytes: weights of one expert in one layer.
         other_bytes: all other weights, which every rank holds.
-        curves: for each GPU kind a Curve for each of PHASES; the first kind is the reference. `gate` is what a rank computes
-            between two MoE layers (attention, norms, router) against its tokens, `expert` one expert against the tokens that it
-            receives, `aggregate` the weighted sum against the rank's own tokens. A kind may also have OVERHEAD: what one
-            grouped kernel of all experts of a rank takes beyond these, against the layer's (token, expert) pairs on all ranks.
-            A rank's experts take OVERHEAD and the seconds of each active expert: a + b * active + c * tokens, where `expert` is
-            the straight line b + c * tokens. Without OVERHEAD, a is 0, and each active expert counts with all of its curve.
+        curves: by GPU kind, a Curve of seconds for each of PHASES; the first kind is the reference. `gate`: work of a rank
+            between two MoE layers (attention, norms, router), by its tokens. `expert`: one expert, by the tokens that it
+            receives. `aggregate`: the weighted sum, by the rank's own tokens. A kind may also have OVERHEAD: the seconds of the
+            grouped kernel of all experts of a rank beyond its active experts', by the layer's (token, expert) pairs on all
+            ranks. A rank's experts take OVERHEAD plus the `expert` seconds of each active expert.
         provenance: notes by name on how, where and from what it was measured, such as "tool" and "date".
         routing: the routing token by token, whose counts are exactly tokens_TLSE; None if it was not kept.
         stage_T: the stage of each window's tokens, one of STAGES; None if unknown.

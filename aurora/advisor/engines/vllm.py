@@ -118,13 +118,13 @@ def launch(way: ServingWay, model: str, file: Path) -> str:
 
 
 def share(way: ServingWay, models: Sequence[str], files: Sequence[Path], memory: Sequence[float]) -> list[str]:
-    """Returns the commands of servers that share their GPUs: the plugin gives GPU and port to one server at a time.
+    """Returns the commands of servers that share GPUs; aurora's plugin gives GPU and port to one server at a time.
 
     Args:
-        way: of each server, all of whose ranks are on one machine.
-        models: their names or paths.
-        files: the plan of each.
-        memory: the part of a GPU's memory of each.
+        way: the way in which every server serves, with all ranks on one machine.
+        models: names or paths of the models, one per server.
+        files: the plan of each model.
+        memory: the part of a GPU's memory that each server takes.
     """
     lines = []
     for number, (model, file, part) in enumerate(zip(models, files, memory, strict=True)):

@@ -52,7 +52,7 @@ def random_order(bytes_GG: IntArray, network: Network, *, rng: np.random.Generat
 
 
 def spread_out(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) -> Order:
-    """Spread-out: rank i sends to i + 1, i + 2, ... (mod G), one at a time; a receiver takes any number at once."""
+    """Orders rank i's transfers to i + 1, i + 2, ... (mod G), one at a time; a receiver takes any number at once."""
     return _by_sender("spread-out", rotated_pairs(len(bytes_GG)), len(bytes_GG))
 
 

@@ -273,7 +273,7 @@ def timed_steps(order: Order, bytes_SGG: IntArray, network: Network, staged: boo
         bounded: whether bounds are computed, which takes half of the time; if not, they are zero, and `cut` is None.
 
     Returns:
-        A Schedule, with `step_X` if there are several steps. Its bounds are those of the bytes of all steps.
+        A Schedule, with `step_X` if there are several steps. Its bounds are for the summed bytes of all steps.
     """
     steps, bytes_GG = len(bytes_SGG), bytes_SGG.sum(axis=0) if len(bytes_SGG) > 1 else bytes_SGG[0]
     fabric = network.fabric  # with a NIC for each GPU, no two ports share a link

@@ -258,7 +258,7 @@ def least_arriving(counts_SEE: IntArray, top_k: int, slots_G: IntArray, holders:
 
     A token that starts on none of these GPUs goes to one of them, which divides it evenly over the token's experts there, as in
     `_shared_GE`. The bound holds for any R GPUs: it assumes that as many of e's tokens start there as on any R GPUs, and as few
-    of those that e has in common with another expert.
+    of the tokens that e has in common with another expert.
 
     Args:
         counts_SEE: (S, E, E) int64, as `coactivation_counts` returns them.

@@ -236,8 +236,7 @@ class LayerCosts(PortCosts):
         """The costs with each server taken as one GPU, whose port is the server's NICs; None without servers.
 
         A phase of a server takes the mean of its GPUs' seconds. An expert takes its seconds on the server's fastest GPU,
-        divided by the number of GPUs. So no placement takes longer here than on the GPUs, and lower bounds for servers hold for
-        GPUs.
+        divided by the number of GPUs. So no placement takes longer here than on the GPUs: lower bounds hold for these too.
         """
         if self.nics is None:
             return None
@@ -294,11 +293,7 @@ class LayerCosts(PortCosts):
         return float(np.sort(seconds_XWG.max(axis=2, initial=0.0).sum(axis=0))[-self.worst :].mean())
 
     def evenly_s(self, held_GP: IntArray) -> float:
-        """Returns `value_s` of a placement whose replicas take even shares.
-
-        Args:
-            held_GP: (G, P) int64, the expert in each slot, -1 for none.
-        """
+        """Returns `value_s` if replicas take even shares; held_GP (G, P) int64 is the expert in each slot, -1 for none."""
         gpu_X, slot_X = np.nonzero(held_GP >= 0)
         experts, gpus = self.own_WGE.shape[2], len(held_GP)
         if self.steps is None:

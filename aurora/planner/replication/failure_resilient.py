@@ -508,14 +508,14 @@ def place_to_survive(
 
     Args:
         loads: (L, E) or (E,) numbers of zero or more: the load of each expert in each layer.
-        gpus, failures, servers: as of `fewest_slots`.
+        gpus, failures, servers: as in `fewest_slots`.
         slots: slots of each GPU; None: the fewest.
 
     Returns:
         The placement, with the largest load of a GPU in each layer and a lower bound on it.
 
     Raises:
-        BadInput, InfeasiblePlan: as of `fewest_slots`; also if `slots` are too few.
+        BadInput, InfeasiblePlan: as in `fewest_slots`; also if `slots` are too few.
     """
     load_LE = expert_loads("loads", loads)
     experts, domains, copies = load_LE.shape[1], gpus if servers is None else servers, failures + 1
