@@ -206,7 +206,7 @@ def with_priorities(plan: Plan, priorities: Sequence[str], shared: bool = False)
 
     Args:
         plan: the plan.
-        priorities: one for each of its models; empty: the plan stays as it is.
+        priorities: "interactive" or "batch" for each of its models; empty: the plan stays as it is.
         shared: whether other runs share the GPUs; a single model may then have a priority too.
 
     Raises:

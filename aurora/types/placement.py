@@ -1,4 +1,4 @@
-"""Placement: which GPU holds which experts in each layer, replicas included; the slots and failure domains that it fills."""
+"""Placement: the experts that each GPU holds in each layer, replicas included; slots of GPUs; failure domains of nodes."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -290,7 +290,7 @@ class CutShop:
         return more
 
     def split(self, schedule: DenseSchedule, cuts: Sequence[Cut]) -> SplitSchedule:
-        """Returns a schedule made with `cuts` as a SplitSchedule, which tells the part of its pair's bytes in each row."""
+        """Converts a schedule made with `cuts` to a SplitSchedule, which adds the part of its pair's bytes to each row."""
         share_X2 = np.tile([0.0, 1.0], (len(schedule.pairs_X2), 1))
         for src, dst, first in cuts:
             before, after = np.flatnonzero((schedule.pairs_X2 == (src, dst)).all(axis=1))

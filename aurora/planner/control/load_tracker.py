@@ -140,9 +140,9 @@ class LoadTracker:
     def remaining(self) -> float:
         """Returns the number of further windows that the present traffic is expected to last.
 
-        It is the mean of (length - age) over earlier spells at least as long as the present one, which has lasted `age` windows.
-        If this traffic had spells before, only these count. If not, all spells count, and one of length 2 x age is added; it
-        also stands in if no spell was as long.
+        It is the mean of (length - age) over earlier spells at least as long as the present one, which has lasted `age`
+        windows. If this traffic had spells before, only these count. If not, all spells count, and one of length 2 x age is
+        added, which also stands in if no spell was as long.
         """
         own = self._now.lengths
         left = [length - self.age for length in own or self._lengths if length >= self.age]

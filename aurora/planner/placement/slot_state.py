@@ -233,7 +233,7 @@ class Scratch(NamedTuple):
     """Working memory for the evaluation of changes.
 
     Attributes:
-        row_GXW: (G, 4, W) seconds of each sum, in its first rows, of the GPUs that a change alters.
+        row_GXW: (G, 4, W) seconds of each sum of the GPUs that a change alters, one row per GPU; further rows are unused.
         gpu_G: (G,) int64, the GPU of each row.
         row_G: (G,) int64, the row of each GPU in row_GXW; EMPTY for GPUs that the change does not alter.
         ours_PXW: (P, 4, W) sums of one GPU without the expert in slot p, for each of its slots.
