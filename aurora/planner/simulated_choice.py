@@ -331,8 +331,8 @@ def faster_all_to_all(
 ) -> tuple[str, str]:
     """Returns the name of the plan whose all-to-alls serve the profiles soonest in the simulator, and what was chosen and why.
 
-    They are compared by `simulated_seconds`; of seconds that are estimated from counts, the most that counts allow are
-    compared. All-to-alls are flat where they cannot be hierarchical.
+    They are compared by `simulated_seconds`. Seconds that are estimated from counts must also be the shortest at the most that
+    counts allow, which is simulated where the estimate is. All-to-alls are flat where they cannot be hierarchical.
 
     Args:
         plans: the plans that `all_to_alls` names.
@@ -347,13 +347,17 @@ def faster_all_to_all(
             return name, f"all-to-alls are flat; for hierarchical ones: {flat_reason(only.cluster, domains)}"
         return name, ""
     seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
-    over = plans["hierarchical"]
-    between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
-    worst = seconds if between_s is None else {**seconds, "hierarchical": between_s[1]}
+    over, worst, said = plans["hierarchical"], dict(seconds), {name: f"{seconds[name]:.4g} s" for name in plans}
+    if any(each.routing is None for each in profiles):
+        said["hierarchical"] += " (estimated)"
+    if min(seconds, key=seconds.__getitem__) == "hierarchical":
+        between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
+        if between_s is not None:
+            worst["hierarchical"] = between_s[1]
+            said["hierarchical"] = (
+                f"{seconds['hierarchical']:.4g} s (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
+            )
     best, *others = sorted(worst, key=worst.__getitem__)
-    said = {name: f"{seconds[name]:.4g} s" for name in plans}
-    if between_s is not None:
-        said["hierarchical"] += f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
     slower = ", ".join(f"{name} {said[name]}" for name in others)
     layers = profiles[0].layers
     where = "in the simulator" + (f" on {layers} of {of_layers} layers" if layers < of_layers else "")

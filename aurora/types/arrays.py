@@ -42,7 +42,7 @@ def _has_bool(value: Any) -> bool:
 
 
 def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
-    """Returns a locked int64 copy of an array of integers of zero or more.
+    """Returns an array of integers of zero or more as locked int64: a copy, unless it is `_locked_alone`.
 
     Raises:
         BadInput: if `value` is anything else, or has not `ndim` axes; the message calls it `what`.
@@ -56,11 +56,11 @@ def counts(what: str, value: ArrayLike, ndim: int) -> IntArray:
         raise BadInput(f"{what}: {int(array.max())} does not fit into 64 bits")
     if array.size and int(array.min()) < 0:
         raise BadInput(f"{what}: expected counts of zero or more, found {int(array.min())}")
-    return locked(np.array(array, dtype=np.int64))
+    return array if _locked_alone(array, np.int64) else locked(np.array(array, dtype=np.int64))
 
 
 def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
-    """Returns a locked float64 copy of an array of finite numbers.
+    """Returns an array of finite numbers as locked float64: a copy, unless it is `_locked_alone`.
 
     Raises:
         BadInput: if `value` is anything else, or has not `ndim` axes; the message calls it `what`.
@@ -70,7 +70,12 @@ def numbers(what: str, value: ArrayLike, ndim: int = 1) -> FloatArray:
         raise BadInput(f"{what}: expected numbers with {ndim} axes, found {array.dtype} of shape {array.shape}")
     if not np.isfinite(array).all():
         raise BadInput(f"{what}: expected finite numbers, found {array[~np.isfinite(array)].flat[0]}")
-    return locked(np.array(array, dtype=np.float64))
+    return array if _locked_alone(array, np.float64) else locked(np.array(array, dtype=np.float64))
+
+
+def _locked_alone(array: NDArray[Any], dtype: type) -> bool:
+    """Returns whether an array is locked and no view of another, such as one that a value holds: nothing changes it."""
+    return not array.flags.writeable and array.base is None and array.dtype == dtype and type(array) is np.ndarray
 
 
 def above_zero(what: str, names: tuple[str, str], one_X: ArrayLike, other_X: ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -157,6 +162,7 @@ def square_bytes(what: str, value: ArrayLike) -> IntArray:
         raise BadInput(f"{what}: expected a square matrix, found shape {matrix.shape}")
     if int(matrix.max(initial=0)) * matrix.size > MOST_COUNT // 2 < float(matrix.sum(dtype=np.float64)):
         raise BadInput(f"{what}: the matrix sums to more than 64 bits hold")
+    matrix = matrix.copy() if matrix is value else matrix
     matrix.setflags(write=True)  # a copy that nobody else has
     np.fill_diagonal(matrix, 0)
     return locked(matrix)

@@ -25,7 +25,9 @@ def with_silent_pairs(pairs_X2: IntArray, bytes_GG: IntArray) -> IntArray:
 
     An order needs all pairs, because other batches may have bytes for them.
     """
-    return np.asarray(_with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG)))
+    if np.count_nonzero(bytes_GG) < len(bytes_GG) * (len(bytes_GG) - 1):
+        pairs_X2 = _with_silent_pairs(np.ascontiguousarray(pairs_X2), np.ascontiguousarray(bytes_GG))
+    return pairs_X2
 
 
 @njit(cache=True)
@@ -79,7 +81,7 @@ def openshop(bytes_GG: IntArray, network: Network, *, rng: np.random.Generator) 
     """
     seconds_GG = pair_seconds(bytes_GG, network)
     found = search(seconds_GG, SMALL_TRIES if len(bytes_GG) < SMALL else 0, longest_port(seconds_GG) * (1 + 1e-12), rng)
-    return Order("openshop", with_silent_pairs(found.pairs_X2, bytes_GG))
+    return Order("openshop", locked(with_silent_pairs(found.pairs_X2, bytes_GG)))
 
 
 def search(

@@ -77,8 +77,13 @@ def order(
     network = cluster.network if cluster else equal_network(n)
     if startup_s is not None:
         network = replace(network, startup_s_G=np.full(n, startup_s), curves=())
-    rng = np.random.default_rng(seed)
-    return scheduled(matrix, network, method, rng=rng)[1]
+    return scheduled(matrix, network, method, rng=np.random.default_rng(_seed_sequence(seed)))[1]
+
+
+@lru_cache(maxsize=64)
+def _seed_sequence(seed: int) -> np.random.SeedSequence:
+    """Returns what generators are made from, kept because making it takes as long as making one of them."""
+    return np.random.SeedSequence(seed)
 
 
 @lru_cache(maxsize=64)

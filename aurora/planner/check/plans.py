@@ -1,5 +1,6 @@
 """Checkers of plans, orders and schedules: replay them from first principles, without calling any planner."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -7,7 +8,7 @@ from scipy.sparse import csr_array
 
 from aurora.errors import BrokenPlan
 from aurora.types import Fabric, ModelPlan, Network, Order, Plan, Schedule
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, read_only
 from aurora.types.compiled import njit
 from aurora.types.network import named
 
@@ -100,20 +101,20 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     n = len(bytes_GG)
     src, dst = schedule.src_X, schedule.dst_X
     start, end = schedule.start_s_X, schedule.end_s_X
-    if len(src) and max(int(src.max()), int(dst.max())) >= n:
+    src_lacks, dst_lacks, lacking = _lacking(src, dst, schedule.bytes_X, read_only(bytes_GG))
+    if lacking and max(src_lacks, dst_lacks) >= n:
         raise BrokenPlan(f"{what}: names a rank beyond the {n} that there are")
-    carried = _carried(src, dst, schedule.bytes_X, n)
-    if not np.array_equal(carried, bytes_GG):
-        i, j = np.argwhere(carried != bytes_GG)[0]
-        raise BrokenPlan(f"{what}: {i} -> {j} carries {carried[i, j]} bytes, expected {bytes_GG[i, j]}")
+    if lacking:
+        i, j, expected = src_lacks, dst_lacks, bytes_GG[src_lacks, dst_lacks]
+        raise BrokenPlan(f"{what}: {i} -> {j} carries {expected - lacking} bytes, expected {expected}")
     if (row := _wrong_row(schedule.bytes_X, start, end, schedule.rate_Bps_X)) >= 0:
         if not 0 <= start[row] <= end[row]:
             raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
         moved = schedule.rate_Bps_X[row] * (end[row] - start[row])
         raise BrokenPlan(f"{what}: row {row} carries {schedule.bytes_X[row]} bytes, but its rate moves {moved:.0f}")
-    for verb, port_X, most_Bps_G in (("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)):
-        if _one_at_a_time(port_X, start, end, schedule.rate_Bps_X, most_Bps_G):
-            continue
+    by_verb = ("sends", src, network.out_Bps_G), ("receives", dst, network.in_Bps_G)
+    alone = _one_at_a_time(src, dst, start, end, schedule.rate_Bps_X, network.out_Bps_G, network.in_Bps_G)
+    for verb, port_X, most_Bps_G in () if alone else by_verb:
         port, at_s, total_Bps = _overload(port_X, start, end, schedule.rate_Bps_X, most_Bps_G)
         if port >= 0:
             found = f"{named(port)} {verb} {total_Bps:.6g} B/s at {at_s:.6g} s"
@@ -121,7 +122,9 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
         tiered_X = port_X if schedule.tier_X is None else port_X + n * schedule.tier_X
         if schedule.one_to_one and (port := _shared_port(tiered_X, start, end, int(tiered_X.max(initial=0)) + 1)) >= 0:
             raise BrokenPlan(f"{what}: rank {port % n} {verb} to or from two partners at once")
-    if network.fabric is not None:
+    most_Bps_P = None if network.fabric is None or not alone else _most_alone_Bps_P(network.fabric)
+    within = most_Bps_P is not None and bool((schedule.rate_Bps_X <= most_Bps_P[src * n + dst]).all())
+    if network.fabric is not None and not within:
         links = network.fabric.links
         row_X, at_X, share_X = _rows_on_links(_link_shares(network.fabric), src * n + dst)
         rate_Bps_X, most_Bps_R = schedule.rate_Bps_X[row_X] * share_X, np.array([link.Bps for link in links])
@@ -133,7 +136,30 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
 
 @lru_cache(maxsize=8)
 def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
-    """Returns the first link of each pair, (G * G + 1,), all links, and the part of the pair's shortest paths that takes each.
+    """Returns the first link of each pair, (G * G + 1,), all links, and the part of the pair's shortest paths over each."""
+    parts = [np.stack([pair_Y, np.full(len(pair_Y), link), share_Y]) for link, pair_Y, share_Y in _pairs_of_links(fabric)]
+    pair_Y, link_Y, share_Y = np.concatenate(parts, axis=1)
+    by_pair = np.argsort(pair_Y, kind="stable")
+    firsts = np.searchsorted(pair_Y[by_pair], np.arange(fabric.gpus**2 + 1))
+    return firsts, link_Y[by_pair].astype(np.int64), share_Y[by_pair]
+
+
+@lru_cache(maxsize=8)
+def _most_alone_Bps_P(fabric: Fabric) -> FloatArray | None:
+    """Returns (G * G,) the rate that the links of each pair carry if every GPU sends to one and receives from one at a time.
+
+    None if that is not known pair by pair: if some link has pairs of several sources and of several destinations.
+    """
+    most_Bps_P = np.full(fabric.gpus**2, np.inf)
+    for link, pair_Y, share_Y in _pairs_of_links(fabric):
+        if len(set((pair_Y // fabric.gpus).tolist())) > 1 < len(set((pair_Y % fabric.gpus).tolist())):
+            return None
+        most_Bps_P[pair_Y] = np.minimum(most_Bps_P[pair_Y], fabric.links[link].Bps / share_Y)
+    return most_Bps_P
+
+
+def _pairs_of_links(fabric: Fabric) -> Iterator[tuple[int, IntArray, FloatArray]]:
+    """Yields each link with the pairs of GPUs that take it, by number, and the part of their shortest paths that does.
 
     GPUs do not forward, so each is two vertices: one sends, one receives. Of the shortest paths from s to t, those over the
     link u -> v are the paths from s to u times those from v to t, if they are as short.
@@ -144,18 +170,13 @@ def _link_shares(fabric: Fabric) -> tuple[IntArray, IntArray, FloatArray]:
     dst_X = [n + link.dst if isinstance(link.dst, int) else switch_at[link.dst] for link in fabric.links]
     hops_VV, paths_VV = _shortest_paths(src_X, dst_X, 2 * n + len(switch_at))
     hops_GG, paths_GG = hops_VV[:n, n : 2 * n], paths_VV[:n, n : 2 * n]
-    parts = []
     for link, (u, v) in enumerate(zip(src_X, dst_X, strict=True)):
         from_G, to_G = hops_VV[:n, u] + 1, hops_VV[v, n : 2 * n]
         src = np.flatnonzero(from_G == hops_VV[:n, v])  # what a shortest path begins with is the shortest way there
         dst = np.flatnonzero(to_G + 1 == hops_VV[u, n : 2 * n])
         at = np.nonzero((from_G[src, None] + to_G[dst] == hops_GG[np.ix_(src, dst)]) & (src[:, None] != dst))
         src, dst = src[at[0]], dst[at[1]]
-        share = paths_VV[src, u] * paths_VV[v, n + dst] / paths_GG[src, dst]
-        parts.append(np.stack([src * n + dst, np.full(len(src), link), share]))
-    pair_Y, link_Y, share_Y = np.concatenate(parts, axis=1)
-    by_pair = np.argsort(pair_Y, kind="stable")
-    return np.searchsorted(pair_Y[by_pair], np.arange(n * n + 1)), link_Y[by_pair].astype(np.int64), share_Y[by_pair]
+        yield link, src * n + dst, paths_VV[src, u] * paths_VV[v, n + dst] / paths_GG[src, dst]
 
 
 def _rows_on_links(shares: tuple[IntArray, IntArray, FloatArray], pair_X: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
@@ -231,25 +252,37 @@ def _shared_port(port_X, start_s_X, end_s_X, ports):
 
 
 @njit(cache=True)
-def _one_at_a_time(port_X, start_s_X, end_s_X, rate_Bps_X, most_Bps_G):
-    """Returns whether rows are by start, no port has two of them at a time, and none is above its port's rate."""
-    free_s = np.zeros(len(most_Bps_G))
+def _one_at_a_time(src_X, dst_X, start_s_X, end_s_X, rate_Bps_X, out_Bps_G, in_Bps_G):
+    """Returns whether rows are by start, no port has two of them at a time, and none is above the rate of its ports."""
+    free_out_s, free_in_s = np.zeros((2, len(out_Bps_G)))
     last_s = 0.0
-    for row in range(len(port_X)):
-        port = np.uint64(port_X[row])  # unsigned indexes are quicker
-        if start_s_X[row] < max(last_s, free_s[port]) or rate_Bps_X[row] > most_Bps_G[port]:
+    for row in range(len(src_X)):
+        src, dst = np.uint64(src_X[row]), np.uint64(dst_X[row])  # unsigned indexes are quicker
+        if start_s_X[row] < max(last_s, free_out_s[src], free_in_s[dst]):
             return False
-        last_s, free_s[port] = start_s_X[row], end_s_X[row]
+        if rate_Bps_X[row] > min(out_Bps_G[src], in_Bps_G[dst]):
+            return False
+        last_s, free_out_s[src], free_in_s[dst] = start_s_X[row], end_s_X[row], end_s_X[row]
     return True
 
 
 @njit(cache=True)
-def _carried(src_X, dst_X, bytes_X, ranks):
-    """(G, G) bytes that the rows carry from each rank to each other."""
-    carried_GG = np.zeros((ranks, ranks), np.int64)
+def _lacking(src_X, dst_X, bytes_X, bytes_GG):
+    """A pair of ranks whose bytes the rows do not carry, and how many; or one beyond all ranks; zeros if there is none."""
+    ranks, any_lacks = len(bytes_GG), 0
+    lacking_GG = bytes_GG.copy()
     for row in range(len(src_X)):
-        carried_GG[np.uint64(src_X[row]), np.uint64(dst_X[row])] += bytes_X[row]
-    return carried_GG
+        src, dst = np.uint64(src_X[row]), np.uint64(dst_X[row])
+        if src >= ranks or dst >= ranks:
+            return src_X[row], dst_X[row], 1
+        lacking_GG[src, dst] -= bytes_X[row]
+    for src in range(ranks):
+        for dst in range(ranks):
+            any_lacks |= lacking_GG[src, dst]
+    if any_lacks:
+        src, dst = np.argwhere(lacking_GG)[0]
+        return src, dst, lacking_GG[src, dst]
+    return 0, 0, 0
 
 
 @njit(cache=True)

@@ -26,7 +26,7 @@ from aurora.planner.network.max_min_fair import (
 from aurora.planner.network.routes import cut_bound, route, rows_to_send
 from aurora.planner.network.transfer_seconds import port_bursts, row_startups
 from aurora.types import Network, Order, Schedule
-from aurora.types.arrays import FloatArray, IntArray
+from aurora.types.arrays import FloatArray, IntArray, locked, read_only
 from aurora.types.compiled import njit
 
 FIRST_LOG = 4096  # rows that a log holds before it grows
@@ -208,7 +208,7 @@ class Switch:
                 break
             first = max(first, stop)
         if (more := first + length - len(self._rows.src)) > 0:
-            self._grow(max(more, len(self._rows.src)))
+            self._grow(max(more, len(self._rows.src) // 4))
         if (more := tiers - self._queues.at.shape[3]) > 0:
             queues = self._queues
             firsts, stops, free = (
@@ -331,52 +331,52 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     The order must have one tier and not be paced; the network must have no curves, and no links that several ports share. A
     transfer starts when both of its ports have ended the one before, and flows at one rate, because it shares neither port.
     """
-    size_X = _sizes(order.pairs_X2, np.ascontiguousarray(bytes_GG))
+    src_X, dst_X = (rank_X.copy() for rank_X in order.pairs_X2.T)
+    size_X = np.empty(len(src_X), np.int64)
+    _sizes(src_X, dst_X, read_only(bytes_GG), size_X)
     if order.share_X2 is not None:
         first_X, end_X = order.cuts(size_X).T
         size_X = end_X - first_X
-    return Pieces(*_one_after_the_other(order.pairs_X2, size_X, pair_rates(network), network.pair_startup_s_GG))
+    if np.count_nonzero(size_X) < len(size_X):
+        src_X, dst_X, size_X = (column_X[size_X > 0] for column_X in (src_X, dst_X, size_X))
+    columns = (src_X, dst_X, size_X, *(np.empty(len(size_X)) for _ in range(3)))
+    if not _one_after_the_other(*columns, pair_rates(network), network.pair_startup_s_GG):
+        row_X = np.lexsort((src_X, columns[3]))
+        columns = tuple(column_X[row_X] for column_X in columns)
+    return Pieces(*map(locked, columns), np.zeros(len(size_X), np.int64))
 
 
 @njit(cache=True)
-def _sizes(pairs_X2, bytes_GG):
-    """The bytes of each row's pair."""
-    size_X = np.empty(len(pairs_X2), np.int64)
-    for row in range(len(pairs_X2)):
-        size_X[row] = bytes_GG[pairs_X2[row, 0], pairs_X2[row, 1]]
-    return size_X
+def _sizes(src_X, dst_X, bytes_GG, size_X):
+    """Writes the bytes of each row's pair."""
+    for row in range(len(src_X)):
+        size_X[row] = bytes_GG[np.uint64(src_X[row]), np.uint64(dst_X[row])]  # unsigned indexes are quicker
 
 
 @njit(cache=True, error_model="numpy")
-def _one_after_the_other(pairs_X2, size_X, Bps_GG, startup_s_GG):
-    """The columns of `Pieces`; size_X are the bytes of each row."""
-    rows, ranks = len(pairs_X2), len(Bps_GG)
-    whole_3X, real_3X = np.empty((3, rows), np.int64), np.empty((3, rows))  # source, destination, bytes; start, end, B/s
-    free_out_s, free_in_s = np.zeros((2, ranks))
-    at, by_start = 0, True
-    for row in range(rows):
-        src, dst, size = np.uint64(pairs_X2[row, 0]), np.uint64(pairs_X2[row, 1]), size_X[row]  # unsigned indexes are quicker
-        if size > 0:
-            start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
-            end_s = start_s + size / Bps_GG[src, dst]
-            free_out_s[src] = free_in_s[dst] = end_s
-            whole_3X[0, at], whole_3X[1, at], whole_3X[2, at] = src, dst, size
-            real_3X[0, at], real_3X[1, at], real_3X[2, at] = start_s, end_s, Bps_GG[src, dst]
-            by_start &= at == 0 or start_s >= real_3X[0, at - 1]
-            at += 1
-    whole_3X, real_3X = whole_3X[:, :at], real_3X[:, :at]
-    if not by_start:
-        row_X = np.argsort(real_3X[0], kind="mergesort")
-        whole_3X, real_3X = whole_3X[:, row_X], real_3X[:, row_X]
-    for row in range(1, at):  # rows that start at the same time go by source
+def _one_after_the_other(src_X, dst_X, size_X, start_s_X, end_s_X, rate_Bps_X, Bps_GG, startup_s_GG):
+    """Writes the seconds and rates of rows of some bytes each, and puts rows that start together in the sequence of sources.
+
+    Returns whether the rows are by start; if not, those that start together are left as they are.
+    """
+    free_out_s, free_in_s = np.zeros((2, len(Bps_GG)))
+    by_start, last_s = True, 0.0
+    for row in range(len(size_X)):
+        src, dst = np.uint64(src_X[row]), np.uint64(dst_X[row])
+        start_s = max(free_out_s[src], free_in_s[dst]) + startup_s_GG[src, dst]
+        rate_Bps_X[row] = Bps_GG[src, dst]
+        free_out_s[src] = free_in_s[dst] = end_s_X[row] = start_s + size_X[row] / Bps_GG[src, dst]
+        by_start &= start_s >= last_s
+        last_s = start_s_X[row] = start_s
+    for row in range(1, len(size_X) if by_start else 0):
         at = row
-        while at > 0 and real_3X[0, at] == real_3X[0, at - 1] and whole_3X[0, at] < whole_3X[0, at - 1]:
-            for column in range(3):
-                whole_3X[column, at - 1], whole_3X[column, at] = whole_3X[column, at], whole_3X[column, at - 1]
-                real_3X[column, at - 1], real_3X[column, at] = real_3X[column, at], real_3X[column, at - 1]
+        while at > 0 and start_s_X[at] == start_s_X[at - 1] and src_X[at] < src_X[at - 1]:
+            for whole_X in (src_X, dst_X, size_X):
+                whole_X[at], whole_X[at - 1] = whole_X[at - 1], whole_X[at]
+            for real_X in (end_s_X, rate_Bps_X):
+                real_X[at], real_X[at - 1] = real_X[at - 1], real_X[at]
             at -= 1
-    number_X = np.zeros(whole_3X.shape[1], np.int64)
-    return whole_3X[0], whole_3X[1], whole_3X[2], real_3X[0], real_3X[1], real_3X[2], number_X
+    return by_start
 
 
 def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bool = False) -> Pieces:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_array, eye_array, kron
 
-from aurora.planner.network.bounds import spread, spread_beside, spread_split
+from aurora.planner.network.bounds import Nics, spread, spread_beside, spread_split
 from aurora.planner.placement.coactivation import Costs, coactivation_counts, distinct_tokens
 from aurora.planner.placement.cost_model import LayerCosts, PhaseTimes, exclusive_s
 from aurora.planner.placement.linear_program import SMALL, blocks, exact_server_s, merged, path_prices, relaxed_s
@@ -43,7 +43,7 @@ def layer_bound_s(costs: LayerCosts, slots_G: IntArray, replicas: bool = True) -
 
 
 def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
-    """The bound on ports alone.
+    """The bound on ports, and on what counting tells of each GPU's NIC.
 
     Small layers are one linear program for all scenarios together. In larger ones each scenario has a program of its own; in
     still larger ones GPUs of a kind count as one GPU with their mean time, which is no more than the slowest one's.
@@ -52,6 +52,8 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     gpus, experts, _, scenarios = layer.part_s_GEXW.shape
     spare = max(0, int(layer.slots_G.sum()) - experts) if replicas else 0
     least_YW = _least_phases(layer, spare)
+    if costs.nics is not None:
+        least_YW = np.maximum(least_YW, _least_phases(_by_nics(costs, costs.nics, layer), spare))
     if gpus * experts * scenarios <= SMALL:
         return relaxed_s(layer, least_YW)
     if gpus * experts > SMALL or gpus * experts * scenarios > MOST:
@@ -61,6 +63,15 @@ def _ports_s(costs: LayerCosts, slots_G: IntArray, replicas: bool) -> float:
     else:
         seconds_W = np.array([relaxed_s(_scenario(layer, w), least_YW[:, w : w + 1]) for w in range(scenarios)])
     return float(np.sort(seconds_W)[-layer.worst :].mean())
+
+
+def _by_nics(costs: LayerCosts, nics: Nics, layer: PhaseSums) -> PhaseSums:
+    """The layer as its GPUs' NICs see it, which carry the tokens of other servers alone."""
+    near_WGE = nics.members_NG.T @ (nics.members_NG @ costs.own_WGE)
+    far_GEW, expert_GEW = (np.moveaxis(each, 0, 2) for each in (costs.load_WE[:, None] - near_WGE, costs.expert_s_WGE))
+    there_GEW, back_GEW = (far_GEW * (size / nics.Bps_G)[:, None, None] for size in (costs.dispatch_bytes, costs.combine_bytes))
+    back_GEW += expert_GEW
+    return layer._replace(part_s_GEXW=np.stack([there_GEW, there_GEW, back_GEW, back_GEW], axis=2))
 
 
 def _least_phases(layer: PhaseSums, spare: int) -> FloatArray:

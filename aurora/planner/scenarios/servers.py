@@ -6,7 +6,7 @@ SERVER_LOAD times the mean. A layer keeps its start where that is as fast.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Self
@@ -39,7 +39,7 @@ from aurora.planner.scenarios.exclusive import SWAP_SEARCH, Exclusive
 from aurora.planner.scenarios.scenario import Clock, PlacedModels, Scenario
 from aurora.planner.workload.forecast import Forecast, layer_forecast
 from aurora.planner.workload.serving_gpus import from_servers, served_split
-from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, exchange_rows
+from aurora.planner.workload.traffic import CountedTokens, exchange_bytes, known_or_counted, steps_by_chunks
 from aurora.types import Cluster, Fabric, Hierarchy, Placement, Profile
 from aurora.types.arrays import BoolArray, FloatArray, IntArray, evenly_spaced
 
@@ -268,24 +268,25 @@ def fastest_hierarchy(
     cases = profile.windows * profile.layers
     some = evenly_spaced(cases, max(1, PRICED // len(cluster) ** 2)).tolist()
 
-    def rows_SGG(case: int, hierarchy: Hierarchy) -> IntArray:
+    def steps_of(case: int) -> Callable[[Hierarchy], IntArray]:
         window, layer = divmod(case, profile.layers)
-        placed = profile, layer, placement.split_EG(layer)
-        return exchange_rows(*placed, deduplicated=True, hierarchy=hierarchy, window=window)
+        return steps_by_chunks(known_or_counted(profile, layer, window), placement.split_EG(layer), plain[0].server_G)
+
+    plain = [Hierarchy(np.array(cluster.fabric.server_G), chunks) for chunks in CHUNKS]
+    steps_C = [steps_of(case) for case in some]
 
     def seconds(hierarchy: Hierarchy) -> float:
         total_s = 0.0
-        for case in some:
-            steps_SGG = rows_SGG(case, hierarchy)
+        for steps in steps_C:
+            steps_SGG = steps(hierarchy)
             there_SGG, back_SGG = (exchange_bytes(steps_SGG, profile, phase, True) for phase in ("dispatch", "combine"))
             made, there_s = hierarchical_order_s(there_SGG, hierarchy, cluster.network, order, rng=rng)
             total_s += there_s + steps_seconds(made.reversed, back_SGG, cluster.network)
         return total_s
 
-    plain = [Hierarchy(np.array(cluster.fabric.server_G), chunks) for chunks in CHUNKS]
     seconds_of = {each: seconds(each) for each in plain}
     best = min(plain, key=lambda each: seconds_of[each])
-    if _most_levelled([rows_SGG(case, plain[0]) for case in some], cluster.fabric) <= LEVEL_GAIN:
+    if _most_levelled([steps(plain[0]) for steps in steps_C], cluster.fabric) <= LEVEL_GAIN:
         return best
     row_bytes = profile.row_bytes(deduplicated=True)
     levelled = [replace(each, level_from=level_from(each.chunks, row_bytes, cluster.network)) for each in plain]

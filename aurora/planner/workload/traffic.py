@@ -3,6 +3,7 @@
 From counts of experts alone, the tokens that need each server are bounded from both sides, and estimated between the bounds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -449,11 +450,22 @@ def hierarchical_steps(tokens: KnownTokens | CountedTokens, split_EG: FloatArray
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes, as in `server_split`.
         hierarchy: the servers and the number of chunks.
     """
+    return steps_by_chunks(tokens, split_EG, hierarchy.server_G)(hierarchy)
+
+
+def steps_by_chunks(
+    tokens: KnownTokens | CountedTokens, split_EG: FloatArray, server_G: IntArray
+) -> Callable[[Hierarchy], IntArray]:
+    """Returns a function from a hierarchy of these servers to its `hierarchical_steps`; what chunks do not change is done once.
+
+    The other arguments are those of `hierarchical_steps`.
+    """
     if isinstance(tokens, CountedTokens):
-        return step_rows(estimated_rows(tokens, split_EG, hierarchy), hierarchy)
+        needed = _needed_tokens(tokens, split_EG, server_G)
+        return lambda hierarchy: step_rows(_in_pieces(*needed, hierarchy), hierarchy)
     experts_UK, source_U = tokens
-    rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
-    return step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
+    rank_UK = serving_gpus(experts_UK, source_U, split_EG, server_G)
+    return lambda hierarchy: step_rows(hierarchical_rows(rank_UK, source_U, hierarchy), hierarchy)
 
 
 def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hierarchy) -> HierarchicalRows:
@@ -466,7 +478,17 @@ def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hiera
         split_EG: (E, G) float64, the share of each expert's tokens that each GPU takes, as in `server_split`.
         hierarchy: the servers and the number of chunks.
     """
-    tokens_SP, expert_P, gpu_P = replica_tokens(tokens.tokens_SE, split_EG, hierarchy.server_G)
+    return _in_pieces(*_needed_tokens(tokens, split_EG, hierarchy.server_G), hierarchy)
+
+
+def _in_pieces(sent_GN: IntArray, needed_GG: IntArray, hierarchy: Hierarchy) -> HierarchicalRows:
+    """The rows of `_needed_tokens`, divided evenly over the pieces."""
+    return HierarchicalRows(sent_GN, np.diff(hierarchy.piece_starts(needed_GG), axis=2).swapaxes(1, 2))
+
+
+def _needed_tokens(tokens: CountedTokens, split_EG: FloatArray, server_G: IntArray) -> tuple[IntArray, IntArray]:
+    """(G, N) and (G, G) int64, estimated tokens of each rank that need each server, and each rank."""
+    tokens_SP, expert_P, gpu_P = replica_tokens(tokens.tokens_SE, split_EG, server_G)
     groups, token_groups = tokens.expert_groups
     group_P = expert_P * groups // tokens.tokens_SE.shape[1]
 
@@ -474,8 +496,7 @@ def estimated_rows(tokens: CountedTokens, split_EG: FloatArray, hierarchy: Hiera
         found = ServerTokens(tokens_SP, at_P, places, tokens.top_k, group_P, token_groups)
         return np.asarray(np.rint(getattr(found, f"{tokens.spread}_SN")), dtype=np.int64)
 
-    sent_GN, needed_GG = needed(hierarchy.server_G[gpu_P], hierarchy.servers), needed(gpu_P, hierarchy.ranks)
-    return HierarchicalRows(sent_GN, np.diff(hierarchy.piece_starts(needed_GG), axis=2).swapaxes(1, 2))
+    return needed(server_G[gpu_P], int(server_G.max()) + 1), needed(gpu_P, len(server_G))
 
 
 def group_tokens(tokens_SE: IntArray, group_E: IntArray, groups: int) -> IntArray:

@@ -169,12 +169,12 @@ def test_every_order_keeps_to_links_and_bounds(case, method):
     assert made.gap >= -1e-9
 
 
-@given(st.sampled_from(KINDS).flatmap(traffics_on_fabrics))
-def test_the_judge_counts_links_like_the_price(case):
+@given(st.sampled_from(KINDS).flatmap(traffics_on_fabrics), st.sampled_from(("all-at-once", "openshop")))
+def test_the_judge_counts_links_like_the_price(case, method):
     """Behind fast ports some link is always full, so the same schedule breaks links that are one percent slower."""
     bytes_GG, fabric = case[0], case[1].fabric
     network = replace(Network.equal(len(bytes_GG), 1000.0), fabric=fabric)
-    made = timed(ORDER["all-at-once"](bytes_GG, network, rng=RNG), bytes_GG, network)
+    made = timed(ORDER[method](bytes_GG, network, rng=RNG), bytes_GG, network)
     slower = replace(fabric, links=tuple(replace(link, Bps=0.99 * link.Bps) for link in fabric.links))
     check_schedule(made, bytes_GG, network)
     if bytes_GG.any():

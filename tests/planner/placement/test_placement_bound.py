@@ -1,5 +1,6 @@
 """Bounds on all placements: never above the best placement, replicas and every token split included, and near it."""
 
+from dataclasses import replace
 from itertools import combinations, product
 from unittest import mock
 
@@ -15,7 +16,7 @@ from aurora.planner.placement.cost_model import AIMS, aimed_costs
 from aurora.planner.placement.linear_program import phase_program
 from aurora.planner.placement.slot_state import PhaseSums
 from aurora.planner.plan import make_plan
-from aurora.types import PHASES, Curve, PlanOptions, Profile
+from aurora.types import PHASES, Curve, PlanOptions, Profile, servers
 from tests.conftest import cluster
 from tests.strategies import clusters, profiles
 
@@ -127,6 +128,17 @@ def test_slots_that_are_few_are_counted():
     assert layer_bound_s(costs, np.full(3, 5), replicas=False) == pytest.approx(150)
     plan = make_plan(machines, [source], PlanOptions(slots_per_gpu=2))
     assert plan.bound_s == pytest.approx(150)
+
+
+def test_the_nic_of_a_hot_experts_gpu_is_counted():
+    """Four experts fill four slots: one GPU's NIC takes the 200 tokens of the other server."""
+    source = Profile("m", "", np.array([[[[100, 1, 1, 1]] * 4]]), 1, 1, 0, 1, 0, CURVES)
+    ports = [1e12] * 4
+    machines = replace(cluster(*ports), fabric=servers([0, 0, 1, 1], ports, ports, 1.0))
+    costs = aimed_costs(machines, source, (), 0, "sum")
+    assert layer_bound_s(costs, np.ones(4, dtype=np.int64)) == pytest.approx(200 + 400)
+    assert costs.value_s(np.eye(4)) == pytest.approx(200 + 400)
+    assert layer_bound_s(costs, np.full(4, 4)) < 400
 
 
 def test_a_hot_expert_has_company_where_slots_are_full():

@@ -216,6 +216,22 @@ def test_no_split_of_tokens_beats_the_bound_on_ports_and_nics(case, seed):
         assert least_s <= costs.value_s(rng.dirichlet(np.full(len(cluster), shape), profile.experts)) * (1 + 1e-9)
 
 
+@given(cases(), st.integers(0, 2), st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_no_replicas_in_few_slots_beat_the_bound_on_nics(case, spare, seed):
+    cluster, _, profile = case
+    costs, gpus, rng = layer_costs(cluster, profile, 0), len(cluster), np.random.default_rng(seed)
+    slots = min(profile.experts, -(-profile.experts // gpus) + spare)
+    least_s = layer_bound_s(costs, np.full(gpus, slots))
+    for _ in range(20):
+        held_EG = np.eye(gpus)[rng.permutation(np.resize(np.arange(gpus), profile.experts))]
+        for held_E in held_EG.T:
+            more = rng.permutation(np.flatnonzero(held_E == 0))[: slots - int(held_E.sum())]
+            held_E[more] = rng.random(len(more)) < 0.7
+        split_EG = held_EG * rng.dirichlet(np.full(gpus, 1.0), profile.experts)
+        assert least_s <= costs.value_s(split_EG / split_EG.sum(axis=1, keepdims=True)) * (1 + 1e-9)
+
+
 @given(st.integers(2, 3), st.data())
 @settings(max_examples=40, deadline=None)
 def test_no_placement_with_replicas_sends_fewer_rows_between_servers(servers, data):
