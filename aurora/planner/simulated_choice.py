@@ -348,15 +348,13 @@ def faster_all_to_all(
         return name, ""
     seconds = {name: simulated_seconds(each, profiles) for name, each in plans.items()}
     over, worst, said = plans["hierarchical"], dict(seconds), {name: f"{seconds[name]:.4g} s" for name in plans}
-    if any(each.routing is None for each in profiles):
-        said["hierarchical"] += " (estimated)"
+    between_s, estimated = None, " (estimated)" if any(each.routing is None for each in profiles) else ""
     if min(seconds, key=seconds.__getitem__) == "hierarchical":
         between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
-        if between_s is not None:
-            worst["hierarchical"] = between_s[1]
-            said["hierarchical"] = (
-                f"{seconds['hierarchical']:.4g} s (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
-            )
+    if between_s is not None:
+        worst["hierarchical"] = between_s[1]
+        estimated = f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"
+    said["hierarchical"] += estimated
     best, *others = sorted(worst, key=worst.__getitem__)
     slower = ", ".join(f"{name} {said[name]}" for name in others)
     layers = profiles[0].layers

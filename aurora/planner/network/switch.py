@@ -66,9 +66,10 @@ class Switch:
         network: ports, start-ups or curves, fabric and incast.
         logging: True: record the parts of transfers that flowed at one rate, for `pieces`; no port then exceeds its rate.
             False: ports that have rested carry the bytes of their measured burst (`port_bursts`) in no time.
+        rows: transfers that there is memory for from the beginning; further ones make it grow.
     """
 
-    def __init__(self, network: Network, logging: bool = False) -> None:
+    def __init__(self, network: Network, logging: bool = False, rows: int = 0) -> None:
         routes = route(network)
         n, resources = network.gpus, len(routes.capacity_Bps_R)
         self._network, self._routes, self._ranks = network, routes, n
@@ -82,6 +83,8 @@ class Switch:
         scratch = [*_whole(2, 0), _whole(0, 2), _whole(5), np.zeros(1), np.array([float(network.incast)])]
         self._net = SharedResources(routes.capacity_Bps_R, routes.use_GGK, routes.share_GGK, *resource_columns, *scratch)
         self._log = _log(FIRST_LOG if logging else 0)
+        if rows:
+            self._grow(rows)
 
     @property
     def now_s(self) -> float:
@@ -208,7 +211,7 @@ class Switch:
                 break
             first = max(first, stop)
         if (more := first + length - len(self._rows.src)) > 0:
-            self._grow(max(more, len(self._rows.src) // 4))
+            self._grow(max(more, len(self._rows.src)))
         if (more := tiers - self._queues.at.shape[3]) > 0:
             queues = self._queues
             firsts, stops, free = (
@@ -310,7 +313,7 @@ def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: b
 
     Unlike a schedule, a prediction lets ports exceed their rates for the bursts that measured curves show (`port_bursts`).
     """
-    switch = Switch(network)
+    switch = Switch(network, rows=np.count_nonzero(bytes_SGG))
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.now_s
 
@@ -390,6 +393,6 @@ def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bo
     Returns:
         The pieces; `number_X` is the step of each.
     """
-    switch = Switch(network, logging=True)
+    switch = Switch(network, logging=True, rows=np.count_nonzero(bytes_SGG))
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.pieces()
