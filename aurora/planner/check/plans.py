@@ -101,12 +101,11 @@ def check_schedule(schedule: Schedule, bytes_GG: IntArray, network: Network) -> 
     n = len(bytes_GG)
     src, dst = schedule.src_X, schedule.dst_X
     start, end = schedule.start_s_X, schedule.end_s_X
-    src_lacks, dst_lacks, lacking = _lacking(src, dst, schedule.bytes_X, read_only(bytes_GG))
-    if lacking and max(src_lacks, dst_lacks) >= n:
+    i, j, lacking = _lacking(src, dst, schedule.bytes_X, read_only(bytes_GG))
+    if lacking and max(i, j) >= n:
         raise BrokenPlan(f"{what}: names a rank beyond the {n} that there are")
     if lacking:
-        i, j, expected = src_lacks, dst_lacks, bytes_GG[src_lacks, dst_lacks]
-        raise BrokenPlan(f"{what}: {i} -> {j} carries {expected - lacking} bytes, expected {expected}")
+        raise BrokenPlan(f"{what}: {i} -> {j} carries {bytes_GG[i, j] - lacking} bytes, expected {bytes_GG[i, j]}")
     if (row := _wrong_row(schedule.bytes_X, start, end, schedule.rate_Bps_X)) >= 0:
         if not 0 <= start[row] <= end[row]:
             raise BrokenPlan(f"{what}: a transfer ends before it starts, or starts before zero")
@@ -276,12 +275,12 @@ def _lacking(src_X, dst_X, bytes_X, bytes_GG):
         if src >= ranks or dst >= ranks:
             return src_X[row], dst_X[row], 1
         lacking_GG[src, dst] -= bytes_X[row]
-    for src in range(ranks):
-        for dst in range(ranks):
-            any_lacks |= lacking_GG[src, dst]
+    for i in range(ranks):
+        for j in range(ranks):
+            any_lacks |= lacking_GG[i, j]
     if any_lacks:
-        src, dst = np.argwhere(lacking_GG)[0]
-        return src, dst, lacking_GG[src, dst]
+        i, j = np.argwhere(lacking_GG)[0]
+        return i, j, lacking_GG[i, j]
     return 0, 0, 0
 
 

@@ -313,7 +313,7 @@ def steps_seconds(order: Order, bytes_SGG: IntArray, network: Network, staged: b
 
     Unlike a schedule, a prediction lets ports exceed their rates for the bursts that measured curves show (`port_bursts`).
     """
-    switch = Switch(network, rows=np.count_nonzero(bytes_SGG))
+    switch = Switch(network, rows=int(np.count_nonzero(bytes_SGG)))
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.now_s
 
@@ -346,7 +346,7 @@ def one_to_one_pieces(order: Order, bytes_GG: IntArray, network: Network) -> Pie
     if not _one_after_the_other(*columns, pair_rates(network), network.pair_startup_s_GG):
         row_X = np.lexsort((src_X, columns[3]))
         columns = tuple(column_X[row_X] for column_X in columns)
-    return Pieces(*map(locked, columns), np.zeros(len(size_X), np.int64))
+    return Pieces(*map(locked, (*columns, np.zeros(len(size_X), np.int64))))
 
 
 @njit(cache=True)
@@ -393,6 +393,6 @@ def fluid_pieces(order: Order, bytes_SGG: IntArray, network: Network, staged: bo
     Returns:
         The pieces; `number_X` is the step of each.
     """
-    switch = Switch(network, logging=True, rows=np.count_nonzero(bytes_SGG))
+    switch = Switch(network, logging=True, rows=int(np.count_nonzero(bytes_SGG)))
     switch.perform([switch.open(order, bytes_GG, staged) for bytes_GG in bytes_SGG])
     return switch.pieces()
