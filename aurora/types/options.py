@@ -213,7 +213,8 @@ class PlanOptions:
         colocate: how the groups of further models are placed on the GPUs of the first model.
         order: order of each all-to-all.
         seed: random seed of strategies that draw.
-        objective: time of two colocated models ("paper": Aurora's Table 2), or of more; "simulated": simulate several plans.
+        objective: formula for a layer's time with colocated models ("paper": Aurora's Table 2); "simulated": the fastest of
+            several plans by simulation.
         time_limit_s: seconds after which exact searches stop and return the best plan found, with its bound.
         slots_per_gpu: experts that each GPU holds, replicas included; 0, auto: with replicas where these pay; None, memory: as
             many as its memory holds.
@@ -277,7 +278,7 @@ class DriftOptions:
     """Options of `aurora.drift`.
 
     Args:
-        threshold: relative loss of the plan from which you should plan again.
+        threshold: loss of the plan, as a share of its time, above which planning again pays.
         hot: number of experts that count as hot, the most loaded ones; None: an eighth of all.
         seed: random seed of the resampling that separates drift from chance.
     """
@@ -295,7 +296,7 @@ class ControlOptions:
     """Options of the controller that keeps a placement in force near its traffic.
 
     Args:
-        loss: keep the current placement while the slowest GPUs lose at most this share of their time by it.
+        loss: keep the placement while the slowest GPUs take at most this share longer than under a rebalanced one.
         bytes_per_s: maximum bytes of expert weights moved per second; None: as many as pay.
         period_s: seconds between two windows of traffic.
     """

@@ -86,7 +86,7 @@ class RunOptions:
         order: "plan": the planned orders; "auto": the fastest for each message size, measured before and during serving.
         predictable: return the routing and the measured network of the run, for a simulation.
         interleave: how models share the GPUs: at the same time, one after the other, or at the same time across processes.
-        colocate: with interleave "processes": a name; all processes that share these GPUs give the same one.
+        colocate: with interleave "processes": name of the group of GPUs, the same in all processes that share them.
         survive: continue with the remaining ranks when some are lost.
         respawn: with survive: how many times each lost rank is restarted.
         hang_s: with survive: seconds without a sign of life after which a rank counts as lost; at least two.
@@ -197,7 +197,7 @@ class TrainOptions:
         transport: how ranks exchange tokens; "auto": nccl if every rank has a GPU, else gloo; the same on all hosts.
         seed: random seed of the sequence of samples.
         timeout_s: end the run if a rank waits this many seconds for a peer, or with join a host for its leader.
-        port: port of the ranks' rendezvous; 0: a free one, with redundancy none.
+        port: port of the ranks' rendezvous; 0: a free one; not used with redundancy.
     """
 
     steps: int = option(100, above=0, most=MOST)

@@ -65,7 +65,8 @@ def find_servers(rate_Bps_GG: ArrayLike, host_G: ArrayLike | None = None) -> Int
     - more than TIERS times as fast as the fastest link to other servers, and
     - faster by more than the spread of the links inside that the ranks' ports do not explain.
 
-    If no partition is clear, a host is a server if the median rate of its links inside is TIERS times that of its other links.
+    If no partition is clear, hosts are the servers if the median rate of links inside hosts is more than TIERS times the median
+    rate of all others.
 
     A server consists of whole hosts: between ranks of one host there is no NIC; faster links there are pairs or rings of
     NVLink. Ranks with slow ports do not form a server: a slow port is slow to all ranks.
