@@ -35,6 +35,8 @@ MEND = {  # by the cause that the watchdog of the vLLM plugin gives
 }
 RENDEZVOUS_S = 30.0  # how long two ranks wait for each other
 TRIPS = 20
+MPS_FOLDER = "/tmp/nvidia-mps"  # CUDA's default
+SHARED = "for two vLLM servers on the same GPUs: --gpu-memory-utilization 0.45 each"
 GROUPS = ["torch.distributed", "aurora.runtime.transports.gloo", "aurora.runtime.transports.process_groups"]  # not models
 
 
@@ -221,7 +223,9 @@ def _gpus() -> Finding:
     kinds = [device.kind for device in here.devices]
     said = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     connections = ", ".join(sorted({each for row in here.connections_GG for each in row if each})) or "alone"
-    return Finding("GPUs", WORKS, f"{said}; driver {here.driver}; {connections}")
+    mps = os.path.exists(os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_FOLDER), "control"))
+    found = f"{said}; driver {here.driver}; {connections}; {'MPS' if mps else 'no MPS'}"
+    return Finding("GPUs", WORKS, found, SHARED if mps else f"{SHARED}, and nvidia-cuda-mps-control -d before them")
 
 
 def _begin_ranks() -> bool:

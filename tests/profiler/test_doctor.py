@@ -51,14 +51,22 @@ def test_versions_that_are_missing_or_too_old(monkeypatch):
     assert healthy([Finding("vllm", MISSING, "")])
 
 
-def test_gpus_by_nvml(monkeypatch):
+def test_gpus_by_nvml(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+
     def at(machine):
         nvml = Replay(machine)
         nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         return doctor._gpus()
 
-    assert at("h100-sxm-8").found == "8 x NVIDIA H100 80GB HBM3; driver 580.65.06; NVLink"
+    alone = at("h100-sxm-8")
+    assert alone.found == "8 x NVIDIA H100 80GB HBM3; driver 580.65.06; NVLink; no MPS"
+    assert "--gpu-memory-utilization 0.45" in alone.mend
+    assert "nvidia-cuda-mps-control -d" in alone.mend
+    (tmp_path / "control").touch()
+    assert at("h100-sxm-8").found.endswith("NVLink; MPS")
+    assert "nvidia-cuda-mps-control" not in at("h100-sxm-8").mend
     assert at("a100-t4").found.startswith("1 x NVIDIA A100 80GB PCIe, 1 x Tesla T4")
     split = at("a100-mig")
     assert split.state == BROKEN
