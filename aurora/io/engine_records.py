@@ -137,8 +137,8 @@ def load_records(folder: Path) -> Profile:
 def merged(records: Sequence[EngineRecord]) -> Profile:
     """Merge the records of all ranks into one Profile.
 
-    Each rank is a source rank. The profile's windows have as many forward passes as those of the record with the widest ones;
-    narrower windows are added up. Windows without tokens are left out.
+    Each rank is a source rank. If windows of the records differ in their number of forward passes, narrower windows are joined
+    to the largest width. Windows without tokens are left out.
 
     Args:
         records: one per rank, in any sequence.

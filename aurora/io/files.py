@@ -330,7 +330,7 @@ def check_schema(path: Path, found: Mapping[str, Any], form: str = "") -> None:
     Args:
         path: the file.
         found: its contents.
-        form: the format, such as "aurora plan"; empty for a format of SCHEMA.
+        form: the format, such as "aurora plan"; empty: a format whose version is SCHEMA.
     """
     expected = schema_of(form)
     if found.get("schema") != expected or isinstance(found["schema"], bool):

@@ -74,9 +74,9 @@ class ExpertParallelLayer:
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Starts to push a batch by kernels, without the host; arguments as in `dispatch`.
+        """Begins the dispatch of a batch by kernels for which the host does not wait; arguments as in `dispatch`.
 
-        Returns None, and sends nothing, if the batch must go over the transport, as here; subclasses may push.
+        Returns None, and sends nothing, if the batch must go over the transport. This class always does; subclasses may push.
         """
         return None
 

@@ -112,8 +112,8 @@ def cluster_of(
 ) -> Cluster:
     """Returns the Cluster that measured links describe.
 
-    Nodes are the servers that were found, or without servers the hosts. The start-up time of a message is the longer one of its
-    two ranks; so that of a rank is the shortest one of its measured messages.
+    Nodes are the servers that were found, or without servers the hosts. A message takes the longer start-up time of its two
+    ranks. So a rank gets the shortest start-up time among its measured messages.
     """
     hosts = list(dict.fromkeys(device.host for device in device_G))
     node_G, fabric = [hosts.index(device.host) for device in device_G], None

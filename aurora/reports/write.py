@@ -13,7 +13,7 @@ from aurora.types import Plan, Profile, Trace
 
 @dataclass(frozen=True)
 class ReportForm:
-    """A form that reports are written in.
+    """A file format of reports, and the function that writes it.
 
     Attributes:
         write: called with (inputs, path, progress); writes the report to exactly this file.

@@ -148,14 +148,14 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         return gathered
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
-        """Ends the gate, and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
+        """Ends the phase "gate", and gathers the row counts of all ranks; see `ExpertParallelLayer.gather_counts`."""
         self._context.stop_compute("gate", self._layer)
         return self._context.gather_counts(layout.counts, self._layer)
 
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Ends the gate and pushes the tokens, if the context has an ordered push; see `ExpertParallelLayer.pushed`."""
+        """Ends the phase "gate" and pushes the tokens, if the context has an ordered push; see `ExpertParallelLayer.pushed`."""
         if self._context.push is None:
             return None
         from aurora.runtime.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import

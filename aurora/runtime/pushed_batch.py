@@ -5,7 +5,7 @@ rows by expert; 4. to 6. the experts' first projection, gate, second projection;
 row, and wait for the peers' answers; 8. sum by token.
 
 A token travels once to each rank, with its weights and experts. Each sender tells how often its tokens chose each expert, and
-numbers these choices. So the receiver knows the place of every row among the rows of its expert without sorting.
+numbers these choices. From that the receiver computes the place of every row among the rows of its expert.
 """
 
 from typing import Any

@@ -186,7 +186,7 @@ def remove_newer(folder: Path, steps: int) -> None:
 
 
 def restore(state: TrainState, checkpoint: WholeCheckpoint, held_L: Sequence[Sequence[int]]) -> None:
-    """Replaces a rank's state by that of a checkpoint, which other numbers of ranks may have written.
+    """Replaces a rank's state by that of a checkpoint, which may have been written by more or fewer ranks.
 
     Args:
         state: the rank's state, changed in place.

@@ -281,7 +281,7 @@ def _options(words: list[str], experts: int, gpus: int, cpu: bool, apply: bool, 
 async def serve(
     command: ServeCommand, hang_s: float, after_s: float | None, as_json: bool, say: Callable[[str], None]
 ) -> tuple[str, dict[str, Any] | None]:
-    """Serves until Ctrl-C or SIGTERM, or until a rank is lost that vLLM cannot do without.
+    """Serves until Ctrl-C or SIGTERM, or until a rank is lost and the others cannot serve on.
 
     Args:
         command: what to start.

@@ -90,7 +90,7 @@ class NcclPutCalls:
 
 
 class GlooPutCalls:
-    """PutCalls on CPUs, for tests: messages of whole parts, which a receiver takes when it waits for their signal."""
+    """PutCalls on CPUs by messages of a gloo group, for tests: a receiver takes a message when it waits for its signal."""
 
     def __init__(self, group: Any, size: int) -> None:
         self.rank, self.ranks, self._group = group.rank(), group.size(), group

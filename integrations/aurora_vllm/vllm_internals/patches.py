@@ -1,4 +1,4 @@
-"""Patches of vLLM: classes that replace its experts and its all-to-all manager, and a planned EPLB.
+"""Patches of vLLM: classes that replace its experts, its all-to-all manager, and the policy of its load balancer (EPLB).
 
 Until there is a WorkerIntegration, they behave as vLLM's own.
 """
