@@ -1,6 +1,7 @@
 """vLLM with and without the plugin: time of a prefill and of a decode step, on hosts whose ports are held to a rate.
 
     .venv-vllm/bin/python bench/vllm.py [--ranks 4] [--mbit 400] [--repetitions 5] [--tokens 192]
+    .venv-vllm/bin/python bench/vllm.py --hooks
 
 Needs what `make test-vllm` installs; root, for the hosts (bench/network/net.py); without it ranks meet over loopback, whose
 rate nobody holds. One expert-parallel rank a host, data parallel, a random Qwen3-MoE whose network takes about as long as its
@@ -8,6 +9,11 @@ compute. `stock` is vLLM's allgather and reduce-scatter with the same repairs of
 of processes of its own; within one, a prefill and NEW decode steps are timed by turns, and the slowest rank counts. Medians and
 ranges over repetitions, after one to warm up. Then one rank alone, which records and does not by turns, beside one without
 the plugin's settings, in PROCESSES processes of each by turns. Results: bench/results/vllm-DATE.md.
+
+`--hooks` instead: CPU time inside the plugin's hooks (hook_stopwatch.py) over the time of a step, on two ranks that record,
+with the watchdog on: of a tiny model, and of one with weights of a size that takes CPUs some time. A step counts as the CPU
+time of its process, which is less than its time on the wall. The share counts the threads of the watchdog and of records; the
+stopwatch's own time is shown apart. Results: bench/results/vllm-hooks-DATE.md.
 """
 
 import argparse
@@ -35,6 +41,7 @@ from aurora.planner.plan import make_plan  # noqa: E402
 from aurora.types import Cluster, Gpu, PlanOptions  # noqa: E402
 
 NEW = 8
+STEPS, WARM = 32, 2  # of --hooks: tokens of an answer, rounds before those that are measured
 PROCESSES = 10
 LIMIT_S = 1200
 ENGINE = HERE.parent / "tests" / "integrations" / "engine.py"
@@ -48,7 +55,7 @@ ENVIRON = {
 }
 
 
-def model(folder: Path, hidden: int, experts: int, layers: int = 4, top_k: int = 2) -> None:
+def model(folder: Path, hidden: int, experts: int, layers: int = 4, top_k: int = 2, width: int = 64) -> None:
     """A random checkpoint with more bytes between ranks than work on them."""
     import torch
     import transformers
@@ -56,7 +63,7 @@ def model(folder: Path, hidden: int, experts: int, layers: int = 4, top_k: int =
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=256,
-        intermediate_size=96, moe_intermediate_size=64, num_experts=experts, num_experts_per_tok=top_k, norm_topk_prob=True,
+        intermediate_size=96, moe_intermediate_size=width, num_experts=experts, num_experts_per_tok=top_k, norm_topk_prob=True,
         decoder_sparse_step=1, mlp_only_layers=[], max_position_embeddings=2048, tie_word_embeddings=False,
     )  # fmt: skip
     made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -126,6 +133,36 @@ def row(name: str, times: list[dict[str, float]], base: list[dict[str, float]]) 
     return f"| {name} | {' | '.join(cells)} |"
 
 
+def hooks(folder: Path) -> list[str]:
+    """Rows of a table: the share of the plugin's hooks in steps, by model and rank."""
+    lines = ["| model | rank | steps | step, ms of CPU (wall) | hooks, us | threads, us | share | stopwatch, us | most |"]
+    lines += ["|---" * 9 + "|"]
+    watch = f"import sys; sys.path.append({str(HERE)!r}); import hook_stopwatch"
+    for hidden, width, layers, rounds in ((64, 64, 4, 12), (1024, 256, 16, 6)):
+        name = f"hidden {hidden}, {layers} layers"
+        model(folder / name, hidden, 16, layers, width=width)
+        job = {
+            "model": str(folder / name), "prompts": [[1 + n] * 8 for n in range(8)], "repeat": rounds, "new_tokens": STEPS,
+            "before": f"{watch}; hook_stopwatch.install()",
+            "between": f"import hook_stopwatch; number == {WARM} and hook_stopwatch.begin()",
+            "after": f"import hook_stopwatch; hook_stopwatch.save({str(folder / name)!r})",
+            "additional_config": {"aurora": {"record": str(folder / f"{name} seen"), "record_every_s": 60}},
+        }  # fmt: skip
+        run(folder / f"{name} run", None, 2, job)
+        for rank in range(2):
+            found = json.loads(Path(f"{folder / name}-{rank}.json").read_text())
+            step_s, wall_s, threads_s = (found[each] / found["steps"] for each in ("cpu_s", "wall_s", "threads_s"))
+            spent_s = {each: spent - found["stopwatch_s"][each] for each, spent in found["hooks_s"].items()}
+            hooks_s, own_s = sum(spent_s.values()), sum(found["stopwatch_s"].values())
+            most = sorted(spent_s, key=spent_s.__getitem__, reverse=True)[:5]
+            cells = [name, rank, found["steps"], f"{step_s * 1e3:.1f} ({wall_s * 1e3:.1f})", f"{hooks_s * 1e6:.0f}"]
+            cells += [f"{threads_s * 1e6:.0f}", f"{(hooks_s + threads_s) / step_s:.2%}", f"{own_s * 1e6:.0f}"]
+            lines.append(
+                f"| {' | '.join(map(str, cells))} | {', '.join(f'{each} {spent_s[each] * 1e6:.0f}' for each in most)} |"
+            )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
@@ -134,7 +171,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192, help="of the prompt of each rank")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--experts", type=int, default=16)
+    parser.add_argument("--hooks", action="store_true", help="time inside the plugin's hooks instead")
     args = parser.parse_args()
+    if args.hooks:
+        with tempfile.TemporaryDirectory() as temporary:
+            lines = [f"# Time in the plugin's hooks in vLLM, {datetime.date.today()}", "", f"{machine()}.", ""]
+            write("vllm-hooks", [*lines, *hooks(Path(temporary)), "", f"Load of the machine: {os.getloadavg()[0]:.1f}."])
+        return
     rng = np.random.default_rng(0)
     prompts = [rng.choice(12, args.tokens).tolist() for _ in range(args.ranks)]  # few words: skewed
     lines = [f"# vLLM with the plugin, {datetime.date.today()}", "", f"{machine()}.", ""]
@@ -178,8 +221,12 @@ def main() -> None:
             "|---|---|---|---|---|",
         ]
         lines += [row("recording", on, off)]
+    write("vllm", lines)
+
+
+def write(name: str, lines: Sequence[str]) -> None:
     text = "\n".join(lines) + "\n"
-    (HERE / "results" / f"vllm-{datetime.date.today()}.md").write_text(text)
+    (HERE / "results" / f"{name}-{datetime.date.today()}.md").write_text(text)
     sys.stdout.write(text)
 
 

@@ -18,7 +18,7 @@ from aurora_vllm.layer_alltoall import LayerAllToAll
 from aurora_vllm.plugin_status import STUCK_S, ControlMetrics, HeartbeatThread
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
-from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
+from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 if TYPE_CHECKING:
     from aurora_vllm.pushed_alltoall import PushedLayer
@@ -160,7 +160,7 @@ class ExpertMapPlacement:
         cluster: Cluster | None,
         layers: Sequence[ExpertSlots],
         placement: Placement,
-        choices: ChoiceCounter,
+        choices: ChoiceCounter | KeptCounter,
         transport: Transport,
         time_slices: TimeSlices,
         metrics: ControlMetrics,

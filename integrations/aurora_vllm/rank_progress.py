@@ -66,12 +66,20 @@ class RankProgress:
 
     def arrive(self, phase: int) -> None:
         """Notes that this rank has arrived at an exchange and waits for all others; `phase` is an index in PHASES."""
+        now_ns, words = time.monotonic_ns(), self._words  # as `_set`, but twice in each layer: calls take time
+        if self._phase == _COMPUTE:
+            self._compute_ns += now_ns - self._since_ns
         self._exchanges += 1
-        self._set(phase)
+        self._phase, self._since_ns = phase, now_ns
+        words[SINCE] = now_ns
+        words[DOING] = self._exchanges << 8 | phase
 
     def leave(self) -> None:
         """Notes that the exchange has ended, and that this rank computes again."""
-        self._set(_COMPUTE)
+        now_ns, words = time.monotonic_ns(), self._words
+        self._phase, self._since_ns = _COMPUTE, now_ns
+        words[SINCE] = now_ns
+        words[DOING] = self._exchanges << 8 | _COMPUTE
 
     def idle(self) -> None:
         """Notes that this rank computes nothing."""

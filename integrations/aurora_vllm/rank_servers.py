@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -35,6 +36,7 @@ FAULT_S = 1.0  # of a rank that waits for a change though nobody was lost
 WITHIN_S = 40.0  # for survivors to wait for each other in a change: one may be in its first pass
 AGAIN = 1  # times that a failed change is made again before all servers are started anew
 PAUSE_S, TRIES = 30.0, 3  # between two starts of a lost rank, and how many there are
+SLOWER, LEAST_S = 3.0, 300.0  # of its starts, than the start of all was, until it counts as stalled; and seconds at least
 PATIENCE_S = 60.0  # of a rank that could join, while streams are under way that it would end
 STARTED, SERVES = "starting processes", "serving"
 PHASES = {  # what a rank does from a line of its log on
@@ -42,6 +44,7 @@ PHASES = {  # what a rank does from a line of its log on
     "Loading weights took": "warming up",
     "init engine (": "waiting for the others",
 }
+FIRST_PORT, DRAWN = 10240, 200  # of ports for servers, below those of connections; and how many are tried
 OF_ENGINE = "VLLM::"  # how vLLM's own names of its processes begin
 
 
@@ -246,7 +249,7 @@ class RankServers:
             await self._start_server(rank, port, {})
         self._newcomer: int | None = None  # a lost rank that is being started
         self._joined: int | None = None  # one that joins in the present change
-        self._tries, self._pause_until_s, self._ready_s = dict[int, int](), 0.0, 0.0
+        self._tries, self._pause_until_s, self._ready_s, self._late_s = dict[int, int](), 0.0, 0.0, 0.0
         self._ranks_now, self._change_s, self._asked = ServingRanks(self.ranks, self.hang_s), 0.0, set[str]()
         self._failures, self._told_s = 0, 0.0
         began_s = told_s = time.monotonic()
@@ -267,6 +270,7 @@ class RankServers:
                 ranks = {phase: [rank for rank in phases if phases[rank] == phase] for phase in phases.values()}
                 self.say(f"{now_s - began_s:.0f} s: " + "; ".join(f"{self._name(*of)} {phase}" for phase, of in ranks.items()))
                 before, told_s = phases, now_s
+        self._patience_s = max(LEAST_S, SLOWER * (time.monotonic() - began_s))
         if self.port is None:
             await self._start_router()
         self.changes.number += 1
@@ -322,10 +326,8 @@ class RankServers:
                 ranks.change += 1
                 await self._begin_change([])
                 return ""
-            self.say(f"{self._name(joined)} could not join: {why}")
-            self.servers[joined].kill()
+            self._give_up(joined, f"could not join: {why}")
             ranks.give_up(joined)
-            self._joined, self._pause_until_s = None, time.monotonic() + PAUSE_S
             await self._begin_change([joined])
         elif self.changes.serving.is_set() and self.rejoin:
             await self._bring_back(asked, answers)
@@ -344,10 +346,10 @@ class RankServers:
                 self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
                 await self.servers[rank].process.wait()
                 await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
+                self._late_s = time.monotonic() + self._patience_s
                 self.say(f"{self._name(rank)} is started again, and joins the others then")
         elif (code := self.servers[rank].process.returncode) is not None:
-            self.say(f"{self._name(rank)} did not come back, {describe_exit(code)}: {reason(self.servers[rank].log)}")
-            self._newcomer, self._pause_until_s = None, time.monotonic() + PAUSE_S
+            self._give_up(rank, f"did not come back, {describe_exit(code)}: {reason(self.servers[rank].log)}")
         elif self.servers[rank].phase == SERVES or answers.get(rank) is not None:
             server, now_s = self.servers[rank], time.monotonic()
             server.phase, self._ready_s = SERVES, now_s if server.phase != SERVES else self._ready_s
@@ -356,8 +358,18 @@ class RankServers:
             self._newcomer, self._joined = None, rank
             ranks.join(rank)
             await self._begin_change([])
+        elif time.monotonic() > self._late_s:
+            phase, log = self.servers[rank].phase, self.servers[rank].log
+            self._give_up(rank, f"did not come back within {self._patience_s:.0f} s, and was ended while {phase} (see {log})")
         elif rank in answers or rank not in asked:
             asked[rank] = asyncio.create_task(self._ask("GET", f"{self.servers[rank].url}/health", self.hang_s))
+
+    def _give_up(self, rank: int, why: str) -> None:
+        """Ends the newest server of a lost rank, which is tried again after a pause unless it has been too often."""
+        self.servers[rank].kill()
+        self._newcomer = self._joined = None
+        self._pause_until_s = time.monotonic() + PAUSE_S
+        self.say(f"{self._name(rank)} {why}; it is {'tried again' if self._tries[rank] < TRIES else 'left out'}")
 
     async def end(self) -> None:
         """Ends all processes, after they have written their records. No process is left on return."""
@@ -480,8 +492,14 @@ class RankServers:
 
 
 def free_ports(number: int) -> list[int]:
-    """Returns `number` ports of this host on which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    """Returns `number` ports of this host on which nobody listens, below those of connections where there are some."""
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    apart = random.sample(range(FIRST_PORT, max(first_of_connections, FIRST_PORT + DRAWN)), DRAWN)
+    sockets: list[socket.socket] = []
+    for port in (*apart, *[0] * number):
+        if len(sockets) < number:
+            with suppress(OSError):
+                sockets.append(socket.create_server(("127.0.0.1", port)))
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()

@@ -44,20 +44,12 @@ class TimeSlices:
             self.arbiter.start_compute()
             self._holds_gpu = True
 
-    def release_gpu(self) -> None:
-        """Lets other servers compute. Does nothing if the GPU is not held."""
-        if self.arbiter is not None and self._holds_gpu:
+    def release_gpu(self) -> bool:
+        """Lets other servers compute. Returns whether the GPU was held; otherwise nothing happens."""
+        if (held := self._holds_gpu) and self.arbiter is not None:
             self._holds_gpu = False
             self.arbiter.stop_compute()
-
-    @contextmanager
-    def released_gpu(self) -> Iterator[None]:
-        """Context manager that releases the GPU inside the block, where this rank may wait for others."""
-        held = self._holds_gpu
-        self.release_gpu()
-        yield
-        if held:
-            self.hold_gpu()
+        return held
 
     @contextmanager
     def exchanging(self, transport: Transport) -> Iterator[None]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import datetime
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,11 @@ class ChoiceCounts:
     """Counts of one forward pass, which may still be on their way from the GPU to the host.
 
     Args:
-        counts_LE: (L, E) int64, in memory of the host.
+        counts_LE: (L, E) int64, in memory of the host; or a function that counts them.
         copied: CUDA event after which the counts have arrived; None: they have.
     """
 
-    def __init__(self, counts_LE: torch.Tensor, copied: Any = None) -> None:
+    def __init__(self, counts_LE: torch.Tensor | Callable[[], torch.Tensor], copied: Any = None) -> None:
         self._counts_LE, self._copied = counts_LE, copied
 
     @property
@@ -40,6 +41,8 @@ class ChoiceCounts:
         """Returns (L, E) int64: how often each expert was chosen in each MoE layer. Waits for the counts."""
         if self._copied is not None:
             self._copied.synchronize()
+        if not isinstance(self._counts_LE, torch.Tensor):
+            self._counts_LE = self._counts_LE()
         return self._counts_LE.numpy()
 
 
@@ -88,6 +91,37 @@ class ChoiceCounter:
         return ChoiceCounts(on_host, copied)
 
 
+class KeptCounter:
+    """Counts choices of passes on the host, whose routers make a new tensor for each layer: it is kept, and counted later.
+
+    Arguments as of `ChoiceCounter`.
+    """
+
+    def __init__(self, decoder_layers: Mapping[int, int], layers: int, experts: int) -> None:
+        self._shape, self._decoder_layers = (layers, experts), list(decoder_layers.values())
+        self._first_L11 = np.array(list(decoder_layers))[:, None, None] * experts
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def keeper(self, decoder_layer: int) -> Callable[[torch.Tensor], None]:
+        """Returns what keeps a decoder layer's choices, the (N, K) experts of this rank's rows."""
+        return partial(self._kept.__setitem__, decoder_layer)
+
+    def count(self, rows: slice) -> ChoiceCounts:
+        """Counts the choices of some rows of the last pass; of FEW_ROWS only when they are read, with others."""
+        chosen_LNK = [self._kept[layer] for layer in self._decoder_layers]
+
+        def counted() -> torch.Tensor:
+            chosen_X = (torch.stack(chosen_LNK)[:, rows].numpy() + self._first_L11).ravel()
+            layers, experts = self._shape
+            return torch.from_numpy(np.bincount(chosen_X, minlength=layers * experts)).view(layers, experts)
+
+        return ChoiceCounts(counted if len(chosen_LNK[0]) <= FEW_ROWS else counted())
+
+    def counted(self, rows: slice) -> torch.Tensor:
+        """Returns (L, E) int64: how often each expert was chosen in some rows of the last pass."""
+        return torch.from_numpy(self.count(rows).read())
+
+
 Mark = Any  # host seconds, or an event on the GPU's stream
 
 
@@ -117,15 +151,16 @@ class PhaseClock:
 
     Args:
         on_gpu: whether the work runs on a GPU.
+
+    Attributes:
+        mark: returns a mark; None while a CUDA graph is captured.
     """
 
     def __init__(self, on_gpu: bool) -> None:
-        self._on_gpu = on_gpu
+        self.mark: Callable[[], Mark | None] = self._event if on_gpu else time.perf_counter
 
-    def mark(self) -> Mark | None:
-        """Returns a mark; None while a CUDA graph is captured, because replays of the graph do not run this code."""
-        if not self._on_gpu:
-            return time.perf_counter()
+    def _event(self) -> Mark | None:
+        """Returns an event; None while a CUDA graph is captured, because replays of the graph do not run this code."""
         if torch.cuda.is_current_stream_capturing():
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -139,6 +174,7 @@ def span(start: Mark | None, end: Mark | None) -> Span | None:
 
 
 MAX_WINDOWS = 64
+FEW_ROWS = 64  # of a pass whose choices are kept until then, which takes memory
 PENDING_LIMIT = 32  # forward passes that are added up together
 
 
@@ -162,6 +198,9 @@ class EngineFacts:
     dense_layers: tuple[int, ...] = ()  # numbers of the decoder layers without experts
 
 
+LayerMarks = tuple[int, bool, Mark, Mark | None]  # MoE layer, whether its all-to-all is vLLM's own, its beginning, its end
+
+
 @dataclass
 class _Pass:
     """A forward pass whose counts and times are not added up yet."""
@@ -170,6 +209,19 @@ class _Pass:
     own: ChoiceCounts
     local: ChoiceCounts
     timings: list[tuple[int, str, Span | float, int, int]]  # layer, phase, time, tokens, active experts or 0 if unknown
+    shape_NK: Sequence[int]
+    layers: Sequence[LayerMarks]
+
+
+def _timings(shape_NK: Sequence[int], layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | float, int, int]]:
+    """Yields the times between MoE layers, and those of the experts of layers without an all-to-all of aurora's."""
+    rows, top_k = shape_NK
+    left: Mark | None = None
+    for layer, stock, began, ended in layers:
+        for phase, start, end, tokens, active in (("gate", left, began, rows, 1), ("expert", began, ended, rows * top_k, 0)):
+            if start is not None and end is not None and (phase == "gate" or stock):
+                yield layer, phase, end - start if isinstance(end, float) else Span(start, end), tokens, active
+        left = ended
 
 
 class TrafficRecorder:
@@ -206,15 +258,24 @@ class TrafficRecorder:
         if seconds is not None:
             self._timings.append((layer, phase, seconds, tokens, active))
 
-    def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts) -> None:
+    def end_pass(
+        self,
+        step: int,
+        own: ChoiceCounts,
+        local: ChoiceCounts,
+        shape_NK: Sequence[int] = (0, 0),
+        layers: Sequence[LayerMarks] = (),
+    ) -> None:
         """Ends a forward pass of real tokens, and calls `accumulate` if PENDING_LIMIT passes are waiting.
 
         Args:
             step: the pass's number, the same on all ranks.
             own: choices of the rows that this rank counts.
             local: choices of all rows on this rank; other tensor-parallel ranks count the rest.
+            shape_NK: rows on this rank, and experts that each chooses.
+            layers: the pass's MoE layers, in the sequence in which they ran.
         """
-        self._passes.append(_Pass(step, own, local, self._timings))
+        self._passes.append(_Pass(step, own, local, self._timings, shape_NK, layers))
         self._timings = []
         if len(self._passes) >= PENDING_LIMIT and (self._passes[-1].local.ready or len(self._passes) >= 2 * PENDING_LIMIT):
             self.accumulate()
@@ -226,7 +287,7 @@ class TrafficRecorder:
             each = self._passes.popleft()
             self.count(each.step, range(self.facts.layers), each.own.read())
             active_L = np.count_nonzero(each.local.read(), axis=1).tolist()
-            for layer, phase, took, tokens, active in each.timings:
+            for layer, phase, took, tokens, active in (*each.timings, *_timings(each.shape_NK, each.layers)):
                 seconds = took.seconds if isinstance(took, Span) else took
                 timings.append((layer, TIMED.index(phase), seconds, tokens, active or active_L[layer]))
         self._add_up(np.array(timings, dtype=np.float64).reshape(-1, 5))

@@ -28,7 +28,16 @@ from aurora_vllm.rank_progress import RankProgress
 from aurora_vllm.served_plan import Checkpoint, ServedPlan
 from aurora_vllm.settings import Settings
 from aurora_vllm.time_slices import TimeSlices
-from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, Mark, PhaseClock, Span, span
+from aurora_vllm.traffic_recorder import (
+    ChoiceCounter,
+    EngineFacts,
+    KeptCounter,
+    LayerMarks,
+    Mark,
+    PhaseClock,
+    Span,
+    span,
+)
 from aurora_vllm.worker_records import WorkerRecords
 
 if TYPE_CHECKING:
@@ -62,7 +71,6 @@ class _Thread(threading.local):
     """State of one thread: vLLM may run several forward passes in threads."""
 
     in_flight: LayerInFlight | None = None
-    left_layer: Mark | None = None  # when it left the last MoE layer
 
 
 class WorkerIntegration:
@@ -96,8 +104,8 @@ class WorkerIntegration:
         self._make_transport: Callable[[], Transport] | None = None
         self._transport: Transport | None = None
         self._alltoall_of_layer: dict[int, LayerAllToAll] = {}
-        self._first_layer, self._clock = 0, PhaseClock(False)
-        self._choices: ChoiceCounter | None = None
+        self._clock = PhaseClock(False)
+        self._choices: ChoiceCounter | KeptCounter | None = None
         self._watched: WatchedExchanges | None = None  # of all layers, if their orders are measured
         self.peers_memory: MakeMemory | str = "expected expert-parallel ranks"  # of push, or why there is none
         self._push: OrderedPush | None = None
@@ -105,6 +113,9 @@ class WorkerIntegration:
         self._way_of: Callable[[int], str] | None = None  # by tokens of a rank, if the fastest is taken
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
+        self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
+        self._layers: list[LayerMarks] = []  # of the pass that is recorded
+        self._shape_NK: Sequence[int] = (0, 0)  # of the choices of its first MoE layer
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
         self._thread = _Thread()
 
@@ -136,7 +147,8 @@ class WorkerIntegration:
             self.live.change_ranks(self.rank, self.ranks)
 
     def begin_serving(
-        self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int], choices: ChoiceCounter | None,
+        self, facts: EngineFacts, served_name: str, decoder_layers: Mapping[int, int],
+        choices: ChoiceCounter | KeptCounter | None,
         engine: EngineAllToAll | None = None,
     ) -> None:  # fmt: skip
         """Begins records and metrics, compiles code that serving needs, and times orders. Called once the model is loaded.
@@ -150,7 +162,7 @@ class WorkerIntegration:
             choices: counts what the routers chose; None: nothing is recorded.
             engine: vLLM's own all-to-all; None: it is not compared with.
         """
-        self._first_layer, self._clock = min(decoder_layers), PhaseClock(torch.cuda.is_available())
+        self._clock = PhaseClock(torch.cuda.is_available())
         if self.served.order == "online":  # compiled now, not in the first batch
             order_of_batch(np.ones((self.ranks, self.ranks), dtype=np.int64), self.served.hierarchy, Network.equal(self.ranks))
         self._choose_way(served_name, engine)
@@ -184,27 +196,48 @@ class WorkerIntegration:
             self._push.check_peers(waits=False)
         with self.records.between_passes:
             try:
+                self._recorded, self._layers = real_tokens > 0 and self.records.active, []
                 self.progress.begin_pass(real_tokens)
                 yield
                 self.progress.end_pass()
                 if self.moving is not None and real_tokens:
                     self.moving.count(self._own_rows(real_tokens, False))
-                if self._choices is not None and self.records.active and real_tokens:
+                if self._choices is not None and self._recorded:
                     own = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
                         own = self._choices.count(self._own_rows(real_tokens, False))
-                    self.records.end_pass(self._step, own, local)
+                    self.records.end_pass(self._step, own, local, self._shape_NK, self._layers)
             finally:
                 self.progress.idle()  # also after an error
-                self._real_tokens = outer
+                self._real_tokens, self._recorded = outer, False
         if outer == 0 and self.metrics is not None:
             self._show_exchanges()
             self.metrics.refresh()
 
+    def enter_layer(self, layer: int, experts_NK: torch.Tensor) -> Mark | None:
+        """Says that this thread begins a MoE layer; arguments as in `moe_layer`. Returns a mark if the pass is recorded."""
+        self.progress.layer(layer)
+        if not self._recorded:
+            return None
+        if not self._layers:
+            self._shape_NK = experts_NK.shape
+        return self._clock.mark()
+
+    def leave_layer(self, layer: int, stock: bool, began: Mark | None) -> None:
+        """Says that this thread has computed a MoE layer.
+
+        Args:
+            layer: the MoE layer's index.
+            stock: whether its all-to-all was vLLM's own; those of aurora's are timed apart.
+            began: as `enter_layer` returned.
+        """
+        if began is not None:
+            self._layers.append((layer, stock, began, self._clock.mark()))
+
     @property
-    def _recorded(self) -> bool:
-        """True if the pass is recorded: not in warm-up and dummy batches, of which CUDA graphs are captured."""
-        return self._real_tokens > 0 and self.records.active
+    def stock(self) -> bool:
+        """True if all all-to-alls are vLLM's own."""
+        return self.served.order == "stock"
 
     @contextmanager
     def moe_layer(self, layer: int, experts_NK: torch.Tensor, sequence_parallel: bool) -> Iterator[None]:
@@ -218,21 +251,13 @@ class WorkerIntegration:
         Raises:
             RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
         """
-        self.progress.layer(layer)
-        thread, recorded = self._thread, self._recorded
-        began = self._clock.mark() if recorded else None
-        if recorded and layer != self._first_layer:
-            self.records.add_timing(layer, "gate", span(thread.left_layer, began), len(experts_NK))
+        thread, began = self._thread, self.enter_layer(layer, experts_NK)
         thread.in_flight = in_flight = LayerInFlight(layer, self._own_rows(len(experts_NK), sequence_parallel), began)
         try:
             yield
             if in_flight.batch is not None:
                 raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched by aurora and not combined by it")
-            if recorded:
-                thread.left_layer = self._clock.mark()
-                if not in_flight.exchanged:
-                    computed = span(in_flight.experts_from, thread.left_layer)
-                    self.records.add_timing(layer, "expert", computed, experts_NK.numel(), 0)
+            self.leave_layer(layer, not in_flight.exchanged, began)
         finally:
             thread.in_flight = None
 

@@ -79,10 +79,10 @@ class WorkerRecords:
         for recorder in self._recorders.values():
             recorder.add_timing(layer, phase, seconds, tokens, active)
 
-    def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts) -> None:
+    def end_pass(self, step: int, own: ChoiceCounts, local: ChoiceCounts, *layers: Any) -> None:
         """Ends a forward pass of real tokens; see `TrafficRecorder.end_pass`."""
         for recorder in self._recorders.values():
-            recorder.end_pass(step, own, local)
+            recorder.end_pass(step, own, local, *layers)
 
     # Commands
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +22,9 @@ OPTIONS = (
 
 def start(model: Path, folder: Path, *words: str, stdout: int = subprocess.DEVNULL) -> tuple[subprocess.Popen[str], int]:
     """Starts `aurora vllm` of a model in a process group of its own. Returns the process, and the port of its server."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
+    from aurora_vllm.rank_servers import free_ports
+
+    (port,) = free_ports(1)
     given = [str(model), "--state", str(folder), "--port", str(port), *words]
     pipes = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     return subprocess.Popen([sys.executable, "-m", "aurora", "vllm", *given], env={**os.environ, **ENVIRON}, **pipes), port

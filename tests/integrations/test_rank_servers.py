@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,8 @@ print("INFO Initializing a V1 LLM engine")
 print("INFO [plugin] aurora: rank %d places experts" % rank)
 
 async def health(request):
+    if sys.argv[3] == "loads":
+        await asyncio.sleep(600)
     return web.json_response({})
 
 async def status(request):
@@ -70,7 +73,7 @@ async def apply(request):
     told.append(body)
     if sys.argv[3] == "refuses":
         state.update(status="unhealthy", ft_error="no", last_ft_request_id="r")
-    else:
+    elif sys.argv[3] != "waits":
         state.update(status="healthy", change=body["params"]["change"])
     return web.json_response({"request_id": "r"}, status=202)
 
@@ -189,6 +192,16 @@ def test_a_rank_that_faults_after_a_change_gets_another_one():
     assert told == [False] * 4 + [True]
     assert ranks.change == 2
     assert not ranks.faulted({0: waits}, 9.5)  # has not made it yet
+
+
+def test_ports_of_servers_are_none_that_connections_take():
+    """A server binds its port a minute after it was drawn."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert lowest <= rank_servers.FIRST_PORT or max(ports) < lowest
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 class Parent:
@@ -348,24 +361,36 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
     assert sum(said.startswith("3 of 3 ranks serve on") for said in parent.said) == 2
 
 
-@pytest.mark.parametrize(("kind", "said"), [("broken", "rank 1 did not come back"), ("refuses", "rank 1 could not join")])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("broken", "rank 1 did not come back, exit code 1"),
+        ("loads", "rank 1 did not come back within 2 s, and was ended while loading the model"),
+        ("refuses", "rank 1 could not join"),
+        ("waits", "rank 1 could not join: no answer within 2.5 s"),
+    ],
+)
 def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monkeypatch, kind, said):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, rejoin=True)
-    monkeypatch.setattr(rank_servers, "PAUSE_S", 0.1)
+    for name, seconds in (("PAUSE_S", 0.1), ("LEAST_S", 2.0), ("SLOWER", 0.0 if kind == "loads" else 1e3), ("WITHIN_S", 1.0)):
+        monkeypatch.setattr(rank_servers, name, seconds)
 
     async def course(servers, session, groups):
         watch = asyncio.create_task(servers.watch())
         await asyncio.sleep(0.6)
         parent.kinds[1] = kind
         os.killpg(groups[1], signal.SIGKILL)
-        await until(lambda: sum(each.startswith(said) for each in parent.said) == rank_servers.TRIES)
+        await until(lambda: sum(each.startswith(said) for each in parent.said) == rank_servers.TRIES, 300.0)
         await until(servers.changes.serving.is_set)
         await asyncio.sleep(1.0)
         assert not watch.done()
+        assert not process_groups().get(servers.servers[1].process.pid)
         watch.cancel()
 
     parent.run(course)
     assert sum("is started again" in each for each in parent.said) == rank_servers.TRIES
+    ends = [each.rpartition("; ")[2] for each in parent.said if each.startswith(said)]
+    assert ends == ["it is tried again"] * (rank_servers.TRIES - 1) + ["it is left out"]
 
 
 def test_without_survival_a_lost_rank_ends_the_watch(tmp_path, monkeypatch):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, PhaseClock, span
+from aurora_vllm.traffic_recorder import FEW_ROWS, ChoiceCounter, EngineFacts, KeptCounter, PhaseClock, span
 from aurora_vllm.worker_integration import WorkerIntegration
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from aurora.io.engine_records import TIMED
 
 LAYERS, EXPERTS, TOP_K, ROWS, DECODER_LAYERS = 2, 4, 2, 8, {0: 1, 1: 2}
 FACTS = EngineFacts("tiny", "f", "vllm", "gpu", 0, 1, TOP_K, LAYERS, EXPERTS, 256, 256, 1000, 5000)
@@ -133,6 +135,44 @@ def test_choices_of_no_expert_of_the_model_are_left_out():
     counter = ChoiceCounter(chosen_NLK, {2: 1}, 3, 4)
     assert counter.count(slice(0, 3)).read().tolist() == [[0] * 4, [0] * 4, [1, 0, 0, 3]]
     assert counter.count(slice(1, 2)).read().sum() == 0
+
+
+@pytest.mark.parametrize("rows", [5, FEW_ROWS + 1], ids=["counted-later", "counted-at-once"])
+def test_choices_that_are_kept_are_counted_as_those_in_a_buffer(rows):
+    """Later passes change nothing of what was counted, the dense layer 0 is none of them, and padding is left out."""
+    generator = torch.Generator().manual_seed(1)
+    chosen_NLK = torch.zeros(rows, 3, TOP_K, dtype=torch.int32)
+    kept, buffer = KeptCounter(DECODER_LAYERS, LAYERS, EXPERTS), ChoiceCounter(chosen_NLK, DECODER_LAYERS, LAYERS, EXPERTS)
+    keepers, found, expected = {layer: kept.keeper(layer) for layer in DECODER_LAYERS.values()}, [], []
+    for _ in range(3):
+        for layer, keep in keepers.items():
+            chosen_NLK[:, layer] = torch.randint(EXPERTS, (rows, TOP_K), generator=generator)
+            keep(chosen_NLK[:, layer].clone())
+        found.append(kept.count(slice(0, rows - 1)))
+        expected.append(buffer.count(slice(0, rows - 1)).read())
+        np.testing.assert_array_equal(kept.counted(slice(1, 2)), buffer.counted(slice(1, 2)))
+    np.testing.assert_array_equal([each.read() for each in found], expected)
+
+
+def test_layers_of_vllms_own_all_to_all_are_timed(gpu, tmp_path):
+    """As those in `moe_layer`: the experts of each layer, and what is between two layers; an unrecorded pass is not."""
+    integration = WorkerIntegration(Settings(order="stock", record=tmp_path, record_every_s=1e6), 0, 1, None, None)
+    integration.begin_serving(
+        FACTS, "tiny", DECODER_LAYERS, ChoiceCounter(torch.zeros(ROWS, 3, TOP_K), DECODER_LAYERS, LAYERS, EXPERTS)
+    )
+    integration._clock = PhaseClock(on_gpu=True)
+    assert integration.stock
+    for real in (0, 4, 4):
+        with integration.forward_pass(real):
+            for layer in DECODER_LAYERS:
+                gpu.now_s += 0.25
+                began = integration.enter_layer(layer, torch.zeros(4, TOP_K))
+                gpu.now_s += 1.0
+                integration.leave_layer(layer, True, began)
+    record = integration.records._recorders[tmp_path.resolve()].record()
+    assert record.passes_L.tolist() == [2, 2]
+    assert record.seconds_LP[:, [TIMED.index("gate"), TIMED.index("expert")]].tolist() == [[0.0, 2.0], [0.5, 2.0]]
+    integration.records._ended.set()
 
 
 @pytest.mark.parametrize("combined", [False, True], ids=["not-combined", "combined"])

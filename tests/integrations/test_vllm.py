@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -70,9 +69,9 @@ def left(group):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    from aurora_vllm.rank_servers import free_ports
+
+    return free_ports(1)[0]
 
 
 def wait_for(path, limit_s=LIMIT_S):

@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from tests.integrations.test_vllm import pytestmark as needs_vllm
 
 NEW, RANKS = 60, 4
 WAIT_S = 1200  # only a server that hangs takes as long
+ON_ALL_RANKS = {"num_redundant_experts": 24, "step_interval": 10**12}  # of eight experts; they stay where they are
 HANG_S = "60"  # a busy machine is no lost rank
 pytestmark = [
     *needs_vllm,
@@ -74,9 +76,10 @@ class Course:
 
 
 @pytest.fixture
-def course(tmp_path, checkpoints):  # noqa: F811
-    """Four ranks that serve, each expert on two of them; no process is left."""
-    command = Command(checkpoints("qwen3moe"), tmp_path / "state", RANKS, "--hang", HANG_S)
+def course(tmp_path, checkpoints, request):  # noqa: F811
+    """Four ranks that serve, each expert on two of them, or as the parameter says; no process is left."""
+    more = getattr(request, "param", ())
+    command = Command(checkpoints("qwen3moe"), tmp_path / "state", RANKS, "--hang", HANG_S, *more)
     try:
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
             yield Course(command, pool)
@@ -84,10 +87,11 @@ def course(tmp_path, checkpoints):  # noqa: F811
         assert command.end() == 0, "processes left over"
 
 
-def test_two_of_four_ranks_are_lost_one_after_the_other(course):
-    """The first while nothing streams, the second while all do."""
+@pytest.mark.parametrize("course", [("--eplb-config", json.dumps(ON_ALL_RANKS))], indirect=True)
+def test_three_of_four_ranks_are_lost_one_after_the_other(course):
+    """The first while nothing streams, the others while all do; the last rank, which holds all experts, serves alone."""
     rng, alive = random.Random(2), list(range(RANKS))
-    for busy in (False, True):
+    for busy in (False, True, True):
         course.lose(alive.pop(rng.randrange(len(alive))), rng.choice(["server", "Engine", "Worker"]), busy)
     assert not [line for _, line in course.command.lines if "started anew" in line]
 

@@ -34,13 +34,13 @@ from aurora_vllm.vllm_internals.api_checks import (
 from aurora_vllm.vllm_internals.patches import PatchedWorker
 
 if TYPE_CHECKING:
-    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
+    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
 
-def follow_by_expert_maps(worker: PatchedWorker, choices: ChoiceCounter, facts: EngineFacts, served_name: str) -> None:
-    """Makes the experts follow the traffic by expert maps, from the end of warm-up on.
-
-    Called on all ranks once the model is loaded.
+def follow_by_expert_maps(
+    worker: PatchedWorker, choices: ChoiceCounter | KeptCounter, facts: EngineFacts, served_name: str
+) -> None:
+    """Makes the experts follow the traffic, from the end of warm-up on. Called on all ranks once the model is loaded.
 
     Args:
         worker: state that the patches share.

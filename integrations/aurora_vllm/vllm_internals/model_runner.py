@@ -20,7 +20,7 @@ from aurora_vllm.vllm_internals.patches import PatchedWorker, cuda_graphs, engin
 from aurora_vllm.vllm_internals.progress_hooks import watch_balancer, watch_steps
 
 if TYPE_CHECKING:
-    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts
+    from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
     from aurora_vllm.worker_integration import WorkerIntegration
 
 LOG = logging.getLogger("vllm.aurora")
@@ -168,23 +168,45 @@ def _begin_serving(model: Any, patched: PatchedWorker, config: Any, balancer: An
         if engine is None:
             integration.served.keep_stock()
     integration.begin_serving(facts, config.model_config.served_model_name, decoder_layers, recorded, engine)
-    model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
-    model.register_forward_hook(lambda *_: integration.time_slices.release_gpu(), always_call=True)
+    if integration.settings.colocate is not None:
+
+        def release_gpu(*_given: Any) -> None:  # what a hook returns takes the place of the answer
+            integration.time_slices.release_gpu()
+
+        model.register_forward_pre_hook(lambda *_: integration.hold_gpu())
+        model.register_forward_hook(release_gpu, always_call=True)
 
 
 def _choice_counter(
     patched: PatchedWorker, config: Any, model: Any, decoder_layers: dict[int, int], facts: EngineFacts
-) -> ChoiceCounter:
-    """Binds the routers to a buffer that captured passes write too. Raises BadInput or ValueError if this vLLM cannot."""
-    from aurora_vllm.traffic_recorder import ChoiceCounter
+) -> ChoiceCounter | KeptCounter:
+    """Binds the routers to a buffer that captured passes write too, on CPUs to what keeps their choices where that is enough.
+
+    Raises:
+        BadInput, ValueError: if this vLLM cannot.
+    """
+    from aurora_vllm.traffic_recorder import ChoiceCounter, KeptCounter
 
     check_api(RECORD_API_CHECKS)
     if config.aux_output_config.enable_return_routed_experts:
         raise BadInput("--enable-return-routed-experts takes the routers' choices")
+    runners = [each for each in model.modules() if hasattr(each, "do_naive_dispatch_combine")]
+    on_host = find("vllm.platforms:current_platform").is_cpu() and config.parallel_config.tensor_parallel_size == 1
+    if on_host and {each.layer_id for each in runners if _gives_own_rows(each)} == set(decoder_layers.values()):
+        kept = KeptCounter(decoder_layers, facts.layers, facts.experts)
+        for each in runners:
+            each.router.set_capture_fn(kept.keeper(each.layer_id))
+        return kept
     capturer = find(CAPTURER)(config.scheduler_config.max_num_batched_tokens, config)
     find(BIND_CAPTURER)(model, capturer)
     patched.capturer = capturer
     return ChoiceCounter(capturer.device_buffer, decoder_layers, facts.layers, facts.experts)
+
+
+def _gives_own_rows(runner: Any) -> bool:
+    """Returns whether the router of a MoE layer gives the choices of this rank's rows, one tensor in each pass."""
+    apart = runner.do_naive_dispatch_combine or runner._quant_method.is_monolithic
+    return not apart and hasattr(runner.router, "set_capture_fn")
 
 
 def _engine_facts(config: Any, integration: WorkerIntegration, layers: list[Any], model: Any) -> EngineFacts:

@@ -14,7 +14,7 @@ import torch
 
 from aurora.errors import BadInput
 from aurora.types.arrays import IntArray
-from aurora_vllm.stuck_rank import COMBINE, DISPATCH
+from aurora_vllm.stuck_rank import COMBINE, DISPATCH, PHASES
 from aurora_vllm.vllm_internals.api_checks import ALL2ALL, LAYER_INDEX, MANAGER, MOE, find
 from aurora_vllm.vllm_internals.progress_hooks import within
 
@@ -35,6 +35,7 @@ EXPERT_MAP_KERNELS = frozenset(  # they honour an expert map in any sequence; on
 )
 
 
+_DISPATCH, _COMBINE = PHASES.index(DISPATCH), PHASES.index(COMBINE)
 DRAFT = "draft_model."  # how layers of a separate draft model begin
 
 
@@ -159,9 +160,15 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
             return None if self.aurora_fused else self.balanced_physical_P
 
         def forward_modular(self, x: Any, topk_weights: Any, topk_ids: Any, *args: Any, **named: Any) -> Any:
-            if worker.integration is None or self.aurora_layer is None:
+            integration, layer = worker.integration, self.aurora_layer
+            if integration is None or layer is None:
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
-            with worker.integration.moe_layer(self.aurora_layer, topk_ids, self.moe_config.is_sequence_parallel):
+            if integration.stock:
+                began = integration.enter_layer(layer, topk_ids)
+                answers = super().forward_modular(x, topk_weights, topk_ids, *args, **named)
+                integration.leave_layer(layer, True, began)
+                return answers
+            with integration.moe_layer(layer, topk_ids, self.moe_config.is_sequence_parallel):
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
 
     vllm_experts.register_oot(name=vllm_experts.__name__)(PlannedExperts)
@@ -226,28 +233,46 @@ def patch_all2all_manager(worker: PatchedWorker) -> None:
         def dispatch_router_logits(self, *args: Any, **named: Any) -> Any:
             return super().dispatch_router_logits(*args, **named)
 
-        @within(lambda: worker.exchange(DISPATCH))
         def dispatch(
             self, hidden_states: Any, topk_weights: Any, topk_ids: Any, is_sequence_parallel: bool = False,
             extra_tensors: Any = None,
         ) -> Any:  # fmt: skip
-            integration, group = worker.integration, self._get_comm_group(is_sequence_parallel)
-            possible = extra_tensors is None and group.world_size == self.world_size
-            rows_of_ranks = functools.partial(self._get_sizes, len(hidden_states), group)
-            if integration is None or not possible or not integration.takes(rows_of_ranks):
-                with nullcontext() if integration is None else integration.time_slices.released_gpu():
-                    return super().dispatch(
-                        hidden_states, topk_weights, topk_ids, is_sequence_parallel, extra_tensors=extra_tensors
-                    )
-            return integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
+            given = hidden_states, topk_weights, topk_ids, is_sequence_parallel
+            if (integration := worker.integration) is None:
+                return super().dispatch(*given, extra_tensors=extra_tensors)
+            integration.progress.arrive(_DISPATCH)
+            if (
+                not integration.stock
+                and extra_tensors is None
+                and self._aurora_takes(integration, hidden_states, is_sequence_parallel)
+            ):
+                found = integration.dispatch(hidden_states, topk_weights, topk_ids, worker.slots)
+            else:
+                held = integration.time_slices.release_gpu()
+                found = super().dispatch(*given, extra_tensors=extra_tensors)
+                if held:
+                    integration.time_slices.hold_gpu()
+            integration.progress.leave()
+            return found
 
-        @within(lambda: worker.exchange(COMBINE))
+        def _aurora_takes(self, integration: WorkerIntegration, hidden_states: Any, is_sequence_parallel: bool) -> bool:
+            group = self._get_comm_group(is_sequence_parallel)
+            rows_of_ranks = functools.partial(self._get_sizes, len(hidden_states), group)
+            return bool(group.world_size == self.world_size) and integration.takes(rows_of_ranks)
+
         def combine(self, hidden_states: Any, is_sequence_parallel: bool = False) -> Any:
-            integration = worker.integration
-            if integration is None or not integration.dispatched:
-                with nullcontext() if integration is None else integration.time_slices.released_gpu():
-                    return super().combine(hidden_states, is_sequence_parallel)
-            return integration.combine(hidden_states)
+            if (integration := worker.integration) is None:
+                return super().combine(hidden_states, is_sequence_parallel)
+            integration.progress.arrive(_COMBINE)
+            if not integration.stock and integration.dispatched:
+                found = integration.combine(hidden_states)
+            else:
+                held = integration.time_slices.release_gpu()
+                found = super().combine(hidden_states, is_sequence_parallel)
+                if held:
+                    integration.time_slices.hold_gpu()
+            integration.progress.leave()
+            return found
 
         def allocate_combine_input(self, *args: Any, **named: Any) -> Any:
             if worker.integration is None or not worker.integration.dispatched:
