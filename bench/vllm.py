@@ -133,12 +133,12 @@ def row(name: str, times: list[dict[str, float]], base: list[dict[str, float]]) 
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def hooks(folder: Path) -> list[str]:
-    """Rows of a table: the share of the plugin's hooks in steps, by model and rank."""
-    lines = ["| model | rank | steps | step, ms of CPU (wall) | hooks, us | threads, us | share | stopwatch, us | most |"]
-    lines += ["|---" * 9 + "|"]
+def hooks(folder: Path) -> Iterator[str]:
+    """Yields the rows of a table: the share of the plugin's hooks in steps, by model and rank."""
+    yield "| model | rank | steps | step, ms of CPU (wall) | hooks, us | threads, us | share | stopwatch, us | most |"
+    yield "|---" * 9 + "|"
     watch = f"import sys; sys.path.append({str(HERE)!r}); import hook_stopwatch"
-    for hidden, width, layers, rounds in ((64, 64, 4, 12), (1024, 256, 16, 6)):
+    for hidden, width, layers, rounds in ((1024, 256, 16, 4), (64, 64, 4, 12)):
         name = f"hidden {hidden}, {layers} layers"
         model(folder / name, hidden, 16, layers, width=width)
         job = {
@@ -157,10 +157,8 @@ def hooks(folder: Path) -> list[str]:
             most = sorted(spent_s, key=spent_s.__getitem__, reverse=True)[:5]
             cells = [name, rank, found["steps"], f"{step_s * 1e3:.1f} ({wall_s * 1e3:.1f})", f"{hooks_s * 1e6:.0f}"]
             cells += [f"{threads_s * 1e6:.0f}", f"{(hooks_s + threads_s) / step_s:.2%}", f"{own_s * 1e6:.0f}"]
-            lines.append(
-                f"| {' | '.join(map(str, cells))} | {', '.join(f'{each} {spent_s[each] * 1e6:.0f}' for each in most)} |"
-            )
-    return lines
+            cells.append(", ".join(f"{each} {spent_s[each] * 1e6:.0f}" for each in most))
+            yield f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:
@@ -176,7 +174,9 @@ def main() -> None:
     if args.hooks:
         with tempfile.TemporaryDirectory() as temporary:
             lines = [f"# Time in the plugin's hooks in vLLM, {datetime.date.today()}", "", f"{machine()}.", ""]
-            write("vllm-hooks", [*lines, *hooks(Path(temporary)), "", f"Load of the machine: {os.getloadavg()[0]:.1f}."])
+            for row_of_rank in hooks(Path(temporary)):
+                lines.append(row_of_rank)
+                write("vllm-hooks", [*lines, "", f"Load of the machine: {os.getloadavg()[0]:.1f}."])
         return
     rng = np.random.default_rng(0)
     prompts = [rng.choice(12, args.tokens).tolist() for _ in range(args.ranks)]  # few words: skewed
