@@ -365,7 +365,7 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
     ("kind", "said"),
     [
         ("broken", "rank 1 did not come back, exit code 1"),
-        ("loads", "rank 1 did not come back within 2 s, and was ended while loading the model"),
+        ("loads", "rank 1 did not come back within 2 s, and was ended while "),
         ("refuses", "rank 1 could not join"),
         ("waits", "rank 1 could not join: no answer within 2.5 s"),
     ],
