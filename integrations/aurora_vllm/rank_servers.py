@@ -319,6 +319,13 @@ class RankServers:
             self.say(f"{len(ranks.alive)} of {len(self.ranks)} ranks serve on, after {time.monotonic() - self._change_s:.1f} s")
         elif not self.changes.serving.is_set() and (why := self._failure(looks)):
             if (joined := self._joined) is None:
+                if (stuck := self._stuck(looks)) and len(stuck) < len(ranks.alive):
+                    for rank in stuck:
+                        self.say(f"{self._name(rank)} is lost: it is stuck in a step, which a change does not end")
+                        self.servers[rank].kill()
+                        ranks.give_up(rank)
+                    await self._begin_change(stuck)
+                    return ""
                 self._failures += 1
                 if self._failures > AGAIN:
                     return f"change {ranks.change} failed: {why}"
@@ -482,10 +489,19 @@ class RankServers:
         answers = await asyncio.gather(*(self._ask("POST", url, self.hang_s, body) for url, body in told))
         self._asked = {str(answer["request_id"]) for answer in answers if answer and "request_id" in answer}
 
+    def _refused(self, looks: dict[int, Look]) -> list[int]:
+        """The ranks that refused the change, or could not make it."""
+        return [rank for rank in self._ranks_now.alive if looks[rank].failed and looks[rank].failed in self._asked]
+
+    def _stuck(self, looks: dict[int, Look]) -> list[int]:
+        """The ranks that have not left their step for the failed change: others that wait for it are not healthy."""
+        refused, late = self._refused(looks), time.monotonic() - self._told_s > WITHIN_S
+        here = {rank: looks[rank] for rank in self._ranks_now.alive if late or rank in refused}
+        return [rank for rank, look in here.items() if look.status == "healthy" and look.change != self._ranks_now.change]
+
     def _failure(self, looks: dict[int, Look]) -> str:
         """Returns why the change cannot be completed; empty while it can."""
-        refused = [rank for rank in self._ranks_now.alive if looks[rank].failed in self._asked and looks[rank].failed]
-        if refused:
+        if refused := self._refused(looks):
             return f"rank {refused[0]} refused it, see {self.servers[refused[0]].log}"
         late = time.monotonic() - self._told_s > WITHIN_S + self.hang_s
         return f"no answer within {WITHIN_S + self.hang_s:g} s" if late else ""

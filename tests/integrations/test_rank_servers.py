@@ -71,8 +71,8 @@ async def models(request):
 async def apply(request):
     body = await request.json()
     told.append(body)
-    if sys.argv[3] == "refuses":
-        state.update(status="unhealthy", ft_error="no", last_ft_request_id="r")
+    if sys.argv[3] in ("refuses", "sticks"):
+        state.update(status="unhealthy" if sys.argv[3] == "refuses" else "healthy", ft_error="no", last_ft_request_id="r")
     elif sys.argv[3] != "waits":
         state.update(status="healthy", change=body["params"]["change"])
     return web.json_response({"request_id": "r"}, status=202)
@@ -417,6 +417,25 @@ def test_a_survivor_that_refuses_ends_the_watch(tmp_path, monkeypatch):
 
     parent.run(course)
     assert any(said.startswith("change 1 failed and is made again: rank 2 refused it") for said in parent.said)
+
+
+def test_a_rank_that_is_stuck_in_a_step_is_lost_and_the_others_serve_on(tmp_path, monkeypatch):
+    parent = Parent(tmp_path, monkeypatch, ["serves", "serves", "sticks", "serves"])
+
+    async def course(servers, session, groups):
+        watch = asyncio.create_task(servers.watch())
+        await asyncio.sleep(0.6)
+        os.killpg(groups[0], signal.SIGKILL)
+        await until(lambda: servers.changes.number == 2)
+        assert not process_groups().get(groups[2])
+        (told,) = [
+            [told["params"] for told in (await get(session, f"{servers.servers[1].url}/fault_tolerance/status"))["told"]]
+        ]
+        assert [(each["change"], each["dead"]) for each in told] == [(1, [0]), (2, [0, 2])]
+        watch.cancel()
+
+    parent.run(course)
+    assert any(said.startswith("rank 2 is lost: it is stuck in a step") for said in parent.said)
 
 
 def test_a_server_that_ends_while_it_starts_is_named_with_its_reason(tmp_path, monkeypatch):

@@ -53,6 +53,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -157,7 +158,8 @@ class GroupConnections:
             _abort_nccl()
             for number, connection in _tcp():
                 if number not in self._others:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    with suppress(OSError):  # its peer has just reset it
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def watch(self, address: str) -> None:
         """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
