@@ -372,7 +372,8 @@ def test_a_lost_rank_is_started_again_and_joins_the_others(tmp_path, monkeypatch
 )
 def test_the_others_serve_on_when_a_lost_rank_does_not_come_back(tmp_path, monkeypatch, kind, said):
     parent = Parent(tmp_path, monkeypatch, ["serves"] * 2, rejoin=True)
-    for name, seconds in (("PAUSE_S", 0.1), ("LEAST_S", 2.0), ("SLOWER", 0.0 if kind == "loads" else 1e3), ("WITHIN_S", 1.0)):
+    within_s, slower = 1.0 if kind == "waits" else 40.0, 0.0 if kind == "loads" else 1e3
+    for name, seconds in (("PAUSE_S", 0.1), ("LEAST_S", 2.0), ("SLOWER", slower), ("WITHIN_S", within_s)):
         monkeypatch.setattr(rank_servers, name, seconds)
 
     async def course(servers, session, groups):
