@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -198,7 +198,24 @@ class EngineFacts:
     dense_layers: tuple[int, ...] = ()  # numbers of the decoder layers without experts
 
 
-LayerMarks = tuple[int, bool, Mark, Mark | None]  # MoE layer, whether its all-to-all is vLLM's own, its beginning, its end
+class LayerMarks(NamedTuple):
+    """When a thread computed a MoE layer, in a forward pass.
+
+    Attributes:
+        layer: the MoE layer's index.
+        thread: number of the thread. Micro-batches that overlap run in threads of their own.
+        shape_NK: the rows on this rank, and the experts that each chooses.
+        stock: whether the layer's all-to-all was vLLM's own.
+        began: mark at the layer's beginning.
+        ended: mark at its end; None while a CUDA graph is captured.
+    """
+
+    layer: int
+    thread: int
+    shape_NK: Sequence[int]
+    stock: bool
+    began: Mark
+    ended: Mark | None
 
 
 @dataclass
@@ -209,19 +226,18 @@ class _Pass:
     own: ChoiceCounts
     local: ChoiceCounts
     timings: list[tuple[int, str, Span | float, int, int]]  # layer, phase, time, tokens, active experts or 0 if unknown
-    shape_NK: Sequence[int]
     layers: Sequence[LayerMarks]
 
 
-def _timings(shape_NK: Sequence[int], layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | float, int, int]]:
-    """Yields the times between MoE layers, and those of the experts of layers without an all-to-all of aurora's."""
-    rows, top_k = shape_NK
-    left: Mark | None = None
-    for layer, stock, began, ended in layers:
-        for phase, start, end, tokens, active in (("gate", left, began, rows, 1), ("expert", began, ended, rows * top_k, 0)):
+def _timings(layers: Sequence[LayerMarks]) -> Iterator[tuple[int, str, Span | float, int, int]]:
+    """Yields the times between a thread's MoE layers, and those of the experts of layers whose all-to-all was vLLM's own."""
+    left: dict[int, Mark | None] = {}
+    for layer, thread, (rows, top_k), stock, began, ended in layers:
+        before = left.get(thread)
+        for phase, start, end, tokens, active in (("gate", before, began, rows, 1), ("expert", began, ended, rows * top_k, 0)):
             if start is not None and end is not None and (phase == "gate" or stock):
                 yield layer, phase, end - start if isinstance(end, float) else Span(start, end), tokens, active
-        left = ended
+        left[thread] = ended
 
 
 class TrafficRecorder:
@@ -263,7 +279,6 @@ class TrafficRecorder:
         step: int,
         own: ChoiceCounts,
         local: ChoiceCounts,
-        shape_NK: Sequence[int] = (0, 0),
         layers: Sequence[LayerMarks] = (),
     ) -> None:
         """Ends a forward pass of real tokens, and calls `accumulate` if PENDING_LIMIT passes are waiting.
@@ -272,10 +287,9 @@ class TrafficRecorder:
             step: the pass's number, the same on all ranks.
             own: choices of the rows that this rank counts.
             local: choices of all rows on this rank; other tensor-parallel ranks count the rest.
-            shape_NK: rows on this rank, and experts that each chooses.
-            layers: the pass's MoE layers, in the sequence in which they ran.
+            layers: the pass's MoE layers, in the sequence in which their threads left them.
         """
-        self._passes.append(_Pass(step, own, local, self._timings, shape_NK, layers))
+        self._passes.append(_Pass(step, own, local, self._timings, layers))
         self._timings = []
         if len(self._passes) >= PENDING_LIMIT and (self._passes[-1].local.ready or len(self._passes) >= 2 * PENDING_LIMIT):
             self.accumulate()
@@ -287,7 +301,7 @@ class TrafficRecorder:
             each = self._passes.popleft()
             self.count(each.step, range(self.facts.layers), each.own.read())
             active_L = np.count_nonzero(each.local.read(), axis=1).tolist()
-            for layer, phase, took, tokens, active in (*each.timings, *_timings(each.shape_NK, each.layers)):
+            for layer, phase, took, tokens, active in (*each.timings, *_timings(each.layers)):
                 seconds = took.seconds if isinstance(took, Span) else took
                 timings.append((layer, TIMED.index(phase), seconds, tokens, active or active_L[layer]))
         self._add_up(np.array(timings, dtype=np.float64).reshape(-1, 5))

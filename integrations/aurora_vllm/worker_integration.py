@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,8 +115,7 @@ class WorkerIntegration:
         self._step = -1
         self._real_tokens = 0  # of this rank's batch: without padding and warm-up
         self._recorded = False  # not in warm-up and dummy batches, of which CUDA graphs are captured
-        self._layers: list[LayerMarks] = []  # of the pass that is recorded
-        self._shape_NK: Sequence[int] = (0, 0)  # of the choices of its first MoE layer
+        self._layers: list[LayerMarks] = []  # of the pass that is recorded, as its threads leave them
         self._exchanges: deque[tuple[str, Span, IntArray]] = deque()  # phase, time, bytes of those that metrics do not show yet
         self._thread = _Thread()
 
@@ -206,7 +206,7 @@ class WorkerIntegration:
                     own = local = self._choices.count(slice(0, real_tokens))
                     if self._row_share[1] > 1:
                         own = self._choices.count(self._own_rows(real_tokens, False))
-                    self.records.end_pass(self._step, own, local, self._shape_NK, self._layers)
+                    self.records.end_pass(self._step, own, local, self._layers)
             finally:
                 self.progress.idle()  # also after an error
                 self._real_tokens, self._recorded = outer, False
@@ -214,25 +214,23 @@ class WorkerIntegration:
             self._show_exchanges()
             self.metrics.refresh()
 
-    def enter_layer(self, layer: int, experts_NK: torch.Tensor) -> Mark | None:
-        """Says that this thread begins a MoE layer; arguments as in `moe_layer`. Returns a mark if the pass is recorded."""
+    def enter_layer(self, layer: int) -> Mark | None:
+        """Notes that this thread begins the MoE layer with index `layer`. Returns a mark if the pass is recorded."""
         self.progress.layer(layer)
-        if not self._recorded:
-            return None
-        if not self._layers:
-            self._shape_NK = experts_NK.shape
-        return self._clock.mark()
+        return self._clock.mark() if self._recorded else None
 
-    def leave_layer(self, layer: int, stock: bool, began: Mark | None) -> None:
-        """Says that this thread has computed a MoE layer.
+    def leave_layer(self, layer: int, experts_NK: torch.Tensor, stock: bool, began: Mark | None) -> None:
+        """Notes that this thread has computed a MoE layer.
 
         Args:
             layer: the MoE layer's index.
-            stock: whether its all-to-all was vLLM's own; those of aurora's are timed apart.
-            began: as `enter_layer` returned.
+            experts_NK: (N, K) experts chosen by the router for the rows on this rank.
+            stock: True: its all-to-all was vLLM's own, and the time of its experts is noted here. False: it was aurora's,
+                whose times are noted with the exchange.
+            began: the mark that `enter_layer` returned; None: nothing is noted.
         """
         if began is not None:
-            self._layers.append((layer, stock, began, self._clock.mark()))
+            self._layers.append(LayerMarks(layer, get_ident(), experts_NK.shape, stock, began, self._clock.mark()))
 
     @property
     def stock(self) -> bool:
@@ -251,13 +249,13 @@ class WorkerIntegration:
         Raises:
             RuntimeError: if aurora dispatched the layer's tokens, and vLLM did not let it combine them.
         """
-        thread, began = self._thread, self.enter_layer(layer, experts_NK)
+        thread, began = self._thread, self.enter_layer(layer)
         thread.in_flight = in_flight = LayerInFlight(layer, self._own_rows(len(experts_NK), sequence_parallel), began)
         try:
             yield
             if in_flight.batch is not None:
                 raise RuntimeError(f"aurora: the tokens of MoE layer {layer} were dispatched by aurora and not combined by it")
-            self.leave_layer(layer, not in_flight.exchanged, began)
+            self.leave_layer(layer, experts_NK, not in_flight.exchanged, began)
         finally:
             thread.in_flight = None
 

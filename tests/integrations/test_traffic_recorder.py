@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 from aurora_vllm.settings import Settings
-from aurora_vllm.traffic_recorder import FEW_ROWS, ChoiceCounter, EngineFacts, KeptCounter, PhaseClock, span
+from aurora_vllm.traffic_recorder import (
+    FEW_ROWS,
+    ChoiceCounter,
+    EngineFacts,
+    KeptCounter,
+    LayerMarks,
+    PhaseClock,
+    _timings,
+    span,
+)
 from aurora_vllm.worker_integration import WorkerIntegration
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -166,13 +175,22 @@ def test_layers_of_vllms_own_all_to_all_are_timed(gpu, tmp_path):
         with integration.forward_pass(real):
             for layer in DECODER_LAYERS:
                 gpu.now_s += 0.25
-                began = integration.enter_layer(layer, torch.zeros(4, TOP_K))
+                began = integration.enter_layer(layer)
                 gpu.now_s += 1.0
-                integration.leave_layer(layer, True, began)
+                integration.leave_layer(layer, torch.zeros(4, TOP_K), True, began)
     record = integration.records._recorders[tmp_path.resolve()].record()
     assert record.passes_L.tolist() == [2, 2]
     assert record.seconds_LP[:, [TIMED.index("gate"), TIMED.index("expert")]].tolist() == [[0.0, 2.0], [0.5, 2.0]]
     integration.records._ended.set()
+
+
+def test_micro_batches_in_threads_are_timed_apart():
+    """Each thread's gate is between its own layers, and its rows are those of its micro-batch."""
+    marks = [(0, 1, 2, 0.0, 1.0), (0, 2, 3, 1.0, 3.0), (1, 1, 2, 3.5, 4.0), (1, 2, 3, 4.0, 4.5)]
+    layers = [LayerMarks(layer, thread, (rows, TOP_K), True, began, ended) for layer, thread, rows, began, ended in marks]
+    gates = [(layer, took, rows) for layer, phase, took, rows, _ in _timings(layers) if phase == "gate"]
+    assert gates == [(1, 2.5, 2), (1, 1.0, 3)]
+    assert [rows for _, phase, _, rows, _ in _timings(layers) if phase == "expert"] == [n * TOP_K for n in (2, 3, 2, 3)]
 
 
 @pytest.mark.parametrize("combined", [False, True], ids=["not-combined", "combined"])

@@ -164,9 +164,9 @@ def _register_experts(vllm_experts: Any, worker: PatchedWorker) -> None:
             if integration is None or layer is None:
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
             if integration.stock:
-                began = integration.enter_layer(layer, topk_ids)
+                began = integration.enter_layer(layer)
                 answers = super().forward_modular(x, topk_weights, topk_ids, *args, **named)
-                integration.leave_layer(layer, True, began)
+                integration.leave_layer(layer, topk_ids, True, began)
                 return answers
             with integration.moe_layer(layer, topk_ids, self.moe_config.is_sequence_parallel):
                 return super().forward_modular(x, topk_weights, topk_ids, *args, **named)
