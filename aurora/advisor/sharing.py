@@ -203,9 +203,9 @@ def compare_ways(
     - halves of the GPUs: both models at the same time, each on half of the GPUs; for two copies of one model too.
     - time-sliced: both models in time slices of a whole step, so that one model at a time uses GPU and port.
     - micro-batches: the models one after the other, each step cut in MICRO equal parts that overlap, with the faster time
-    slice.
+      slice.
     - by exchange, by layer: both models at the same time, in time slices of that length, with weights by need if that is
-    faster.
+      faster.
     - three models: three models at the same time, with the faster time slice. It serves a third model's requests too; its
       reference is all three one after the other.
 

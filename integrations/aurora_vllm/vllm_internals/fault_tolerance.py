@@ -29,6 +29,7 @@ Interface between the parent, which starts the servers and alone decides who is 
    - status "healthy" and change 1: this survivor serves on. The change is done when all survivors say so.
    - "ft_error" with "last_ft_request_id" equal to the request_id: this survivor refused or failed, and says why (an older
      change number; an expert that nobody holds; other survivors that did not come). It still waits for a newer change.
+     If its status is still "healthy" then, its step has not ended within `within_s`: the parent takes it for lost.
    - "unhealthy": it waits for a change (its requests were aborted: HTTP 200, finish reason "abort"). "dead": it is lost.
    A rank lost during a change is a new change with a greater number, posted to those who are left; the older one is given up.
    Requests that come meanwhile wait, and are served after the change.
