@@ -28,7 +28,7 @@ from aurora_vllm.whole_streams import ServingChanges
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.25  # between two looks at all ranks
-STALLED_S = 1.0  # between two looks, from which on the time counts for no rank: nothing ran here meanwhile
+STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not run: that time counts for no rank
 STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
 SILENT_S = 5.0  # after which start-up is told again
 ENDED_S = 10.0  # for servers to end by themselves, which write their records then
@@ -89,13 +89,11 @@ class ServingRanks:
         self.alive, self.dead, self.change, self._hang_s = list(ranks), list[int](), 0, hang_s
         self._answered_s: dict[int, float] = {}
         self._runnable_s: dict[int, float] = {}
-        self._healthy_s = self._looked_s = 0.0
+        self._healthy_s = 0.0
         self._processes: dict[int, frozenset[int]] = {}
 
     def lost(self, looks: dict[int, Look], now_s: float) -> dict[int, str]:
         """Moves the ranks that are lost from `alive` to `dead`; a change begins if there are any.
-
-        Time in which this process itself did not run, more than STALLED_S between two calls, does not count.
 
         Args:
             looks: an observation of each rank in `alive`.
@@ -104,15 +102,16 @@ class ServingRanks:
         Returns:
             For each rank that was found lost now, the reason.
         """
-        if (stalled_s := now_s - self._looked_s) > STALLED_S:
-            for since_s in (self._answered_s, self._runnable_s):
-                since_s.update({rank: at_s + stalled_s for rank, at_s in since_s.items()})
-        self._looked_s = now_s
         reasons = {rank: why for rank in self.alive if (why := self._reason(rank, looks[rank], now_s))}
         self.alive = [rank for rank in self.alive if rank not in reasons]
         self.dead += reasons
         self.change += bool(reasons)
         return reasons
+
+    def stalled(self, seconds: float) -> None:
+        """Takes `seconds` in which this process did not run out of the time for which ranks have been silent."""
+        for since_s in (self._answered_s, self._runnable_s):
+            since_s.update({rank: at_s + seconds for rank, at_s in since_s.items()})
 
     def _reason(self, rank: int, look: Look, now_s: float) -> str:
         missing = self._processes.setdefault(rank, look.processes) - look.processes
@@ -281,7 +280,10 @@ class RankServers:
         asked: dict[int, asyncio.Task[Any]] = {}
         try:
             while not (ended := await self._watch_once(asked)):
+                began_s = time.monotonic()
                 await asyncio.sleep(LOOK_S)
+                if (stalled_s := time.monotonic() - began_s - LOOK_S) > STALLED_S:
+                    self._ranks_now.stalled(stalled_s)
             return ended
         finally:
             for task in asked.values():

@@ -158,8 +158,10 @@ def test_a_busy_machine_makes_no_rank_lost():
     """Time counts for no rank while the parent itself does not run, and a rank that waits for a processor has longer."""
     silent, starved = (Look(None, frozenset({11}), runnable=runnable, status=None) for runnable in (False, True))
     ranks = ServingRanks(range(3), HANG_S)
-    for now_s, look in ((0.0, Look(processes=frozenset({11}))), (1.0, silent), (9.0, silent), (9.4, silent)):
+    for now_s, look in ((0.0, Look(processes=frozenset({11}))), (1.0, silent)):
         assert ranks.lost(looks(rank1=look), now_s) == {}
+    ranks.stalled(8.0)
+    assert not any(ranks.lost(looks(rank1=silent), now_s) for now_s in (9.0, 9.4))
     assert ranks.lost(looks(rank1=silent), 9.5) == {1: "it does not answer for 1.5 s"}
     ranks = ServingRanks(range(3), HANG_S)
     ranks.lost(looks(), 0.0)
