@@ -351,7 +351,8 @@ class RankServers:
             again = [each for each in ranks.dead if self._tries.get(each, 0) < TRIES]
             if again and time.monotonic() >= self._pause_until_s:
                 self._newcomer = rank = again[0]
-                asked.pop(rank).cancel()  # of the server before
+                if (task := asked.pop(rank, None)) is not None:  # of the server before
+                    task.cancel()
                 self._tries[rank], self._starts = self._tries.get(rank, 0) + 1, self._starts + 1
                 await self.servers[rank].process.wait()
                 await self._start_server(rank, free_ports(1)[0], {JOINS: "1"})
