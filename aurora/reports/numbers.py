@@ -327,13 +327,13 @@ class ReportNumbers:
 
     @cached_property
     def _ways(self) -> tuple[Serving, Serving] | None:
-        """Experts in the order of their numbers, and as planned, by the objective; None without profiles."""
+        """Experts in index order, and as planned, by the objective; None without profiles."""
         profiles = self.of.profiles
         if not profiles:
             return None
         windows = [profile.windows if self.of.plan.options.aim in SUMMED else 1 for profile in profiles]  # else: of one window
         tokens = sum(tokens_of(profile) * part / profile.windows for profile, part in zip(profiles, windows, strict=True))
-        names = "experts in the order of their numbers", "as planned"
+        names = "experts in index order", "as planned"
         before, after = (
             Serving("by the objective", name, seconds, max(windows), tokens)
             for name, seconds in zip(names, self.objective_s, strict=True)

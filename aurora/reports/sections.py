@@ -22,7 +22,7 @@ def experts_section(found: ReportNumbers) -> Section:
     """Returns the section with heat maps of all layers at once: the load of each expert, and of each GPU before and after."""
     text = (
         "The first map shows the tokens of each expert in every layer. The other two show the time of each GPU for the "
-        "dispatch and its experts: with experts in the order of their numbers, and as planned. Colours show the load relative"
+        "dispatch and its experts: with experts in index order, and as planned. Colours show the load relative"
         " to the mean of the layer. A balanced layer has one colour."
     )
     if not found.traffic_M:
@@ -58,7 +58,7 @@ def traffic_section(found: ReportNumbers) -> Section:
     """Returns the section with heat maps of every layer's dispatch."""
     text = (
         "The maps show the tokens from each GPU (rows) to each GPU (columns) in the dispatch of one layer, over the whole "
-        "profile: with experts in the order of their numbers, and as planned. Tokens that stay on their GPU are left out. The"
+        "profile: with experts in index order, and as planned. Tokens that stay on their GPU are left out. The"
         " bars beside the maps show all tokens that a port sends or receives."
     )
     if not found.traffic_M:

@@ -1,4 +1,4 @@
-"""Plans a model for eight mixed GPUs, and compares the plan with experts by number and all transfers at once."""
+"""Plans a model for eight mixed GPUs, and compares the plan with experts in index order and all transfers at once."""
 
 import aurora
 
@@ -17,4 +17,4 @@ for sender, receiver in first.dispatch_L[0].pairs_X2[:3].tolist():
 
 plain = aurora.plan(cluster, traffic, aurora.PlanOptions(place="contiguous", assign="contiguous", order="all-at-once"))
 planned_s, plain_s = (aurora.simulate(each, traffic).seconds for each in (plan, plain))
-print(f"simulated: {plain_s / planned_s:.2f} times as fast as experts by number, all transfers at once")
+print(f"simulated: {plain_s / planned_s:.2f} times as fast as experts in index order, all transfers at once")
