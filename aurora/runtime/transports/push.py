@@ -49,8 +49,8 @@ def stage_table(order: Order, rank: int, lanes: int, stages: int, gated: bool = 
 
     Returns:
         (lanes, stages, 6) int32: the peer to write to, -1 for none; the sender to permit, -1 for none; whether the peer must
-        permit the writing; first and last + 1 of the peer's rows that are written, as shares in units of 2**-SHARE_BITS; and
-        whether these are the last rows for the peer.
+        permit the writing; the shares of the peer's rows at which the written part begins and ends, in units of
+        2**-SHARE_BITS; and whether these are the last rows for the peer.
 
     Raises:
         BadInput: if the table is too short, or the order cannot be gated.
