@@ -1,8 +1,9 @@
-"""Losses of ranks under `aurora vllm --survive`: `.venv-vllm/bin/python bench/vllm_faults.py [--kills 50] [--minutes 60]`.
+"""Losses of ranks under `aurora vllm --survive`: `.venv-vllm/bin/python bench/vllm_faults.py [--kills 50] [--signal KILL]`.
 
 Needs what `make test-vllm` installs. A random Qwen3-MoE of three layers and eight experts, two ranks hold each expert, four
-data-parallel ranks on the CPU. While streams run, `kill -9` ends a drawn process (server, engine or worker) of a drawn rank;
-with two ranks left the next kill waits until the lost ones are back. Every stream must end whole, with the tokens of one rank.
+data-parallel ranks on the CPU. While streams run, a signal ends (KILL) or stops (STOP) a drawn process (server, engine or
+worker) of a drawn rank; with two ranks left the next one waits until the lost ones are back. Every stream must end whole, with
+the tokens of one rank.
 Seconds to served on go from the kill to the later one of two moments: the command says that the others serve on; a request sent
 at the kill is answered. Results: bench/results/vllm-faults-DATE.json, written after each kill.
 """
@@ -45,8 +46,10 @@ def alone(model: Path, folder: Path) -> list[list[int]]:
     return [answers[str(index)]["tokens"] for index in range(STREAMS)]
 
 
-def kill(command: Command, alive: list[int], expected: list[list[int]], rng: random.Random) -> dict[str, Any]:
-    """Kills a process of a rank while streams run. Returns what became of it."""
+def kill(
+    command: Command, alive: list[int], expected: list[list[int]], rng: random.Random, sent: signal.Signals
+) -> dict[str, Any]:
+    """Sends a signal to a process of a rank while streams run. Returns what became of it."""
     with ThreadPoolExecutor(STREAMS + 1) as pool:
         streams = [pool.submit(command.stream, PROMPTS[index], NEW) for index in range(STREAMS)]
         time.sleep(rng.uniform(0.5, 2.0))
@@ -54,7 +57,7 @@ def kill(command: Command, alive: list[int], expected: list[list[int]], rng: ran
         kinds = command.processes(rank)
         kind = rng.choice(sorted(kinds))
         began_s = time.monotonic()
-        os.kill(kinds[kind], signal.SIGKILL)
+        os.kill(kinds[kind], sent)
         probe = pool.submit(command.stream, PROMPTS[0], 1)
         alive.remove(rank)
         said_s = command.said("serve on, after", began_s, SERVED_S) - began_s
@@ -92,9 +95,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60, help="after which no server is started anew")
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / f"bench/results/vllm-faults-{today()}.json")
     args = parser.parse_args()
+    sent = signal.Signals[f"SIG{args.signal}"]
     rng, until_s = random.Random(args.seed), time.monotonic() + args.minutes * 60
     kills: list[dict[str, Any]] = []
     starts_s, back_s, failed, left_over = list[float](), list[float](), list[str](), 0
@@ -112,7 +117,7 @@ def main() -> None:
                 while len(kills) < args.kills and time.monotonic() < until_s:
                     command.find_servers()
                     began_s = time.monotonic()
-                    kills.append({"start": len(starts_s), **kill(command, alive, expected, rng)})
+                    kills.append({"start": len(starts_s), **kill(command, alive, expected, rng, sent)})
                     print(kills[-1], flush=True)
                     args.out.write_text(json.dumps(summary(kills, failed, starts_s, back_s, left_over), indent=1) + "\n")
                     if len(alive) == LEAST:

@@ -10,6 +10,7 @@ from aurora_vllm.plugin_status import PluginStatus
 from aurora_vllm.settings import Settings
 from aurora_vllm.vllm_internals import api_checks, model_runner
 from aurora_vllm.vllm_internals.api_checks import API_CHECKS, HOOK_API_CHECKS, ApiCheck, check_api
+from aurora_vllm.vllm_internals.expert_moves import _decide_more_often
 from aurora_vllm.vllm_internals.hooks import install_worker_hook, prepare_worker
 from aurora_vllm.vllm_internals.worker_startup import WorkerStartup, process_number
 from prometheus_client import CollectorRegistry
@@ -183,3 +184,18 @@ def test_experts_of_a_models_own_class_are_recorded_and_not_placed_by_expert_map
     assert (layers, choices) == ({0: 1, 1: 2}, "counter")
     assert (facts.top_k, facts.experts, facts.layers, facts.dense_layers) == (2, 8, 2, (0,))
     assert (facts.dispatch_bytes, facts.expert_bytes, facts.other_bytes) == (32, 26, 36)
+
+
+@pytest.mark.parametrize(
+    ("interval", "window", "passes", "counted"), [(3000, 1000, 375, 375), (300, 30, 37, 30), (32, 32, 8, 8), (4, 4, 4, 4)]
+)
+def test_a_placement_that_follows_decides_more_often_than_eplb(interval, window, passes, counted):
+    """Eight times in an interval where that leaves a decision eight passes; loads are those since the last one."""
+    model = types.SimpleNamespace(expert_load_window=torch.arange(window * 6).reshape(window, 2, 3))
+    balancer = types.SimpleNamespace(
+        expert_rearrangement_step=interval - interval // 4, expert_rearrangement_step_interval=interval,
+        expert_load_window_size=window, model_states={"model": model},
+    )  # fmt: skip
+    _decide_more_often(balancer)
+    assert (balancer.expert_rearrangement_step, balancer.expert_rearrangement_step_interval) == (0, passes)
+    assert balancer.expert_load_window_size == len(model.expert_load_window) == counted

@@ -160,7 +160,7 @@ class GroupConnections:
             for number, connection in _tcp():
                 if number not in self._others:
                     with suppress(OSError):  # its peer has just reset it
-                        connection.shutdown(socket.SHUT_RDWR)
+                        connection.shutdown(socket.SHUT_RD)  # gloo forgets a send that fails as its peer gets ready
 
     def watch(self, address: str) -> None:
         """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""

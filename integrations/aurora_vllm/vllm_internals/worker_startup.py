@@ -240,7 +240,7 @@ class WorkerStartup:
         if self._moves_by_maps:
             return self._map_moves_refusal(integration) or self._expert_map_refusal("adapt")
         if settings.period_s != Settings.period_s:
-            return "period_s: expected none with --enable-eplb, whose window is --eplb-config.step_interval forward passes"
+            return "period_s: expected none with --enable-eplb, where it is an eighth of --eplb-config.step_interval"
         return self._eplb_refusal()
 
     def _map_moves_refusal(self, integration: WorkerIntegration) -> str | None:
