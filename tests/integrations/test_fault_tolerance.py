@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -81,6 +83,49 @@ def test_a_change_frees_those_that_wait_for_a_rank_that_has_left():
         assert "losed" in error, error  # connection closed
         assert 0.5 < freed_s < 30, "before gloo's time-out"
         assert total == 6.0
+
+
+CHANGES, WITHIN_S = 40, 20
+
+
+def exchange_until_shut(rank, port, told):
+    """Three ranks exchange without pause; in each change all shut their connections within a few milliseconds."""
+    rng, connections, longest_s = random.Random(rank), GroupConnections(), 0.0
+    connections.end_waits()
+    within, rows = timedelta(seconds=WITHIN_S), torch.zeros(60_000)
+    for change in range(1, CHANGES + 1):
+        connections.begin(change)
+        store = dist.PrefixStore(str(change), connect(f"127.0.0.1:{port}", within))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=within)
+        dist.barrier()
+        shut = threading.Timer(0.03 + rng.uniform(0, 0.004), connections.shut, (change + 1,))
+        shut.start()
+        began_s = time.monotonic()
+        with pytest.raises(RuntimeError):
+            while True:
+                dist.all_to_all_single(torch.empty_like(rows), rows)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        shut.join()
+        connections.keep(dist.distributed_c10d._world.pg_map)
+        dist.destroy_process_group()
+    told.put(longest_s)
+    told.close()
+    told.join_thread()
+    os._exit(0)  # the end of a process waits for groups
+
+
+def test_a_change_ends_every_exchange_wherever_it_is():
+    """Gloo's own thread, which sends once a peer is ready, forgets a send that fails: its exchange would end by time-out."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = SPAWN.Queue()
+    processes = [SPAWN.Process(target=exchange_until_shut, args=(rank, store.port, told)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    longest_s = max(told.get(timeout=240) for _ in processes)
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert longest_s < WITHIN_S / 2
 
 
 def have_a_child(told):

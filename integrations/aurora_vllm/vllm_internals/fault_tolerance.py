@@ -53,7 +53,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -74,6 +74,7 @@ VARIABLE = "AURORA_FAULT_STORE"
 INSTRUCTION = "change_ranks"
 BACK_END = "allgather_reducescatter"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
+PART = timedelta(seconds=1)  # of a wait for a collective, after which is looked whether it is over
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
 
@@ -128,12 +129,14 @@ class GroupConnections:
     """TCP connections of a process's process groups, which a newer change shuts down.
 
     So a survivor does not wait until a time-out for another survivor that has already left the collective. Connections are shut
-    down because aborting a gloo group has no effect.
+    down because aborting a gloo group has no effect. Gloo's own thread, which sends once a peer is ready, forgets a send that
+    fails; what waits for that is given up (`end_waits`).
     """
 
     def __init__(self) -> None:
         self._change, self._others, self._lock = -1, frozenset[int](), threading.Lock()
         self._newest = 0  # change that is known of
+        self._gave_up, self._kept = False, list[Any]()
 
     def begin(self, change: int, others: frozenset[int] | None = None) -> None:
         """Takes the connections that are made from now on as those of change number `change`.
@@ -150,6 +153,32 @@ class GroupConnections:
                 raise RankLost(f"change {change} is given up, there is change {self._newest}")
             self._change, self._others = change, frozenset(number for number, _ in _tcp()) if others is None else others
 
+    def end_waits(self) -> None:
+        """Makes waits for collectives end soon after the connections of their change were shut, in this whole process.
+
+        They raise RankLost then, unless gloo says more.
+        """
+        wait = dist.Work.wait
+
+        @functools.wraps(wait)
+        def wait_in_parts(work: Any, *given: Any) -> Any:
+            while True:
+                try:
+                    return wait(work, *given or (PART,))
+                except RuntimeError as error:
+                    if given or work.is_completed():
+                        raise
+                    if self._newest > self._change:
+                        self._gave_up = True
+                        raise RankLost(f"a collective does not end after change {self._newest}") from error
+
+        dist.Work.wait = wait_in_parts  # type: ignore[method-assign]
+
+    def keep(self, groups: Iterable[Any]) -> None:
+        """Keeps old process groups for ever if a wait was given up, because their end would wait for it."""
+        self._kept += groups if self._gave_up else ()
+        self._gave_up = False
+
     def shut(self, change: int) -> None:
         """Shuts down the connections of changes before `change`. Once per change, as later connections may be to the keeper."""
         with self._lock:
@@ -160,7 +189,7 @@ class GroupConnections:
             for number, connection in _tcp():
                 if number not in self._others:
                     with suppress(OSError):  # its peer has just reset it
-                        connection.shutdown(socket.SHUT_RD)  # gloo forgets a send that fails as its peer gets ready
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def watch(self, address: str) -> None:
         """Starts a thread that shuts connections down as soon as the keeper at `address` announces a newer change."""
@@ -242,6 +271,7 @@ def install_in_engine(address: str) -> None:
     connections = GroupConnections()
     connections.watch(address)
     connections.begin(0, frozenset(number for number, _ in _tcp()) - known)
+    connections.end_waits()
     make = find("vllm.distributed.utils:init_gloo_process_group")
     message = find("vllm.v1.engine:")
 
@@ -277,6 +307,7 @@ def install_in_engine(address: str) -> None:
             self._tried = change.number
             connections.begin(change.number)
             rank, ranks = change.alive.index(self._rank), len(change.alive)
+            connections.keep([engine.dp_group])
             engine.dp_store = change.store(address, "engine")
             engine.dp_group = make(engine.dp_store, rank, ranks, change.within)
             executor, within_s = engine.model_executor, change.within.total_seconds()
@@ -354,6 +385,7 @@ def install_in_worker(address: str) -> None:
     connections, moving = GroupConnections(), threading.Event()
     connections.watch(address)
     connections.begin(0)
+    connections.end_waits()
     if joins():
         begin_alone()
     serving = find("vllm.distributed.eplb.eplb_state:")
@@ -387,6 +419,7 @@ def install_in_worker(address: str) -> None:
             rank, ranks = change.alive.index(self.dp_rank), len(change.alive)
             parallel.data_parallel_rank, parallel.data_parallel_size = rank, ranks
             end_alone()
+            connections.keep(dist.distributed_c10d._world.pg_map)
             size, part = parallel.world_size, worker.rank
             before = {each: place * size for place, each in enumerate(self._alive)}
             form_groups(worker, change.store(address, "workers"), change.within)
