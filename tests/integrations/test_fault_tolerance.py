@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -101,7 +102,7 @@ def exchange_until_shut(rank, port, told):
         shut = threading.Timer(0.03 + rng.uniform(0, 0.004), connections.shut, (change + 1,))
         shut.start()
         began_s = time.monotonic()
-        with pytest.raises(RuntimeError):
+        with suppress(RuntimeError):
             while True:
                 dist.all_to_all_single(torch.empty_like(rows), rows)
         longest_s = max(longest_s, time.monotonic() - began_s)

@@ -172,7 +172,7 @@ class GroupConnections:
                         self._gave_up = True
                         raise RankLost(f"a collective does not end after change {self._newest}") from error
 
-        dist.Work.wait = wait_in_parts  # type: ignore[method-assign]
+        dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
 
     def keep(self, groups: Iterable[Any]) -> None:
         """Keeps old process groups for ever if a wait was given up, because their end would wait for it."""
