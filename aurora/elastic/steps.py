@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+import msgspec
+
 from aurora.elastic.member import Epoch, Member
 from aurora.errors import RankFailed
 
@@ -216,7 +218,7 @@ def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None
         timer.epoch_over()
         epoch = member.join(asdict(steps), agreed)
         timer.add("quorum_s")
-        settlement = settle({name: parse_steps(data) for name, data in epoch.data.items()})
+        settlement = settle({name: msgspec.convert(data, MemberSteps) for name, data in epoch.data.items()})
         if member.name in settlement.commits:
             work.commit()
             timer.keep_work()
@@ -249,11 +251,3 @@ def run_elastic(member: Member, work: StepWork, on_pause: Callable[[Pause], None
             if isinstance(error, StateLost):
                 steps = MemberSteps(NOTHING, None, epoch.number)
             member.leave()
-
-
-def parse_steps(data: Mapping[str, Any]) -> MemberSteps:
-    """Returns the MemberSteps of which `dataclasses.asdict` made this dict."""
-    prepared = data["prepared"]
-    return MemberSteps(
-        Version(**data["committed"]), None if prepared is None else Version(**prepared), data["epoch"]
-    )  # fmt: skip
