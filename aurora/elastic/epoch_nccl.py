@@ -17,7 +17,6 @@ import torch
 from aurora.errors import BadInput, RankFailed
 from aurora.moe.transport import peer_lost
 from aurora.runtime.phase_recorder import StreamTimer, Timer
-from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call
 from aurora.runtime.transports.process_groups import keep_watchdogs_from_ending_the_process
 
@@ -304,14 +303,8 @@ class EpochCommunicators:
 class EpochNcclTransport(NcclTransport):
     """An NCCL transport over a communicator of an epoch. A call ends by RankFailed when the epoch is over.
 
-    Args:
-        calls: the communicator's calls.
-        control: gloo transport over a group of the same epoch, for `gather`.
-        timeout_s: seconds that an exchange may take.
+    It is made from the communicator's EpochCalls and a gloo transport over a group of the same epoch.
     """
-
-    def __init__(self, calls: EpochCalls, control: GlooTransport, timeout_s: float) -> None:
-        super().__init__(calls, control, timeout_s)
 
     def _make_communicator(self, timeout_s: float | None) -> None:
         """Nothing: it was made when the epoch's members connected."""

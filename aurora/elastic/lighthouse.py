@@ -28,7 +28,6 @@ class Lighthouse:
 
     Args:
         host, port: the only address on which it listens; port 0: any free one.
-        heartbeat_timeout_s: a member that gives no sign of life for so many seconds is left out of rounds.
 
     Attributes:
         address: the host and port on which it listens.
@@ -38,7 +37,7 @@ class Lighthouse:
         MissingDependency: if torchft is not installed.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         check_torchft()
         until_s = time.monotonic() + RELEASED_S
         while True:
@@ -49,7 +48,7 @@ class Lighthouse:
                 if time.monotonic() > until_s:
                     raise BadInput(f"the lighthouse: {error}") from None
             time.sleep(0.1)
-        self._heartbeat_timeout_s, self._closed = heartbeat_timeout_s, threading.Event()
+        self._closed = threading.Event()
         self.address = host, port
         self._child = self._start()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="aurora-lighthouse")
@@ -66,7 +65,7 @@ class Lighthouse:
         """Starts the process, and takes note of its port."""
         host, port = self.address
         info = RankInfo(0, 1, "", 0, START_S, 0, 1, launched=True)
-        child = start_process(info, _serve, host, port, self._heartbeat_timeout_s)
+        child = start_process(info, _serve, host, port)
         try:
             found = child[1].recv() if child[1].poll(START_S) else "nothing came from it"
         except (EOFError, OSError):
@@ -98,11 +97,11 @@ def check_torchft() -> None:
         raise MissingDependency('runs that go on when ranks are lost need torchft: pip install "aurora-moe[elastic]"')
 
 
-def serve(host: str, port: int, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> tuple[Any, int]:
+def serve(host: str, port: int) -> tuple[Any, int]:
     """Starts torchft's lighthouse in this process, with the settings of a run. Returns it and its port; see Lighthouse."""
     from torchft.coordination import LighthouseServer
 
-    timeout_ms = round(heartbeat_timeout_s * 1000)
+    timeout_ms = round(HEARTBEAT_TIMEOUT_S * 1000)
     server = LighthouseServer(
         bind=address_text((host, port)), min_replicas=1, join_timeout_ms=timeout_ms,
         quorum_tick_ms=round(_TICK_S * 1000), heartbeat_timeout_ms=timeout_ms,
@@ -110,13 +109,13 @@ def serve(host: str, port: int, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     return server, int(server.address().rpartition(":")[2])  # beside the name of this host, on which it does not listen
 
 
-def _serve(connection: Connection, _info: RankInfo, host: str, port: int, heartbeat_timeout_s: float) -> None:
+def _serve(connection: Connection, _info: RankInfo, host: str, port: int) -> None:
     """The child's main function: sends the port, or why there is none; ends when the other end does."""
     with open(os.devnull, "w") as silent:  # it logs every request
         os.dup2(silent.fileno(), 1)
         os.dup2(silent.fileno(), 2)
     try:
-        server, found = serve(host, port, heartbeat_timeout_s)
+        server, found = serve(host, port)
     except RuntimeError as error:
         connection.send(str(error).strip().splitlines()[0])
         return

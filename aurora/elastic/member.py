@@ -281,12 +281,12 @@ class Member:
                 found.abort()
         return found.groups
 
-    def transport(self, group: int = 0) -> Transport:
-        """Returns a transport over a process group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
-        control = EpochTransport(self.groups.groups[group], self.perform)
+    def transport(self) -> Transport:
+        """Returns a transport over the first group that `connect` made last: NCCL for tensors if there are GPUs, else gloo."""
+        control = EpochTransport(self.groups.groups[0], self.perform)
         if (communicators := self.groups.communicators) is None:
             return control
-        return EpochNcclTransport(communicators.calls[group], control, self._timeout_s)
+        return EpochNcclTransport(communicators.calls[0], control, self._timeout_s)
 
     def perform(self, call: Callable[[], Any]) -> None:
         """Performs `call`, a collective of the epoch's process groups; it ends by RankFailed when the epoch is over.
