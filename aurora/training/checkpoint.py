@@ -159,7 +159,7 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
         The checkpoint, None if there is none; and a sentence for each newer one that is not whole.
     """
     found = []
-    for number, path in reversed(_steps_in(folder)):
+    for number, path in reversed(begun_checkpoints(folder)):
         if steps not in (None, number):
             continue
         shards = _shards_in(path)
@@ -173,14 +173,17 @@ def newest_checkpoint(folder: Path, steps: int | None = None) -> tuple[WholeChec
     return None, found
 
 
-def begun_checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run, whole or not, the newest last."""
-    return [path for _, path in _steps_in(folder)]
+def begun_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Returns the checkpoints of a run, whole or not, as (number of steps, folder), the newest last."""
+    if not folder.is_dir():
+        return []
+    named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return sorted((int(found[1]), path) for found, path in named if found)
 
 
 def remove_newer(folder: Path, steps: int) -> None:
     """Removes a run's checkpoints of more than `steps` steps, so that their shards do not mix with those written later."""
-    for later, path in _steps_in(folder):
+    for later, path in begun_checkpoints(folder):
         if later > steps:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -273,14 +276,6 @@ def _is_whole(shard: Path) -> bool:
     return False
 
 
-def _steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of a run, whole or not, by the number of steps, ascending."""
-    if not folder.is_dir():
-        return []
-    named = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-    return sorted((int(found[1]), path) for found, path in named if found)
-
-
 def _shards_in(folder: Path) -> tuple[Path, ...]:
     """The shards of a checkpoint; empty unless all are there."""
     shards = {(int(f[1]), int(f[2])): path for path in folder.iterdir() if (f := SHARD.fullmatch(path.name))}
@@ -293,7 +288,7 @@ def _shards_in(folder: Path) -> tuple[Path, ...]:
 def _remove_older(folder: Path) -> None:
     """Removes the checkpoints that are older than the KEPT newest whole ones."""
     whole = 0
-    for _, path in reversed(_steps_in(folder)):
+    for _, path in reversed(begun_checkpoints(folder)):
         if whole < KEPT:
             whole += bool(_shards_in(path))
         else:
@@ -301,7 +296,7 @@ def _remove_older(folder: Path) -> None:
 
 
 def export_model(
-    state: TrainState, placement: Placement, transport: Transport, source: str | Path, dtype: torch.dtype, folder: Path
+    state: TrainState, placement: Placement, transport: Transport, source: str | Path, dtype: str, folder: Path
 ) -> None:
     """Writes the trained model to a folder, whose contents are replaced. A collective call: all ranks make it.
 
@@ -310,7 +305,7 @@ def export_model(
         placement: the experts of each rank.
         transport: carries the experts to the rank that writes.
         source: the model with which training began; its config and tokenizer are kept.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights, such as "float32".
         folder: the folder, which is written whole or not at all.
 
     Raises:
@@ -324,7 +319,7 @@ def export_model(
         weights |= {f"{name}.{parameter}": whole for parameter, whole in named.items()}
     transformers, home = load_transformers(), model_folder(source)
     with LOADING:
-        model = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=dtype)
+        model = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=getattr(torch, dtype))
     for name, parameter in model.named_parameters():
         parameter.data.copy_(weights[name].view(parameter.shape))
     temporary = folder.with_name(f".{folder.name}.part")

@@ -1,5 +1,6 @@
 """Training data: samples of equal length, and the global batch of samples of each step."""
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,11 @@ def read_samples(model: str | Path, files: Sequence[str | Path], length: int) ->
     if len(ids) < length:
         raise BadInput(f"{', '.join(map(str, files))}: expected at least one sample of {length} tokens, found none")
     return np.array(ids[: len(ids) // length * length], dtype=np.int64).reshape(-1, length)
+
+
+def samples_digest(samples_NT: IntArray) -> str:
+    """Returns the digest of all samples, samples_NT (N, T) int64 token ids. It identifies the text of a training."""
+    return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]
 
 
 class GlobalBatches:

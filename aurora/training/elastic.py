@@ -171,8 +171,8 @@ class ElasticTraining:
         """Computes the next step with the other members. Experts may move before it, if that is due and pays."""
         trainer, options = self._trainer, self._options
         if self.step == options.steps:
-            dtype, folder = getattr(torch, options.dtype), self._output / MODEL
-            export_model(trainer.state, trainer.placement, self._transport, self._path, dtype, folder)
+            folder = self._output / MODEL
+            export_model(trainer.state, trainer.placement, self._transport, self._path, options.dtype, folder)
             return
         if options.rebalance_every is not None and self.step and self.step % options.rebalance_every == 0:
             self._moved += trainer.rebalance()

@@ -24,7 +24,7 @@ from aurora.elastic.steps import Pause, Version, run_elastic
 from aurora.errors import AuroraError, BadInput, RankFailed
 from aurora.runtime.distributed.launcher import RankInfo, describe_error
 from aurora.training.checkpoint import newest_checkpoint, remove_newer
-from aurora.training.data import read_samples
+from aurora.training.data import read_samples, samples_digest
 from aurora.training.elastic import ElasticTraining
 from aurora.training.trainer import load_trainer
 from aurora.training.training_run import (
@@ -37,7 +37,6 @@ from aurora.training.training_run import (
     leaders_options,
     log_step,
     logged_steps,
-    samples_digest,
     shared_by_hosts,
     sole_run,
 )
@@ -194,7 +193,6 @@ class Launcher:
             raise RankFailed(f"{left} ranks are left, at least {wanted} have to be; {self._lost[-1]}")
 
 
-_Args = tuple[str, IntArray, TrainOptions, Path]
 LEADER = "rank"  # names of the leader's ranks begin so; those of other hosts' come after them in sequence
 WIRE = WireFormat(*HOST_MESSAGES, CommittedStep, FinalStep, MemberFinished, Pause, Version)
 

@@ -13,7 +13,7 @@ from aurora.planner.recovery import recover
 from aurora.planner.replication.registry import best_divided
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, expert_transfers, transfer_bytes
 from aurora.training.state import ExpertState, LayerState, TrainState, exchange_tensors
-from aurora.types import Cluster, ControlOptions, Order, Placement
+from aurora.types import Cluster, ControlOptions, Placement
 from aurora.types.arrays import FloatArray, IntArray
 from aurora.types.placement import EMPTY
 
@@ -38,31 +38,22 @@ def next_placement(held_R: Sequence[HeldL], load_LE: FloatArray, cluster: Cluste
     return recover(list(zip(*held_R, strict=True)), everyone_N, load_LE, domains, cluster, 1, min_replicas).placement
 
 
-def tell_placement(
-    placement: Placement | None, slots: int, order: Order, transport: Transport, layers: int, device: torch.device
-) -> Placement:
+def tell_placement(placement: Placement | None, slots: int, transport: Transport, layers: int) -> Placement:
     """Broadcasts rank 0's placement, and returns it on all ranks. A collective call.
 
     Args:
         placement: on rank 0 the placement; None on the others.
         slots: largest number of slots of a rank.
-        order: order of the all-to-all that carries it.
         transport: carries tensors between the ranks.
         layers: number of layers of the placement.
-        device: device of the tensors that the transport carries.
     """
-    first, ranks = transport.rank == 0, transport.ranks
-    table = np.full((2, layers, ranks, slots), EMPTY, dtype=np.float64)  # experts, and the shares of their loads
+    table = np.full((2, layers, transport.ranks, slots), EMPTY, dtype=np.float64)  # experts, and the shares of their loads
     if placement is not None:
         for layer, held_G in enumerate(placement.slots_LG):
             split_EG = placement.split_EG(layer)
             for rank, held in enumerate(held_G):
                 table[:, layer, rank, : len(held)] = held, split_EG[list(held), rank]
-    told = torch.from_numpy(table).to(device)
-    outgoing_R = [[told] if first and peer else [] for peer in range(ranks)]
-    like_R = [[] if first or peer else [told] for peer in range(ranks)]
-    arrived_R = exchange_tensors(transport, order, outgoing_R, like_R, told)
-    held_LGP, share_LGP = (told if first else arrived_R[0][0]).cpu().numpy()
+    held_LGP, share_LGP = transport.gather(torch.from_numpy(table))[0].numpy()
     return Placement.of_slots(held_LGP.astype(np.int64), share_LGP)
 
 

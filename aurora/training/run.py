@@ -84,7 +84,7 @@ def train(
     if options.batch < ranks:
         raise BadInput(f"`batch`: expected a sample for each of {ranks} ranks or more, found {options.batch}")
     if not options.resume and (begun := begun_checkpoints(output / CHECKPOINTS)):
-        raise BadInput(f"{begun[-1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
+        raise BadInput(f"{begun[-1][1]}: is of an earlier run: expected `resume`, which goes on from it, or another folder")
     args = (str(model), read_samples(model, text, options.length), options, output)
     make_folder(output)
     if options.elastic:

@@ -1,6 +1,5 @@
 """Trainer: one rank's part of each training step. All ranks prepare a step together; each commits it on its own."""
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from aurora.models.own_weights import load_without_experts
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.transport import Transport
 from aurora.planner.alltoall.registry import ORDER
-from aurora.training.data import GlobalBatches
+from aurora.training.data import GlobalBatches, samples_digest
 from aurora.training.loss import PartLoss, router_loss_weight, set_exact_kernels
 from aurora.training.migration import HeldL, Rebalancer, held_by_all, move_experts, next_placement, tell_placement
 from aurora.training.state import TrainState, optimizer_dtype
@@ -120,7 +119,7 @@ class Trainer:
         held_R, load_LE, transport = held_by_all(self.state, self._transport), self._load_LE(), self._transport
         slots, min_replicas = self.slots_among(transport.ranks)
         found = next_placement(held_R, load_LE, self._cluster, slots, min_replicas) if transport.rank == 0 else None
-        return tell_placement(found, slots, self._gradient_order, transport, len(load_LE), self._device)
+        return tell_placement(found, slots, transport, len(load_LE))
 
     def warm_up(self, ranks: int) -> None:
         """Plans once for `ranks` ranks, without using the plan, so that later plans need not load and compile code."""
@@ -236,7 +235,7 @@ def load_trainer(path: str, device: str, samples_NT: IntArray, options: TrainOpt
     model = load_without_experts(path, device, optimizer_dtype(options))
     about = {
         "model": model.fingerprint(), "batch": options.batch, "length": options.length, "seed": options.seed,
-        "text": hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16], "dtype": options.dtype,
+        "text": samples_digest(samples_NT), "dtype": options.dtype,
     }  # fmt: skip
     return Trainer(model, GlobalBatches(samples_NT, options.batch, options.seed), options), about
 

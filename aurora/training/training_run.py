@@ -3,7 +3,6 @@
 `TrainingRun` performs the steps of a run with fixed ranks.
 """
 
-import hashlib
 import json
 import secrets
 import time
@@ -32,7 +31,6 @@ from aurora.training.checkpoint import (
 )
 from aurora.training.trainer import PreparedStep, Trainer
 from aurora.types import TrainOptions
-from aurora.types.arrays import IntArray
 from aurora.types.read_numbers import whole_number
 from aurora.types.run_options import OF_EACH_HOST
 
@@ -83,11 +81,6 @@ def shared_by_hosts(path: str) -> dict[str, str]:
 def leaders_options(options: TrainOptions) -> dict[str, Any]:
     """Returns, by name, the options that all hosts take from the leader."""
     return {name: value for name, value in asdict(options).items() if name not in OF_EACH_HOST}
-
-
-def samples_digest(samples_NT: IntArray) -> str:
-    """Returns the digest of all samples, samples_NT (N, T) int64 token ids, which must be the same on all hosts."""
-    return hashlib.sha256(samples_NT.tobytes()).hexdigest()[:16]
 
 
 MODEL, CHECKPOINTS, LOG = "model", "checkpoints", "log.jsonl"  # in a run's folder
@@ -235,8 +228,7 @@ class TrainingRun:
             if step + 1 == options.steps or (every is not None and (step + 1) % every == 0):
                 writer.save(trainer.state, trainer.placement, rank)
         writer.wait()
-        dtype = getattr(torch, options.dtype)
-        export_model(trainer.state, trainer.placement, transport, self.path, dtype, output / MODEL)
+        export_model(trainer.state, trainer.placement, transport, self.path, options.dtype, output / MODEL)
         transport.gather(torch.zeros(1, dtype=torch.uint8))  # nobody leaves before the model is written
         min_replicas, tokens = options.min_replicas_among(ranks), options.batch * options.length
         told = tuple(remarks + writer.failures)

@@ -18,7 +18,7 @@ from aurora.elastic.host_connection import difference
 from aurora.elastic.hosts import Lead, LedRanks
 from aurora.elastic.steps import Pause, Version
 from aurora.errors import BadInput, RankFailed
-from aurora.training.data import read_samples
+from aurora.training.data import read_samples, samples_digest
 from aurora.training.elastic import nodes_of
 from aurora.training.elastic_run import WIRE, FinalStep, JoinedTraining, MemberFinished, join_training, train_elastic
 from aurora.training.run import train
@@ -28,7 +28,6 @@ from aurora.training.training_run import (
     has_mark,
     leaders_options,
     log_step,
-    samples_digest,
     shared_by_hosts,
     sole_run,
 )
