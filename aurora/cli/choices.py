@@ -3,6 +3,8 @@
 import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 from aurora.types import TIME_SLICES, PlanOptions
 from aurora.types.options import ALL_TO_ALLS, MICRO_BATCH_COUNTS
@@ -11,7 +13,8 @@ from aurora.types.options import ALL_TO_ALLS, MICRO_BATCH_COUNTS
 def names(kind: str) -> tuple[str, ...]:
     """Returns the names of a kind of CHOICES, as they are registered now."""
     known = CHOICES[kind]
-    return tuple(_named(known) if isinstance(known, str) else known())
+    found = _at(known) if isinstance(known, str) else known
+    return tuple(found() if callable(found) else found)
 
 
 def filled(text: str) -> str:
@@ -31,11 +34,10 @@ def completed(*kinds: str, one_of: Sequence[str] = ()) -> Callable[[str], list[s
     return complete
 
 
-def _named(path: str) -> Iterable[str]:
-    """Returns the names in the registry at a path of module and name, or what the function there returns."""
+def _at(path: str) -> Any:
+    """Returns the value at a path of module and name; the module is imported."""
     module, _, name = path.rpartition(".")
-    found = getattr(importlib.import_module(module), name)
-    return found() if callable(found) else found  # type: ignore[no-any-return]
+    return getattr(importlib.import_module(module), name)
 
 
 def _planned(field: str, models: int = 1, min_replicas: int | None = None) -> tuple[str, ...]:
@@ -50,38 +52,6 @@ def _objectives() -> Iterable[str]:
     return (*_planned("objective", models=2), *_planned("objective", models=3), SIMULATED, "auto")
 
 
-def _routing_files() -> Iterable[str]:
-    from aurora.io.routing_dumps import ROUTING_FORMATS
-
-    return (f"{name} ({form.files})" for name, form in ROUTING_FORMATS.items())
-
-
-def _report_forms() -> Iterable[str]:
-    from aurora.reports.write import FORMS
-
-    return ("; ".join(f"{name}: {form.about}" for name, form in FORMS.items()),)
-
-
-def _report_outputs() -> Iterable[str]:
-    from aurora.reports.write import FORMS
-
-    return (form.output for form in FORMS.values())
-
-
-def _changes() -> Iterable[str]:
-    from aurora.simulator.changing_traffic import CHANGES, RECORDED
-
-    return (*CHANGES, RECORDED)
-
-
-def _sweep_keys() -> Iterable[str]:
-    from dataclasses import fields
-
-    from aurora.advisor.sweep import Setting
-
-    return (field.name for field in fields(Setting))
-
-
 CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the names are, or a function that returns them
     "place": lambda: _planned("place"),
     "colocated_place": lambda: _planned("place", models=2),
@@ -92,17 +62,19 @@ CHOICES: dict[str, str | Callable[[], Iterable[str]]] = {  # by kind: where the 
     "objective": _objectives,
     "aim": lambda: (*_planned("aim"), "auto"),
     "replicas": "aurora.planner.replication.registry.REPLICAS",
-    "train_scheme": lambda: (name for name in _named("aurora.planner.gradient_codes.SCHEMES") if name != "uncoded"),
+    "train_scheme": lambda: (name for name in _at("aurora.planner.gradient_codes.SCHEMES") if name != "uncoded"),
     "engine": "aurora.planner.check.fit.ENGINES",
     "recommended_engine": "aurora.advisor.engines.SERVING_ENGINES",
     "placement_format": "aurora.io.engine_placements.PLACEMENT_FORMATS",
     "routing_format": "aurora.io.routing_dumps.ROUTING_FORMATS",
-    "routing_files": _routing_files,
+    "routing_files": lambda: (
+        f"{name} ({form.files})" for name, form in _at("aurora.io.routing_dumps.ROUTING_FORMATS").items()
+    ),
     "report_format": "aurora.reports.write.FORMS",
-    "report_form": _report_forms,
-    "report_output": _report_outputs,
-    "change": _changes,
-    "sweep_key": _sweep_keys,
+    "report_form": lambda: ("; ".join(f"{name}: {form.about}" for name, form in _at("aurora.reports.write.FORMS").items()),),
+    "report_output": lambda: (form.output for form in _at("aurora.reports.write.FORMS").values()),
+    "change": lambda: (*_at("aurora.simulator.changing_traffic.CHANGES"), _at("aurora.simulator.changing_traffic.RECORDED")),
+    "sweep_key": lambda: (field.name for field in fields(_at("aurora.advisor.sweep.Setting"))),
     "gpu_kind": "aurora.io.load_gpus",
     "time_slice": lambda: TIME_SLICES,
     "micro_batches": lambda: ("auto", *map(str, MICRO_BATCH_COUNTS)),
