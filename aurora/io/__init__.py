@@ -28,28 +28,12 @@ from aurora.lazy_names import fetcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aurora.io.clusters import load_cluster as load_cluster
-    from aurora.io.clusters import load_gpus as load_gpus
-    from aurora.io.clusters import save_cluster as save_cluster
+    from aurora.io.clusters import *
+    from aurora.io.files import *
     from aurora.io.files import Arrays
-    from aurora.io.files import load_json as load_json
-    from aurora.io.files import load_loads as load_loads
-    from aurora.io.files import load_matrix as load_matrix
-    from aurora.io.files import load_model_config as load_model_config
-    from aurora.io.files import read_text as read_text
-    from aurora.io.files import shipped as shipped
-    from aurora.io.files import write_text as write_text
-    from aurora.io.plans import load_plan as load_plan
-    from aurora.io.plans import save_plan as save_plan
-    from aurora.io.profiles import load_curves as load_curves
-    from aurora.io.profiles import load_profile as load_profile
-    from aurora.io.profiles import save_curves as save_curves
-    from aurora.io.profiles import save_profile as save_profile
-    from aurora.io.traces import load_request_simulations as load_request_simulations
-    from aurora.io.traces import load_requests as load_requests
-    from aurora.io.traces import load_trace as load_trace
-    from aurora.io.traces import save_request_simulations as save_request_simulations
-    from aurora.io.traces import save_trace as save_trace
+    from aurora.io.plans import *
+    from aurora.io.profiles import *
+    from aurora.io.traces import *
     from aurora.types import Cluster, ComputeCurves, Plan, Profile, Trace
 
     _Kind = TypeVar("_Kind", Cluster, Profile, Plan, Trace, ComputeCurves)

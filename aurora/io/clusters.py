@@ -1,6 +1,6 @@
 """Cluster TOML files, with the fabric and link curves of a cluster; datasheet figures of kinds of GPU (TOML)."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,51 @@ def load_cluster(path: str | Path) -> Cluster:
     path = _found(Path(path))
     table = load_toml(path)
     check_schema(path, table)
+    return cluster_from_table(str(path), table, path.stem)
+
+
+def cluster_from_table(path: str, table: Mapping[str, Any], name: str) -> Cluster:
+    """Returns the cluster that a table describes, as `cluster_table` makes it and cluster files have it.
+
+    Args:
+        path: the file's name, for messages.
+        table: the table; its schema is checked already.
+        name: the cluster's name if the table has none.
+
+    Raises:
+        BadInput: if a key is unknown, missing or has a wrong value.
+    """
     check_keys(path, "the file", table, {"schema", "name", "gpu", "fabric", "incast", "link_curve"})
+    gpus: list[Gpu] = []
+    for row in _gpu_rows(path, table):
+        gpus.extend(_gpus(path, row, len(gpus)))
+        if len(gpus) > MOST_GPUS:
+            raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
+    fabric = _fabric(path, table["fabric"], gpus) if "fabric" in table else None
+    incast = typed(path, "the file", table, "incast", float, 0.0)
+    curves = _link_curves(path, table.get("link_curve", []))
+    with naming(path):
+        return Cluster(str(table.get("name", name)), tuple(gpus), fabric, incast, curves)
+
+
+def cluster_table(cluster: Cluster) -> dict[str, Any]:
+    """Returns a cluster as a table, which `cluster_from_table` reads back as the same cluster."""
+    curves = link_curves_json(cluster.link_curves)
+    return {
+        "name": cluster.name,
+        "gpu": [{key: value for key, value in vars(gpu).items() if value is not None} for gpu in cluster.gpus],
+        **({} if cluster.fabric is None else {"fabric": fabric_json(cluster.fabric, cluster.gpus)}),
+        **({"incast": cluster.incast} if cluster.incast else {}),
+        **({"link_curve": curves} if curves else {}),
+    }
+
+
+def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[Any]:
+    """The [[gpu]] tables of a file, one at least."""
     rows = table.get("gpu")
     if not isinstance(rows, list) or not rows:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
-    gpus: list[Gpu] = []
-    for row in rows:
-        gpus.extend(read_gpus(str(path), row, len(gpus)))
-        if len(gpus) > MOST_GPUS:
-            raise BadInput(f"{path}: expected at most {MOST_GPUS} GPUs, found {len(gpus)} or more")
-    fabric = read_fabric(str(path), table["fabric"], gpus) if "fabric" in table else None
-    incast = typed(path, "the file", table, "incast", float, 0.0)
-    curves = read_link_curves(str(path), table.get("link_curve", []))
-    with naming(path):
-        return Cluster(str(table.get("name", path.stem)), tuple(gpus), fabric, incast, curves)
+    return rows
 
 
 def _found(path: Path) -> Path:
@@ -63,21 +94,14 @@ def save_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> N
         path: exact path of the file.
         remarks: comments for the top of the file, one per line.
     """
-    lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1", f"name = {_quoted(cluster.name)}"]
-    if cluster.incast:
-        lines.append(f"incast = {_inline(cluster.incast)}")
-    for gpu in cluster.gpus:
-        lines += ["", "[[gpu]]"]
-        for field in fields(Gpu):
-            value = getattr(gpu, field.name)
-            if value != field.default:
-                lines.append(f"{field.name} = {_inline(value)}")
-    if cluster.fabric is not None:
-        lines += ["", "[fabric]"]
-        for key, value in fabric_json(cluster.fabric, cluster.gpus).items():
-            lines.append(f"{key} = {_inline(value)}")
-    for row in link_curves_json(cluster.link_curves):
-        lines += ["", "[[link_curve]]", *(f"{key} = {_inline(value)}" for key, value in row.items())]
+    table, defaults = cluster_table(cluster), {field.name: field.default for field in fields(Gpu)}
+    lines = [*(f"# {_plain(remark)}" for remark in remarks), "schema = 1"]
+    lines += [f"{key} = {_inline(table[key])}" for key in ("name", "incast") if key in table]
+    for gpu in table["gpu"]:
+        lines += ["", "[[gpu]]", *(f"{key} = {_inline(value)}" for key, value in gpu.items() if value != defaults[key])]
+    for head, row in [("[fabric]", table.get("fabric")), *(("[[link_curve]]", each) for each in table.get("link_curve", []))]:
+        if row is not None:
+            lines += ["", head, *(f"{key} = {_inline(value)}" for key, value in row.items())]
     write_text(path, "\n".join(lines) + "\n")
 
 
@@ -105,7 +129,7 @@ def _plain(remark: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
 
 
-def read_gpus(path: str, row: Any, index: int) -> list[Gpu]:
+def _gpus(path: str, row: Any, index: int) -> list[Gpu]:
     """Returns the GPUs of one [[gpu]] table, repeated `count` times.
 
     Args:
@@ -144,7 +168,7 @@ _FIELD_TYPES: dict[str, type] = {
 }  # of Gpu and GpuKind; others are numbers
 
 
-def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
+def _fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
     """Returns the fabric that a [fabric] table describes.
 
     Args:
@@ -163,7 +187,7 @@ def read_fabric(path: str, table: Any, gpus: Sequence[Gpu]) -> Fabric:
 
 
 def fabric_json(fabric: Fabric, gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """Returns a fabric as a table that `read_fabric` reads back as the same fabric; GPUs are ranks.
+    """Returns a fabric as a table that `cluster_from_table` reads back as the same fabric; GPUs are ranks.
 
     Args:
         fabric: the fabric.
@@ -247,7 +271,7 @@ FABRIC_KINDS: dict[str, Callable[[str, dict[str, Any], Sequence[Gpu]], Fabric]] 
 CURVE_KEYS = ("partners", "bytes", "seconds")
 
 
-def read_link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
+def _link_curves(path: str, rows: Any) -> tuple[TransferCurve, ...]:
     """Returns the curves of [[link_curve]] tables.
 
     Args:
@@ -283,7 +307,7 @@ def _floats(values: Sequence[float]) -> FloatArray:
 
 
 def link_curves_json(curves: Sequence[TransferCurve]) -> list[dict[str, Any]]:
-    """Returns curves as tables that `read_link_curves` reads back as the same curves.
+    """Returns curves as tables that `cluster_from_table` reads back as the same curves.
 
     Args:
         curves: the curves.
@@ -306,11 +330,8 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     table = load_toml(path)
     check_schema(path, table)
     check_keys(path, "the file", table, {"schema", "gpu"})
-    rows = table.get("gpu")
-    if not isinstance(rows, list) or not rows:
-        raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
     kinds: dict[str, GpuKind] = {}
-    for index, row in enumerate(rows):
+    for index, row in enumerate(_gpu_rows(path, table)):
         found = _read_gpu_kind(path, index, row)
         if found.kind in kinds:
             raise BadInput(f"{path}: expected each kind once, found {found.kind!r} twice")

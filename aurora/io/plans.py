@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from aurora.errors import BadInput, BrokenPlan
-from aurora.io.clusters import fabric_json, link_curves_json, read_fabric, read_gpus, read_link_curves
+from aurora.io.clusters import cluster_from_table, cluster_table
 from aurora.io.files import check_schema, load_json, naming, schema_of, write_text
-from aurora.types import Cluster, Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
+from aurora.types import Cut, Hierarchy, ModelPlan, Order, Placement, Plan, PlanOptions, SubChannels
 from aurora.types.arrays import FloatArray, IntArray, counts, numbers
 from aurora.types.read_numbers import finite_number, whole_number
 
@@ -89,6 +89,8 @@ DIGEST = "digest"  # of all else in the file; plans of earlier versions have non
 REVERSED = "reversed"  # in place of a combine that is the dispatch backwards
 _PAIRS = re.compile(r"([0-9]{1,9}>[0-9]{1,9}( |$))*")
 _SIZES = ("top_k", "dispatch_bytes", "expert_bytes", "other_bytes")  # of a model
+_OBJECTIVE = ("objective", "objective_s", "bound_s", "assignment_bound_s", "unseen_s", "slot_gain")  # of a plan
+_TIMES = ("dispatch_s", "fluid_bound_s", "one_to_one_bound_s")  # of a layer
 
 
 def load_plan(path: str | Path, checked: bool = True) -> Plan:
@@ -149,21 +151,10 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
         "options": {name: value for name, value in asdict(plan.options).items() if (name, value) != ("kv_tokens", None)},
         "notes": list(plan.notes),
         "epoch": plan.epoch,
-        "objective": plan.objective,
-        "objective_s": plan.objective_s,
-        "bound_s": plan.bound_s,
-        "assignment_bound_s": plan.assignment_bound_s,
-        "unseen_s": plan.unseen_s,
-        "slot_gain": plan.slot_gain,
+        **{name: getattr(plan, name) for name in _OBJECTIVE},
         **({} if plan.between_s is None else {"between_s": list(plan.between_s)}),
         "gap": plan.gap if plan.gap < float("inf") else None,
-        "cluster": {
-            "name": plan.cluster.name,
-            "gpu": [{k: v for k, v in vars(gpu).items() if v is not None} for gpu in plan.cluster.gpus],
-            **({} if plan.cluster.fabric is None else {"fabric": fabric_json(plan.cluster.fabric, plan.cluster.gpus)}),
-            **({"incast": plan.cluster.incast} if plan.cluster.incast else {}),
-            **({"link_curve": link_curves_json(plan.cluster.link_curves)} if plan.cluster.link_curves else {}),
-        },
+        "cluster": cluster_table(plan.cluster),
         "models": [
             {
                 "model": m.model,
@@ -178,9 +169,7 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
                         **placed,
                         "load": m.load_LE[layer].tolist(),
                         **({} if plan.survival_LK is None else {"survival": by_failures(plan.survival_LK[layer])}),
-                        "dispatch_s": float(m.dispatch_s_L[layer]),
-                        "fluid_bound_s": float(m.fluid_bound_s_L[layer]),
-                        "one_to_one_bound_s": float(m.one_to_one_bound_s_L[layer]),
+                        **{name: float(getattr(m, f"{name}_L")[layer]) for name in _TIMES},
                         **({"cut": vars(m.cut_L[layer])} if m.cut_L else {}),
                         "dispatch": _order_to_json(m.dispatch_L[layer]),
                         "combine": _combine_to_json(m.dispatch_L[layer], m.combine_L[layer]),
@@ -198,40 +187,29 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
     for m in found["models"]:
         layers = m["layers"]
         dispatches = tuple(_order_from_json(layer["dispatch"]) for layer in layers)
+        figures: dict[str, Any] = {name: _whole(m, name) for name in _SIZES}
+        figures |= {f"{name}_L": np.array([finite_number(layer[name]) for layer in layers]) for name in _TIMES}
         models.append(
             ModelPlan(
-                str(m["model"]),
-                str(m["fingerprint"]),
-                str(m["profile"]["path"]),
-                str(m["profile"]["digest"]),
-                _whole(m, "top_k"),
-                _whole(m, "dispatch_bytes"),
-                _whole(m, "expert_bytes"),
-                _whole(m, "other_bytes"),
-                placement_from_json(layers),
-                dispatches,
-                tuple(map(_combine_from_json, dispatches, layers)),
-                _seconds(layers, "dispatch_s"),
-                _seconds(layers, "fluid_bound_s"),
-                _seconds(layers, "one_to_one_bound_s"),
-                counts("load", [layer["load"] for layer in layers], 2),
-                tuple(m["dense_layers"]),
-                tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
-                m.get("deduplicated") is True,
-                _hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
-                str(m["profile"].get("traffic", "")),
+                model=str(m["model"]),
+                fingerprint=str(m["fingerprint"]),
+                profile_path=str(m["profile"]["path"]),
+                profile_digest=str(m["profile"]["digest"]),
+                traffic_digest=str(m["profile"].get("traffic", "")),
+                placement=placement_from_json(layers),
+                dispatch_L=dispatches,
+                combine_L=tuple(map(_combine_from_json, dispatches, layers)),
+                load_LE=counts("load", [layer["load"] for layer in layers], 2),
+                dense_layers=tuple(m["dense_layers"]),
+                cut_L=tuple(_cut_from_json(layer["cut"]) for layer in layers if "cut" in layer),
+                deduplicated=m.get("deduplicated") is True,
+                hierarchy=_hierarchy_from_json(m["hierarchy"]) if "hierarchy" in m else None,
+                **figures,
             )
         )
-    rows = found["cluster"]["gpu"]
-    gpus = tuple(gpu for index, row in enumerate(rows) for gpu in read_gpus("cluster", row, index))
-    links = found["cluster"].get("fabric")
-    fabric = None if links is None else read_fabric("cluster", links, gpus)
-    incast = finite_number(found["cluster"].get("incast", 0.0))
-    curves = read_link_curves("cluster", found["cluster"].get("link_curve", []))
-    cluster = Cluster(str(found["cluster"]["name"]), gpus, fabric, incast, curves)
     options = _options_from_json(found["options"])
     return Plan(
-        cluster,
+        cluster_from_table("cluster", found["cluster"], "cluster"),
         tuple(models),
         options,
         finite_number(found["objective_s"]),
@@ -244,11 +222,6 @@ def _plan_from_json(found: Mapping[str, Any]) -> Plan:
         tuple(str(note) for note in found["notes"]),
         _between(found["between_s"]) if "between_s" in found else None,
     )
-
-
-def _seconds(layers: Sequence[Mapping[str, Any]], name: str) -> FloatArray:
-    """Seconds of each layer."""
-    return np.array([finite_number(layer[name]) for layer in layers])
 
 
 def _number_or_none(found: Mapping[str, Any], name: str) -> float | None:
