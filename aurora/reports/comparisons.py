@@ -9,6 +9,7 @@ from aurora.advisor.recommend import CONFIDENCE, Recommendation, SimulatedPlans
 from aurora.advisor.served_ways import WITH_REPLICAS, WITHOUT_REPLICAS, WaysOfServing
 from aurora.advisor.sharing import BY_EXCHANGE, BY_LAYER, HALVES, IN_SEQUENCE, MICRO_BATCHES, THREE_MODELS, TIME_SLICED, WAYS
 from aurora.advisor.sweep import GridCell
+from aurora.reports.charts import sheet
 from aurora.reports.formatting import DASH, percent, right, seconds, size, speedup
 from aurora.simulator.changing_traffic import WHOLE, FollowedTraffic
 from aurora.types.arrays import gap
@@ -25,28 +26,21 @@ LETTERS = {
 LEGEND = "; ".join(f"{letter} {way}" for way, letter in LETTERS.items())
 
 
-def skew_title(skew: float) -> str:
-    """Returns a skew (exponent of the experts' popularity) in words."""
-    return {0.0: "experts equally popular", 1.0: "skew as in the profiles"}.get(skew, f"skew {skew:g}")
+def map_tables(cells: Sequence[GridCell], named: Callable[[str], str] = LETTERS.__getitem__) -> Iterator[Table]:
+    """Yields a table for each skew: bandwidths by batches, with the name and the gain of the best way in each cell.
 
-
-def map_tables(cells: Sequence[GridCell]) -> Iterator[Table]:
-    """Yields a table for each skew: bandwidths by batches, with the letter and the gain of the best way in each cell."""
-    for skew, batches, rows in _maps(cells, LETTERS.__getitem__):
-        table = Table("bandwidth", *right(*batches), title=skew_title(skew))
-        for row in rows:
-            table.add_row(*row)
-        yield table
-
-
-def _maps(cells: Sequence[GridCell], shown: Callable[[str], str]) -> Iterator[tuple[float, list[str], list[list[str]]]]:
-    """Each skew, its batches, and its rows: a bandwidth, and who wins there with each batch, by `shown`, with the gain."""
+    Args:
+        cells: the grid.
+        named: called with a way; returns its name in the tables.
+    """
     for skew in _values(cells, "skew"):
-        own, rows = [cell for cell in cells if cell.skew == skew], []
+        own = [cell for cell in cells if cell.skew == skew]
+        title = {0.0: "experts equally popular", 1.0: "skew as in the profiles"}.get(skew, f"skew {skew:g}")
+        table = Table("bandwidth", *right(*(str(batch) for batch in _values(own, "batch"))), title=title)
         for bandwidth in _values(own, "bandwidth"):
             won = (cell.compared.winner for cell in own if cell.bandwidth == bandwidth)
-            rows.append([f"x {bandwidth:g}", *(f"{shown(one.way)} {one.gain:.2f}" for one in won)])
-        yield skew, [str(batch) for batch in _values(own, "batch")], rows
+            table.add_row(f"x {bandwidth:g}", *(f"{named(one.way)} {one.gain:.2f}" for one in won))
+        yield table
 
 
 def summary_table(cells: Sequence[GridCell]) -> Table:
@@ -88,8 +82,8 @@ def markdown(cells: Sequence[GridCell], heading: Sequence[str]) -> str:
         heading: lines under the title.
     """
     lines = ["# Who wins where", "", *heading]
-    for skew, batches, rows in _maps(cells, str):
-        lines += ["", f"## {skew_title(skew).capitalize()}", "", *_markdown_table(["bandwidth", *batches], rows)]
+    for each in map(sheet, map_tables(cells, str)):
+        lines += ["", f"## {each.title.capitalize()}", "", *_markdown_table(each.heads, each.rows)]
     lines += ["", "## All ways", ""]
     lines += [line for said in left_out_lines(cells) for line in (said, "")]
     heads = ("skew", "bandwidth", "batch", "way", "gain", "processed tokens/s", "TPOT p50 / p99, by model", "utilisation", "")

@@ -1,6 +1,6 @@
 """Numbers for a report's charts, each computed when it is first needed: traffic, loads, runs, speed-ups."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,7 +31,7 @@ from aurora.reports.trace_times import (
     summarise,
 )
 from aurora.simulator.interpreter import simulate_plan
-from aurora.types import TRACE_PHASES, Cluster, ControlReport, ModelPlan, Placement, Plan, Profile, Trace
+from aurora.types import TRACE_PHASES, Cluster, ControlReport, ModelPlan, Placement, Profile, Trace
 from aurora.types.arrays import FloatArray, IntArray, gap
 
 
@@ -112,35 +112,6 @@ def tokens_of(profile: Profile) -> float:
     return float(profile.tokens_TLSE.sum()) / (profile.layers * profile.top_k)
 
 
-def objective_s(plan: Plan, profiles: Sequence[Profile]) -> tuple[float, float]:
-    """Returns the seconds of all layers by the plan's objective: (with experts in index order, with the plan).
-
-    Args:
-        plan: the plan.
-        profiles: one profile for each of its models.
-    """
-    ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
-    before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
-    return before_s, after_s
-
-
-def placement_bounds_s(plan: Plan, profile: Profile) -> tuple[float, float]:
-    """Returns lower bounds on the seconds of all layers over all placements of one model: (without replicas, with replicas).
-
-    Args:
-        plan: gives the cluster, the aim and the slots.
-        profile: the traffic.
-    """
-    scenario, (model,) = Exclusive(plan.cluster, [profile], plan.options), plan.models
-    used_LG = [np.array([len(held) for held in layer]) for layer in model.placement.slots_LG]
-    costs_LM = [scenario.costs(layer) for layer in range(profile.layers)]
-    once_s, replicated_s = (
-        sum(scenario.bound(costs_M, used_G, replicas) for costs_M, used_G in zip(costs_LM, used_LG, strict=True))
-        for replicas in (False, True)
-    )
-    return once_s, replicated_s
-
-
 def relative_loads(flows: Traffic, profile: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns loads divided by the mean of their layer: (L, E) of experts, and (L, G) of GPUs in index order and as planned.
 
@@ -217,8 +188,11 @@ class ReportNumbers:
 
     @cached_property
     def objective_s(self) -> tuple[float, float]:
-        """Seconds of all layers by the objective: (without the plan, with the plan); needs profiles."""
-        return objective_s(self.of.plan, self.of.profiles)
+        """Seconds of all layers by the plan's objective: (with experts in index order, with the plan); needs profiles."""
+        plan, profiles = self.of.plan, self.of.profiles
+        ways = [contiguous(profile) for profile in profiles], [model.placement for model in plan.models]
+        before_s, after_s = (float(layer_seconds(plan, way, profiles).sum()) for way in ways)
+        return before_s, after_s
 
     @cached_property
     def planned_MLW(self) -> tuple[tuple[tuple[TransferSpans, TransferSpans], ...], ...]:
@@ -363,7 +337,14 @@ class ReportNumbers:
         plan = self.of.plan
         if not self.of.profiles or plan.colocated or plan.models[0].deduplicated:
             return None
-        return placement_bounds_s(plan, self.of.profiles[0])
+        scenario, (model,) = Exclusive(plan.cluster, self.of.profiles[:1], plan.options), plan.models
+        used_LG = [np.array([len(held) for held in layer]) for layer in model.placement.slots_LG]
+        costs_LM = [scenario.costs(layer) for layer in range(len(used_LG))]
+        once_s, replicated_s = (
+            sum(scenario.bound(costs_M, used_G, replicas) for costs_M, used_G in zip(costs_LM, used_LG, strict=True))
+            for replicas in (False, True)
+        )
+        return once_s, replicated_s
 
     @property
     def predicted(self) -> int | None:
@@ -395,8 +376,7 @@ class ReportNumbers:
     def copies_LE(self, model: int) -> IntArray:
         """Returns (L, E) int64: the number of GPUs that hold each expert of the model with index `model`."""
         placement = self.of.plan.models[model].placement
-        held = [[expert for gpu in layer for expert in gpu] for layer in placement.slots_LG]
-        return np.array([np.bincount(layer, minlength=placement.experts) for layer in held])
+        return np.array([placement.holds_EG(layer).sum(axis=1) for layer in range(len(placement.slots_LG))])
 
 
 def _dispatched_bytes(trace: Trace, model: int | None = None) -> int:

@@ -52,8 +52,9 @@ def report(
         progress: called with (name of the work, amount done, whole amount).
 
     Raises:
-        BadInput: if a trace or profile is not of the plan, or the output cannot be written.
-        MissingDependency: if jinja2 is needed and not installed.
+        BadInput: if a trace or profile is not of the plan, the format is unknown or needs a trace and has none, or the output
+            cannot be written.
+        MissingDependency: if a module that the format needs is not installed.
 
     Example:
         >>> import aurora, tempfile, pathlib
@@ -72,24 +73,8 @@ def report(
     )
     if missing_profiles:
         inputs = replace(inputs, without=f"{missing_profiles}. {inputs.without}")
-    write(inputs, format, Path(output), progress)
-
-
-def write(inputs: ReportInputs, form: str, output: Path, progress: Progress = untold) -> None:
-    """Writes a report.
-
-    Args:
-        inputs: the plan, its traces and its traffic.
-        form: one of FORMS.
-        output: exact path of the file.
-        progress: as in `report`.
-
-    Raises:
-        BadInput: if the form is unknown, needs a trace and has none, or the output cannot be written.
-        MissingDependency: if a module that the form needs is not installed.
-    """
-    check_form(form)
-    FORMS[form].write(inputs, output, progress)
+    check_form(format)
+    FORMS[format].write(inputs, Path(output), progress)
 
 
 def check_form(form: str) -> None:

@@ -12,7 +12,7 @@ from aurora.reports.advice import advice
 from aurora.reports.formatting import DASH
 from aurora.reports.html import tiles
 from aurora.reports.inputs import Baseline, ReportInputs
-from aurora.reports.numbers import ReportNumbers, contiguous, objective_s, skew
+from aurora.reports.numbers import ReportNumbers, contiguous, skew
 from aurora.types import Cluster, Gpu, PlanOptions, servers
 from tests.reports.conftest import profile
 
@@ -107,7 +107,7 @@ def test_tokens_travel_from_sources_to_where_experts_sit(alone):
 
 
 def test_the_plan_is_no_slower_than_index_order_and_at_its_own_value(alone):
-    before_s, after_s = objective_s(alone.plan, alone.profiles)
+    before_s, after_s = ReportNumbers(alone).objective_s
     assert after_s == pytest.approx(alone.plan.objective_s)
     assert before_s >= after_s
 

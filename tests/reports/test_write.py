@@ -7,8 +7,6 @@ import pytest
 
 import aurora
 from aurora.errors import BadInput, MissingDependency
-from aurora.reports import write
-from aurora.reports.inputs import ReportInputs
 from aurora.reports.write import FORMS
 
 
@@ -25,8 +23,8 @@ def test_the_public_function_writes_what_the_forms_own_writer_does(alone, tmp_pa
 
 
 def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
-    write.write(alone, "perfetto", tmp_path / "t.json")
-    write.write(alone, "perfetto", tmp_path / "t.json.gz")
+    aurora.report(alone.plan, dict(alone.traces), output=tmp_path / "t.json", format="perfetto")
+    aurora.report(alone.plan, dict(alone.traces), output=tmp_path / "t.json.gz", format="perfetto")
     plain = (tmp_path / "t.json").read_bytes()
     assert json.loads(plain)["traceEvents"]
     assert gzip.decompress((tmp_path / "t.json.gz").read_bytes()) == plain
@@ -34,20 +32,20 @@ def test_a_name_that_ends_in_gz_is_packed(alone, tmp_path):
 
 def test_a_report_without_profiles_says_why(alone, tmp_path):
     pytest.importorskip("jinja2")
-    write.report(alone.plan, output=tmp_path / "r.html", missing_profiles="a.npz: no such file")
+    aurora.report(alone.plan, output=tmp_path / "r.html", missing_profiles="a.npz: no such file")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "a.npz: no such file. Pass --profile once per model." in text
 
 
 def test_what_is_refused(alone, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=r"`format`: expected one of html, perfetto, found 'gif'"):
-        write.write(alone, "gif", tmp_path / "x.gif")
+        aurora.report(alone.plan, output=tmp_path / "x.gif", format="gif")
     with pytest.raises(BadInput, match="`profile`: expected 1, or 2 to show drift, found 3"):
         aurora.report(alone.plan, {}, alone.profiles * 3, output=tmp_path / "x.html")
     with pytest.raises(BadInput, match="expected a trace, found none"):
-        write.write(ReportInputs(alone.plan), "perfetto", tmp_path / "x.json")
+        aurora.report(alone.plan, output=tmp_path / "x.json", format="perfetto")
     with pytest.raises(BadInput, match="`format` chakra is no more: perfetto has the same events"):
-        write.write(alone, "chakra", tmp_path / "x")
+        aurora.report(alone.plan, output=tmp_path / "x", format="chakra")
 
 
 def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_path, monkeypatch):
@@ -56,5 +54,5 @@ def test_a_missing_dependency_is_named_before_anything_is_written(alone, tmp_pat
 
     monkeypatch.setattr("aurora.errors.importlib.import_module", absent)
     with pytest.raises(MissingDependency, match=r'jinja2 is needed: pip install "aurora-moe\[report\]"'):
-        write.write(alone, "html", tmp_path / "x.html")
+        aurora.report(alone.plan, output=tmp_path / "x.html")
     assert list(tmp_path.iterdir()) == []
