@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -126,7 +126,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     told, parameters = COMMON | documented(function), dict[str, inspect.Parameter]()
     own: dict[str, OptionField] = {}
-    kinds: dict[str, tuple[Any, bool, list[str]]] = {}
+    kinds: dict[str, tuple[Any, bool, list[Field[Any]]]] = {}
     for name, given in inspect.signature(function).parameters.items():
         kind, how = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
         later = get_origin(kind) is Callable
@@ -137,17 +137,17 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
             parameters[name] = _parameter(name, kind, given.default, own[name], told[name], argument=argument)
             continue
         only = how or Only(())
-        names = [each.name for each in fields(kind) if "option" in each.metadata and each.name in (only.names or [each.name])]
-        kinds[name] = kind, later, names
-        for field in names:
-            parameters.setdefault(field, _field_parameter(kind, field, only))
+        offered = [each for each in fields(kind) if "option" in each.metadata and each.name in (only.names or [each.name])]
+        kinds[name] = kind, later, offered
+        for field in offered:
+            parameters.setdefault(field.name, _field_parameter(kind, field, only))
 
     def call(**given: Any) -> None:
         for name, how in own.items():
             check_value(name, given[name], how)
         values = {name: given[name] for name in own}
-        for name, (kind, later, names) in kinds.items():
-            made = partial(kind, **{field: _read(kind, field, given[field]) for field in names})
+        for name, (kind, later, offered) in kinds.items():
+            made = partial(kind, **{field.name: _read(field, given[field.name]) for field in offered})
             values[name] = made if later else made()
         function(**values)
 
@@ -158,11 +158,10 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _field_parameter(kind: Any, name: str, only: Only) -> inspect.Parameter:
+def _field_parameter(kind: Any, field: Field[Any], only: Only) -> inspect.Parameter:
     """Returns the parameter of a field of an options dataclass, made by `aurora.types.options.option`."""
-    (field,) = (each for each in fields(kind) if each.name == name)
     how: OptionField = field.metadata["option"]
-    hint, default = get_type_hints(kind)[name], field.default
+    name, hint, default = field.name, get_type_hints(kind)[field.name], field.default
     if get_origin(hint) is tuple:
         hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
     elif how.read is not None:
@@ -214,9 +213,8 @@ def _reader(read: Callable[[Any], Any]) -> Callable[[str], Any]:
 READ: dict[Any, Callable[[str], Any]] = {int: _reader(whole_number), float: _reader(finite_number)}
 
 
-def _read(kind: Any, name: str, value: Any) -> Any:
+def _read(field: Field[Any], value: Any) -> Any:
     """Returns the field's value from the command line's: the default if there is none; a list becomes a tuple."""
-    (field,) = (each for each in fields(kind) if each.name == name)
     if value is None or value == []:
         return None if field.default is MISSING else field.default
     if field.metadata["option"].read is not None:

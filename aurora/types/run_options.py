@@ -132,8 +132,6 @@ class RunOptions:
             raise BadInput("`adapt`: moves experts, expected no `compare`, which simulates a placement that stays")
         if self.dry_run and self.adapt is None:
             raise BadInput("`dry_run`: expected with `adapt`")
-        if self.respawn and not self.survive:
-            raise BadInput(f"`respawn`: is for a run with `survive`, found {self.respawn} without")
         self._check_hosts()
         if (self.colocate is not None) != (self.interleave == "processes"):
             raise BadInput("`colocate`: expected with `interleave` processes, and only there")
@@ -152,9 +150,9 @@ class RunOptions:
 
     def _check_hosts(self) -> None:
         """Raises BadInput if what tells of other hosts does not fit."""
-        for name in ("lead", "join"):
-            if (address := getattr(self, name)) is not None and not self.survive:
-                raise BadInput(f"`{name}`: is for a run with `survive`, found {address} without")
+        for name in ("respawn", "lead", "join"):
+            if (found := getattr(self, name)) and not self.survive:
+                raise BadInput(f"`{name}`: is for a run with `survive`, found {found} without")
         check_lead_and_join(self.lead, self.join)
         if self.join and self.node is None:
             raise BadInput("`node`: expected one of the plan's nodes with `join`, found none")
