@@ -9,7 +9,7 @@ from aurora.cli.inputs import check_output
 from aurora.cli.options import Only, is_given
 from aurora.cli.output import show
 from aurora.cli.profile import shown_profile
-from aurora.errors import BadInput
+from aurora.errors import BadInput, check_one_of
 from aurora.types import ProfileOptions
 from aurora.types.arrays import MOST_LAYERS
 from aurora.types.options import OptionField
@@ -113,8 +113,7 @@ def import_(
     from aurora.profiler.import_routing import import_profile
 
     known = (*names("placement_format"), *names("routing_format"), RECORD)
-    if form not in known:
-        raise BadInput(f"--format: expected one of {', '.join(known)}, found {form!r}")
+    check_one_of("form", form, known)
     placement = form in names("placement_format")
     for name in filter(is_given, OF_ROUTING if placement else OF_PLACEMENT):
         kind = "recorded routing" if placement else "a placement"

@@ -67,11 +67,14 @@ def cluster_table(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[Any]:
+def _gpu_rows(path: Path | str, table: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The [[gpu]] tables of a file, one at least."""
     rows = table.get("gpu")
     if not isinstance(rows, list) or not rows:
         raise BadInput(f"{path}: expected one [[gpu]] table or more, found none")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: [[gpu]] {index}: expected a table, found {row!r}")
     return rows
 
 
@@ -129,7 +132,7 @@ def _plain(remark: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in remark).split())
 
 
-def _gpus(path: str, row: Any, index: int) -> list[Gpu]:
+def _gpus(path: str, row: dict[str, Any], index: int) -> list[Gpu]:
     """Returns the GPUs of one [[gpu]] table, repeated `count` times.
 
     Args:
@@ -140,8 +143,6 @@ def _gpus(path: str, row: Any, index: int) -> list[Gpu]:
     Raises:
         BadInput: if a key is unknown, missing or has a wrong value.
     """
-    if not isinstance(row, dict):
-        raise BadInput(f"{path}: expected a table for GPU {index}, found {row!r}")
     where = f"[[gpu]] {row.get('name', index)!r}"
     count = typed(path, where, row, "count", int, 1)
     if not 1 <= count <= MOST_GPUS:
@@ -332,17 +333,10 @@ def load_gpus(path: str | Path | None = None) -> dict[str, GpuKind]:
     check_keys(path, "the file", table, {"schema", "gpu"})
     kinds: dict[str, GpuKind] = {}
     for index, row in enumerate(_gpu_rows(path, table)):
-        found = _read_gpu_kind(path, index, row)
+        values = _read_fields(path, f"[[gpu]] {row.get('kind', index)!r}", row, GpuKind)
+        with naming(path):
+            found = GpuKind(**values)
         if found.kind in kinds:
             raise BadInput(f"{path}: expected each kind once, found {found.kind!r} twice")
         kinds[found.kind] = found
     return kinds
-
-
-def _read_gpu_kind(path: Path, index: int, row: Any) -> GpuKind:
-    if not isinstance(row, dict):
-        raise BadInput(f"{path}: expected a table for kind {index}, found {row!r}")
-    where = f"[[gpu]] {row.get('kind', index)!r}"
-    values = _read_fields(path, where, row, GpuKind)
-    with naming(path):
-        return GpuKind(**values)

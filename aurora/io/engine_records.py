@@ -84,6 +84,7 @@ class EngineRecord:
 
 
 _SCALARS = tuple(field.name for field in fields(EngineRecord) if field.type in (str, int, tuple[int, ...]))
+_OF_A_RANK = ("kind", "date", "rank", "other_bytes", "width")  # scalars in which records of one run may differ
 
 
 def save_record(record: EngineRecord, folder: Path) -> Path:
@@ -149,17 +150,7 @@ def merged(records: Sequence[EngineRecord]) -> Profile:
     first = records[0]
     if sorted(record.rank for record in records) != list(range(first.ranks)):
         raise BadInput(f"expected a record of each of {first.ranks} ranks, found {sorted(record.rank for record in records)}")
-    same = (
-        "model",
-        "fingerprint",
-        "engine",
-        "ranks",
-        "top_k",
-        "dispatch_bytes",
-        "combine_bytes",
-        "expert_bytes",
-        "dense_layers",
-    )
+    same = [name for name in _SCALARS if name not in _OF_A_RANK]
     for record in records:
         for name in same:
             if getattr(record, name) != getattr(first, name):

@@ -142,6 +142,5 @@ def _decisions(trace: Trace, first_pid: int, began_s: float) -> Iterator[Event]:
             yield {"ph": "C", "name": f"balancedness of {report.model}", "pid": first_pid, "ts": ts, "args": level}
 
 
-def _named(what: str, pid: int, tid: int, name: str | None = None, sort_index: int | None = None) -> Event:
-    args = {"name": name} if name is not None else {"sort_index": sort_index}
+def _named(what: str, pid: int, tid: int, **args: str | int) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}

@@ -19,8 +19,9 @@ from aurora.types.placement import TINY
 from aurora.types.profile import CurvesByKind
 
 if TYPE_CHECKING:
-    from aurora.planner.evaluate import Evaluation
+    from aurora.planner.evaluate import Drift, Evaluation
     from aurora.planner.migrate import Migration
+    from aurora.planner.workload.load_statistics import LoadIntervals
 
 LINKS = 6  # of a cut, by name
 USELESS = 1.0  # a gap, above which the bound on replicas over servers tells nothing: each may save a token its way by NIC
@@ -314,11 +315,6 @@ def survival_table(made: ResilientPlacement) -> Table:
 def _names(plan: Plan) -> tuple[str, ...]:
     """The models' names, numbered if two have the same name."""
     return distinct([model.model for model in plan.models])
-
-
-if TYPE_CHECKING:
-    from aurora.planner.evaluate import Drift
-    from aurora.planner.workload.load_statistics import LoadIntervals
 
 
 def profile_table(profile: Profile, loads: "LoadIntervals | None" = None, most: int | None = None) -> Table:

@@ -154,7 +154,7 @@ def test_a_kind_without_links_has_its_pcie():
         ("schema = 1" + ROW.replace("1e9", "nan"), "memory_Bps must be a number above zero"),
         ("schema = 1" + ROW.replace("1000", "1e3"), "memory_bytes must be a whole number"),
         ("schema = 1" + ROW.replace('"its vendor\'s datasheet"', '""'), "expected the source"),
-        ("schema = 1\ngpu = [3]", "expected a table for kind 0"),
+        ("schema = 1\ngpu = [3]", r"\[\[gpu\]\] 0: expected a table, found 3"),
         ("gpu = ", "not TOML"),
     ],
 )

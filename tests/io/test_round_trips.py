@@ -227,7 +227,7 @@ def test_the_papers_mixed_cluster():
         ("schema = 1\n" + GPU.replace('"k"', '"k\\n"'), r"name, kind and rack must be text without control characters"),
         ("schema = 1\n" + GPU.replace("node = 0", "node = 0.5"), "node must be a whole number, found 0.5"),
         ("schema = [", "not TOML"),
-        ("schema = 1\ngpu = [1]\n", "expected a table for GPU 0, found 1"),
+        ("schema = 1\ngpu = [1]\n", r"\[\[gpu\]\] 0: expected a table, found 1"),
         ("schema = 1\n" + GPU.replace("1000", "1" + "0" * 400), "memory_bytes must lie between"),
         ("schema = 1\n" + GPU.replace("1e9", "1" + "0" * 400), "out_Bps is too large"),
         ("schema = 1\nx = " + "1" * 5000, "not TOML"),
