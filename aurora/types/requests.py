@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aurora.errors import BadInput
-from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers
+from aurora.types.arrays import FloatArray, IntArray, Value, counts, numbers, set_checked
 from aurora.types.options import LONGEST_S, MOST_SEED, MOST_TOKENS, check_options, option
 
 MOST_REQUESTS = 1_000_000  # of one simulation
@@ -31,9 +31,8 @@ class Requests(Value):
     output_tokens_Q: IntArray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arrival_s_Q", numbers("requests, arrival_s", self.arrival_s_Q))
-        for name in ("input_tokens_Q", "output_tokens_Q"):
-            object.__setattr__(self, name, counts(f"requests, {name[:-2]}", getattr(self, name), 1))
+        set_checked(self, numbers, "requests, ", "arrival_s_Q")
+        set_checked(self, counts, "requests, ", "input_tokens_Q", "output_tokens_Q")
         shapes = {array.shape for array in (self.arrival_s_Q, self.input_tokens_Q, self.output_tokens_Q)}
         if len(shapes) != 1:
             raise BadInput(f"requests: expected as many arrivals as inputs and outputs, found {sorted(shapes)}")
@@ -132,9 +131,8 @@ class ServedRequests:
     steps: int
 
     def __post_init__(self) -> None:
-        for name in ("first_s_Q", "last_s_Q"):
-            object.__setattr__(self, name, numbers(f"requests, {name[:-2]}", getattr(self, name)))
-        object.__setattr__(self, "rank_Q", counts("requests, rank", self.rank_Q, 1))
+        set_checked(self, numbers, "requests, ", "first_s_Q", "last_s_Q")
+        set_checked(self, counts, "requests, ", "rank_Q")
         arrival_s_Q = self.requests.arrival_s_Q
         if not arrival_s_Q.shape == self.first_s_Q.shape == self.last_s_Q.shape == self.rank_Q.shape:
             raise BadInput(f"requests: expected times of service of {len(self.requests)}, found of {self.first_s_Q.shape}")
