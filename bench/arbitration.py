@@ -37,8 +37,8 @@ from aurora.runtime.phase_recorder import PhaseRecorder  # noqa: E402
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters  # noqa: E402
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter  # noqa: E402
 from aurora.runtime.serving_rank import load_models  # noqa: E402
-from aurora.runtime.transports.gloo import tcp_transports  # noqa: E402
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group  # noqa: E402
+from aurora.runtime.transports.shaped import tcp_transports  # noqa: E402
 from aurora.types import Plan, ProfileOptions, RunOptions, TraceRecorder  # noqa: E402
 
 CALLS, PROMPTS, NEW_TOKENS = 3000, 4, 8

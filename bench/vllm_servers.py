@@ -46,9 +46,10 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 start = WorkerStartup.start
 def start_and_note(self, worker):
     start(self, worker)
+    from aurora.moe import server_layout
     from aurora_vllm import layer_alltoall
     layer_alltoall.SMALL_BYTES = 0
-    class Noted(layer_alltoall.RowPerServer):
+    class Noted(server_layout.RowPerServer):
         exchanges = []
         def dispatch(self, exchange):
             began_s = time.perf_counter()
@@ -63,12 +64,12 @@ def start_and_note(self, worker):
             return sums
         def note(self, phase, began_s, bytes_SRR):
             self.exchanges.append((phase, began_s, time.perf_counter(), bytes_SRR.tolist()))
-    layer_alltoall.RowPerServer = Noted
+    server_layout.RowPerServer = Noted
 WorkerStartup.start = start_and_note
 """
 WRITTEN = """
 import json, os
-from aurora_vllm.layer_alltoall import RowPerServer
+from aurora.moe.server_layout import RowPerServer
 with open(os.environ["NOTES"] + os.environ["RANK"], "w") as file:
     json.dump(RowPerServer.exchanges, file)
 """

@@ -34,7 +34,8 @@ from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models, submitted_work
-from aurora.runtime.transports.gloo import GlooTransport, tcp_transports
+from aurora.runtime.transports.gloo import GlooTransport
+from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import Cluster, ControlReport, Order, Plan, Program, RunOptions, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.placement import HeldML

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.layouts import DispatchLayout, RowPerExpert, RowPerRank
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Order
 from aurora.types.arrays import IntArray
@@ -51,6 +51,8 @@ class ExpertParallelLayer:
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the class of dispatch layouts for tokens that choose `top_k` experts each."""
         if self.hierarchical:
+            from aurora.moe.server_layout import RowPerServer  # which flat all-to-alls need not
+
             return RowPerServer
         return RowPerRank if self.deduplicate and top_k > 1 else RowPerExpert
 
@@ -114,10 +116,9 @@ class ExpertParallelLayer:
         tokens = (self.expert_map, hidden, index, weights, mask, tokens_SE)
         layout = self.layout_kind(index.shape[1])(*tokens)
         counts = self.gather_counts(layout)
-        if isinstance(layout, RowPerServer):
-            flat_RR = layout.flat_counts(counts)
-            if not self.over_servers(flat_RR.numpy(), _row_bytes(layout.rows)):
-                layout, counts = RowPerRank(*tokens), flat_RR
+        flat_RR = layout.flat_counts(counts)
+        if flat_RR is not None and not self.over_servers(flat_RR.numpy(), _row_bytes(layout.rows)):
+            layout, counts = RowPerRank(*tokens), flat_RR
         layout.gathered(counts)
         with self.exchanging("dispatch", layout.sizes_SRR, _row_bytes(layout.rows)) as exchange:
             return layout, layout.dispatch(exchange)

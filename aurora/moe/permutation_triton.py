@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aurora.moe.expert_map import LocalFirst
+from aurora.moe.local_first import LocalFirst
 
 BLOCK = 1024  # columns a program
 

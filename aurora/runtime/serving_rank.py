@@ -32,11 +32,11 @@ from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.push_serving import make_push, push_once
 from aurora.runtime.result import MOST_EVENTS, RankResult, merge_answers
-from aurora.runtime.transports.gloo import tcp_transports
 from aurora.runtime.transports.nccl import nccl_transport
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.runtime.transports.process_groups import Heartbeats, default_process_group, device_of, new_process_group
 from aurora.runtime.transports.put import put_transport
+from aurora.runtime.transports.shaped import tcp_transports
 from aurora.types import ModelPlan, Plan, RunOptions, SlicePolicy, TraceRecorder
 from aurora.types.arrays import FloatArray
 from aurora.types.plan import with_servers

@@ -14,7 +14,8 @@ import torch
 from aurora.models.loading import hold_experts
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.layouts import RowPerExpert, RowPerRank
+from aurora.moe.server_layout import RowPerServer
 from aurora.runtime.distributed.launcher import RankInfo, launch_threads
 from aurora.runtime.transports.ordered import Memory, MemoryTransport
 from aurora.types import Hierarchy, Order

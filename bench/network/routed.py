@@ -12,8 +12,9 @@ from hosts import QUIET_S, TORCH, join, start_together
 from two_tier import deduplicated_two_tier_bound
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.layouts import RowPerExpert, RowPerRank
 from aurora.moe.permutation import MessageFormat
+from aurora.moe.server_layout import RowPerServer
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.alltoall.hierarchical_order import hierarchical_order
 from aurora.planner.alltoall.registry import ORDER

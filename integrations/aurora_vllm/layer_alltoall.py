@@ -14,7 +14,7 @@ import torch
 
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.layer import ExpertParallelLayer
-from aurora.moe.layouts import DispatchLayout, RowPerRank, RowPerServer
+from aurora.moe.layouts import DispatchLayout, RowPerRank
 from aurora.moe.transport import ExchangeStep, Transport
 from aurora.types import Hierarchy, Network, Order
 from aurora.types.arrays import IntArray
@@ -180,7 +180,7 @@ class DispatchedBatch(ExpertParallelLayer):
 
     def layout_kind(self, top_k: int) -> type[DispatchLayout]:
         """Returns the layout with a row per server if the layer is hierarchical, else per rank; for every top_k."""
-        return RowPerServer if self.hierarchical else RowPerRank
+        return super().layout_kind(top_k) if self.hierarchical else RowPerRank
 
     def gather_counts(self, layout: DispatchLayout) -> torch.Tensor:
         """Gathers the row counts of all ranks; with them, in the same message, the numbers for `tokens_G`."""

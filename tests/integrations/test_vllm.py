@@ -637,14 +637,15 @@ from aurora_vllm.vllm_internals.worker_startup import WorkerStartup
 start = WorkerStartup.start
 def start_and_count(self, worker):
     start(self, worker)
+    from aurora.moe import server_layout
     from aurora_vllm import layer_alltoall
     layer_alltoall.SMALL_BYTES = 0
-    class Counted(layer_alltoall.RowPerServer):
+    class Counted(server_layout.RowPerServer):
         exchanges = []
         def dispatch(self, exchange):
             self.exchanges.append(len(self.sizes_SRR))
             return super().dispatch(exchange)
-    layer_alltoall.RowPerServer = Counted
+    server_layout.RowPerServer = Counted
 WorkerStartup.start = start_and_count
 """  # however few bytes there are
 
@@ -696,7 +697,7 @@ def test_two_servers_of_two_ranks_answer_as_one_rank(eplb_too, tmp_path, checkpo
     save(plan, tmp_path / "plan.json")
     run = Ranks(
         tmp_path / "run", 4, model=str(checkpoint), dp=4, additional_config={"aurora": settings}, before=IN_TWO_HOPS,
-        after=f"from aurora_vllm.layer_alltoall import RowPerServer as R; assert set(R.exchanges) == {{{hierarchy.steps}}}",
+        after=f"from aurora.moe.server_layout import RowPerServer as R; assert set(R.exchanges) == {{{hierarchy.steps}}}",
         llm=eplb(0) if eplb_too else {},
     )  # fmt: skip
     check_same(run.answers(), alone("qwen3moe"))

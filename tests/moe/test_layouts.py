@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aurora.moe import permutation as token_permutation
-from aurora.moe.expert_map import ExpertMap, LocalFirst, token_split
-from aurora.moe.layouts import RowPerExpert, RowPerRank, RowPerServer
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.layouts import RowPerExpert, RowPerRank
+from aurora.moe.local_first import LocalFirst, token_split
 from aurora.moe.permutation import (
     MessageFormat,
     gather_rows,
@@ -21,6 +22,7 @@ from aurora.moe.permutation import (
     permutation_by_rank,
     weighted_sum,
 )
+from aurora.moe.server_layout import RowPerServer
 from aurora.planner.alltoall.hierarchical import hierarchical_rows, step_rows
 from aurora.planner.workload.serving_gpus import serving_gpus, tokens_to_gpus
 from aurora.runtime.distributed.launcher import launch_threads

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from aurora.moe.expert_map import token_split
+from aurora.moe.local_first import token_split
 from tests.moe.reference_token_split import capacities, local_first, tokens_to_ranks
 
 

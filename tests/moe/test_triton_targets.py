@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from aurora.moe.expert_map import ExpertMap, LocalFirst
+from aurora.moe.expert_map import ExpertMap
+from aurora.moe.local_first import LocalFirst
 from aurora.moe.permutation import MessageFormat
 
 triton = pytest.importorskip("triton", reason="compiling the kernels needs triton")

@@ -15,9 +15,10 @@ from aurora.profiler import link_timing as probing
 from aurora.profiler.link_timing import LinkMeasurements, MeasuredCluster, RankDevice, cluster_of, fair_shares
 from aurora.runtime.distributed.launcher import launch
 from aurora.runtime.phase_recorder import HostTimer
-from aurora.runtime.transports.gloo import GlooTransport, Port, ShapedTransport
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, new_process_group
+from aurora.runtime.transports.shaped import Port, ShapedTransport
 from aurora.types import TransferCurve
 from tests.conftest import cluster
 

@@ -15,9 +15,10 @@ from aurora.planner.alltoall.registry import ORDER
 from aurora.runtime.distributed import launcher
 from aurora.runtime.distributed.launcher import RankInfo, launch
 from aurora.runtime.phase_recorder import HostTimer
-from aurora.runtime.transports.gloo import CHUNK_S, LATE_S, GlooTransport, Port, ShapedTransport
+from aurora.runtime.transports.gloo import GlooTransport
 from aurora.runtime.transports.nccl import NcclCalls, NcclTransport
 from aurora.runtime.transports.process_groups import default_process_group, device_of
+from aurora.runtime.transports.shaped import CHUNK_S, LATE_S, Port, ShapedTransport
 from aurora.types import Network
 from tests.conftest import cluster
 
