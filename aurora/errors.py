@@ -30,6 +30,11 @@ class MissingDependency(AuroraError):
     """An optional package is needed; the message holds the pip command that installs it."""
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or the name of its type if it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def need(*modules: str, extra: str = "run") -> None:
     """Check that all of `modules` can be imported.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aurora.elastic.epoch_nccl import EpochCommunicators, RankGpu
-from aurora.errors import RankFailed
+from aurora.errors import RankFailed, first_line
 from aurora.moe.transport import Observe
 from aurora.runtime.distributed.connections import call_ends, connected, kept_apart, marked_urgent, open_sockets
 from aurora.runtime.transports.gloo import GlooTransport
@@ -96,7 +96,7 @@ def connect_groups(
     try:
         call_ends(connect, stopped, 0.0)
     except (RuntimeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
     with lock:
         waited_for = False
     if found and stopped.is_set():

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import BadInput, RankFailed, first_line
 from aurora.moe.transport import peer_lost
 from aurora.runtime.phase_recorder import StreamTimer, Timer
 from aurora.runtime.transports.nccl import End, NcclTransport, first_call
@@ -243,7 +243,7 @@ class EpochCommunicators:
         try:
             self.calls = made.result(0.0)
         except (RuntimeError, OSError) as error:  # TimeoutError is an OSError
-            reason = reason if isinstance(error, TimeoutError) else str(error).strip().splitlines()[0]
+            reason = reason if isinstance(error, TimeoutError) else first_line(error)
             self.abort(RankFailed(f"rank {rank}: cannot make communicators with the other ranks of epoch {epoch}: {reason}"))
             assert self.failure is not None
             raise self.failure from None

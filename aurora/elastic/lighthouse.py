@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from aurora.errors import BadInput, MissingDependency
+from aurora.errors import BadInput, MissingDependency, first_line
 from aurora.runtime.distributed.connections import listen
 from aurora.runtime.distributed.launcher import RankInfo, end_processes, start_process
 from aurora.types.run_options import address_text
@@ -117,7 +117,7 @@ def _serve(connection: Connection, _info: RankInfo, host: str, port: int) -> Non
     try:
         server, found = serve(host, port)
     except RuntimeError as error:
-        connection.send(str(error).strip().splitlines()[0])
+        connection.send(first_line(error))
         return
     connection.send(found)
     try:

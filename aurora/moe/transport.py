@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import BadInput, RankFailed, first_line
 from aurora.types import Order
 
 # Performs one exchange: a contiguous tensor of bytes to send to each rank, and one to fill with what each rank sends.
@@ -156,6 +156,5 @@ def lost_others(rank: int) -> Iterator[None]:
 
 def peer_lost(rank: int, peers: Sequence[int], error: RuntimeError) -> RankFailed:
     """Returns a RankFailed for a back end's error; it names `peers`, one of which is lost. No peers: unknown which."""
-    reason = str(error).strip().splitlines()[0]
     whom = " or ".join(f"rank {peer}" for peer in peers) or "the others"
-    return RankFailed(f"rank {rank} lost {whom}: {reason}")
+    return RankFailed(f"rank {rank} lost {whom}: {first_line(error)}")

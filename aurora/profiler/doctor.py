@@ -13,7 +13,7 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from aurora.errors import BadInput, MissingDependency, RankFailed
+from aurora.errors import BadInput, MissingDependency, RankFailed, first_line
 from aurora.planner.layers_in_threads import Progress, untold
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _library(name: str, extra: str = "", basic: bool = False) -> Finding:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a broken installation raises
-            return Finding(name, BROKEN, f"{found.found} does not import: {_line(error)}", mend, basic)
+            return Finding(name, BROKEN, f"{found.found} does not import: {first_line(error)}", mend, basic)
     return found
 
 
@@ -171,7 +171,7 @@ def _numba() -> Finding:
         compiled = njit(cache=True)(_next)
         value, folder = compiled(1), cache_folder(compiled)
     except Exception as error:
-        return Finding("numba", BROKEN, f"{found.found} does not compile: {_line(error)}", found.mend, basic=True)
+        return Finding("numba", BROKEN, f"{found.found} does not compile: {first_line(error)}", found.mend, basic=True)
     assert value == 2
     kept = "nowhere, so that every command compiles anew for a minute or two" if folder is None else f"in {folder}"
     mend = f"name a folder that can be written in {VARIABLE}" if folder is None else ""
@@ -251,7 +251,9 @@ def _ranks(ready: bool) -> Finding:
     try:
         trip_s = max(launch(rendezvous, 2, timeout_s=RENDEZVOUS_S))
     except Exception as error:
-        return Finding(name, BROKEN, _line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall")
+        return Finding(
+            name, BROKEN, first_line(error), "ranks need TCP on loopback: look at GLOO_SOCKET_IFNAME and the firewall"
+        )
     return Finding(
         name, WORKS, f"two connect in {time.perf_counter() - began_s:.1f} s, a round trip takes {trip_s * 1e6:.0f} us"
     )
@@ -282,9 +284,3 @@ def _compiler() -> Finding:
     if found is None:
         return Finding("C compiler", MISSING, "none on the path", "needed by Triton's kernels on GPUs: install gcc")
     return Finding("C compiler", WORKS, found)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

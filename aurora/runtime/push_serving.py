@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aurora.errors import BadInput, need
+from aurora.errors import BadInput, first_line, need
 from aurora.models.loading import MoeModel
 from aurora.moe.expert_map import ExpertMap
 from aurora.moe.permutation import MessageFormat
@@ -62,9 +62,8 @@ def _device_memory(group: Any, device: str, size: int) -> SymmetricMemory:
     try:
         return device_memory(group, size, device)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         raise BadInput(
-            f"`transport` push: expected GPUs of one NVLink domain, found some that share no memory: {reason}"
+            f"`transport` push: expected GPUs of one NVLink domain, found some that share no memory: {first_line(error)}"
         ) from None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
-from aurora.errors import RankFailed
+from aurora.errors import RankFailed, first_line
 from aurora_vllm.stuck_rank import GONE, RUNS, STOPPED
 
 ACCEPTED = "go"
@@ -179,4 +179,4 @@ def naming_lost_ranks(processes: Processes | None) -> Iterator[None]:
         if processes is None or not lost:
             raise
         gone = ", ".join(map(str, lost))
-        raise RankFailed(f"expert-parallel rank {gone} is gone: {str(error).strip().splitlines()[0]}") from error
+        raise RankFailed(f"expert-parallel rank {gone} is gone: {first_line(error)}") from error

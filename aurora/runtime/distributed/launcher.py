@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from aurora.errors import AuroraError, RankFailed
+from aurora.errors import AuroraError, RankFailed, first_line
 from aurora.runtime.distributed.connections import listen
 
 # Imported once, in the process that ranks are forked from: seconds that every rank would spend by itself.
@@ -276,7 +276,7 @@ def describe_error(error: BaseException) -> str:
     if os.environ.get("AURORA_DEBUG"):
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    reason = first_line(error) if str(error).strip() else "no message"
     return f"{type(error).__name__} at {os.path.basename(last.filename)}:{last.lineno}: {reason}"
 
 

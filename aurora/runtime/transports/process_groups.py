@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from aurora.errors import BadInput, RankFailed
+from aurora.errors import BadInput, RankFailed, first_line
 from aurora.runtime.distributed.connections import marked_urgent
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.types.read_numbers import whole_number
@@ -116,10 +116,8 @@ def default_process_group(rank_info: RankInfo) -> Iterator[Heartbeats]:
             dist.init_process_group("gloo", timeout=timeout)
         dist.barrier()  # or the first to join might leave while others still connect to it
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RankFailed(
-            f"rank {rank_info.rank}: cannot join the other ranks at {rank_info.host}:{rank_info.port}: {reason}"
-        ) from None
+        where = f"{rank_info.host}:{rank_info.port}"
+        raise RankFailed(f"rank {rank_info.rank}: cannot join the other ranks at {where}: {first_line(error)}") from None
     heartbeats = Heartbeats(dist.distributed_c10d._get_default_store(), rank_info.rank, rank_info.ranks)
     end = dist.destroy_process_group
     try:
