@@ -3,6 +3,7 @@
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -103,7 +104,44 @@ class _Queued(NamedTuple):
     since_s: float  # by time.monotonic
 
 
-class NcclTransport:
+class QueuedTransport(ABC):
+    """Base of transports that queue exchanges on a GPU's stream, and gather and find lost peers by gloo.
+
+    Args:
+        rank, ranks: this rank, and how many there are.
+        control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use the GPU, in the port
+            arbiter's sequence on every rank; and it finds lost peers. None: `gather` cannot be called, and broken connections
+            are not noticed.
+        heartbeats: signs of life of all ranks, to name those that hang; None: there are none.
+    """
+
+    has_collective = False
+
+    def __init__(self, rank: int, ranks: int, control: GlooTransport | None, heartbeats: Heartbeats | None) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._control, self._heartbeats = control, heartbeats
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Waits until this rank's transfers are done; see `Transport.wait`."""
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
+        assert self._control is not None
+        self.wait()
+        return self._control.gather(row.cpu())
+
+    def _lost_while_waiting(self, peers: Sequence[int], waited_s: float, timeout_s: float) -> RankFailed | None:
+        """The failure of a call that has waited for `peers`, if one of all ranks is lost; names who hangs, if that is known."""
+        if self._control is not None and (lost := self._control.broken_peers()):
+            return peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
+        if waited_s < timeout_s:
+            return None
+        hung = self._heartbeats.silent if self._heartbeats is not None else []
+        return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
+
+
+class NcclTransport(QueuedTransport):
     """A transport that runs an order in stages on the current stream; each stage is one grouped call.
 
     Stage s has this rank's transfers with number s in `Order.stage_X`, and waits only for their partners. An order that lets
@@ -123,14 +161,11 @@ class NcclTransport:
 
     Args:
         calls: the calls of an NCCL process group.
-        control: a gloo transport of the same ranks. It performs `gather`, so that only exchanges use NCCL, in the port
-            arbiter's sequence on every rank; and it finds lost peers. None: `gather` cannot be called.
+        control, heartbeats: as in `QueuedTransport`.
         timeout_s: seconds that an exchange may take; None: only the group's own time-out applies.
-        heartbeats: signs of life of all ranks, to name those that hang; None: there are none.
     """
 
-    has_collective = False  # a single stage is NCCL's own all-to-all
-    in_stages = True
+    in_stages = True  # a single stage is NCCL's own all-to-all
 
     def __init__(
         self,
@@ -139,20 +174,14 @@ class NcclTransport:
         timeout_s: float | None = None,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        self.rank, self.ranks = calls.rank, calls.ranks
-        self._calls, self._control, self._heartbeats = calls, control, heartbeats
+        super().__init__(calls.rank, calls.ranks, control, heartbeats)
+        self._calls = calls
         self._queued: deque[_Queued] = deque()
         if self.ranks > 1:
             self._make_communicator(timeout_s)
             if timeout_s is not None and control is not None:
                 watch = threading.Thread(target=_watch, args=(weakref.ref(self), timeout_s), daemon=True, name="aurora-peers")
                 watch.start()
-
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
-        assert self._control is not None
-        self.wait()
-        return self._control.gather(row.cpu())
 
     def exchange(
         self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
@@ -201,16 +230,6 @@ class NcclTransport:
         if failure is not None:
             self._calls.abort(failure)
         return failure is not None
-
-    def _lost_while_waiting(self, peers: Sequence[int], waited_s: float, timeout_s: float) -> RankFailed | None:
-        """The failure of a call that has waited for `peers`, if one of all ranks is lost; names who hangs, if that is known."""
-        assert self._control is not None
-        if lost := self._control.broken_peers():
-            return peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
-        if waited_s < timeout_s:
-            return None
-        hung = self._heartbeats.silent if self._heartbeats is not None else []
-        return peer_lost(self.rank, hung or peers, RuntimeError(f"nothing within {timeout_s:g} s"))
 
     def _make_communicator(self, timeout_s: float | None) -> None:
         """Posts the first call. Raises RankFailed if a peer is lost meanwhile."""

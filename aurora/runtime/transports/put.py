@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from aurora.errors import BadInput
-from aurora.moe.transport import Observe, lost_others, peer_lost, row_slices
+from aurora.moe.transport import Observe, lost_others, row_slices
 from aurora.runtime.phase_recorder import HostTimer, StreamTimer, Timer
 from aurora.runtime.transports.gloo import GlooTransport
-from aurora.runtime.transports.nccl import CHECK_S
+from aurora.runtime.transports.nccl import CHECK_S, QueuedTransport
 from aurora.runtime.transports.process_groups import Heartbeats, new_process_group
 from aurora.types import Order
 
@@ -124,29 +124,24 @@ class _OneSided(NamedTuple):
     observe: Observe
 
 
-class PutTransport:
+class PutTransport(QueuedTransport):
     """A Transport by put and signal. It keeps the sequence in which an order's senders send.
 
     Args:
         calls: the calls of an NCCL process group.
-        control: transport for `gather`, and for finding lost peers; None: `gather` cannot be called.
+        control, heartbeats: as in `QueuedTransport`.
         timeout_s: seconds after which `wait` takes a peer for lost.
     """
 
-    has_collective = False
     in_stages = False
 
-    def __init__(self, calls: PutCalls, control: GlooTransport | None, timeout_s: float = 300.0) -> None:
-        self.rank, self.ranks = calls.rank, calls.ranks
-        self._calls, self._control, self._timeout_s = calls, control, timeout_s
+    def __init__(
+        self, calls: PutCalls, control: GlooTransport | None, timeout_s: float = 300.0, heartbeats: Heartbeats | None = None
+    ) -> None:
+        super().__init__(calls.rank, calls.ranks, control, heartbeats)
+        self._calls, self._timeout_s = calls, timeout_s
         self._rounds_R = [0] * self.ranks  # of each pair so far; the last bit says which half is next
         self._queued: deque[_OneSided] = deque()
-
-    def gather(self, row: torch.Tensor) -> torch.Tensor:
-        """Waits for this rank's transfers, then gathers every rank's small tensor; see `Transport.gather`."""
-        assert self._control is not None
-        self.wait()
-        return self._control.gather(row.cpu())
 
     def exchange(
         self, order: Order | None, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor], observe: Observe
@@ -202,12 +197,10 @@ class PutTransport:
                 if size:
                     observe(peer, sent, size, self._calls.timer.seconds(start), self._calls.timer.seconds(end))
                 continue
-            if now_s - began_s > self._timeout_s:
-                raise peer_lost(self.rank, [peer], RuntimeError(f"no signal within {self._timeout_s:g} s"))
-            if self._control is not None and now_s - looked_s > CHECK_S:
+            if now_s - looked_s > CHECK_S:
                 looked_s = now_s
-                if lost := self._control.broken_peers():
-                    raise peer_lost(self.rank, lost, RuntimeError("the connection is broken"))
+                if (failure := self._lost_while_waiting([peer], now_s - began_s, self._timeout_s)) is not None:
+                    raise failure
             time.sleep(LOOK_S)
 
 
@@ -230,4 +223,4 @@ def put_transport(device: str, timeout_s: float, heartbeats: Heartbeats) -> PutT
     group, control = (new_process_group(backend, timeout_s) for backend in ("nccl" if on_gpu else "gloo", "gloo"))
     size = BUFFER_BYTES // (4 * group.size()) // PART_ALIGNED * PART_ALIGNED
     calls = NcclPutCalls(group, device, size) if on_gpu else GlooPutCalls(group, GLOO_BYTES)
-    return PutTransport(calls, GlooTransport(control, None, heartbeats), timeout_s)
+    return PutTransport(calls, GlooTransport(control, None, heartbeats), timeout_s, heartbeats)

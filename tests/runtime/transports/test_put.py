@@ -94,5 +94,5 @@ def test_a_peer_that_never_puts_is_named():
     transports = [PutTransport(EmulatedPutCalls(emulator, rank), None, timeout_s=0.05) for rank in range(3)]
     for rank in (0, 2):
         transports[rank].exchange(order, [torch.ones(5)] * 3, [torch.zeros(5) for _ in range(3)], lambda *_: None)
-    with pytest.raises(RankFailed, match=r"rank 2 lost rank 1: no signal within 0\.05 s"):
+    with pytest.raises(RankFailed, match=r"rank 2 lost rank 1: nothing within 0\.05 s"):
         transports[2].wait()
