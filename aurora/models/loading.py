@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aurora.errors import BadInput, MissingDependency, need
+from aurora.errors import BadInput, MissingDependency, first_line, need
 from aurora.models.hub import ROUTER, model_folder, router_fingerprint
 from aurora.planner.workload.model_structure import expert_groups, top_k
 from aurora.types.profile import ModelIdentity
@@ -121,7 +121,7 @@ class MoeModel:
     def other_bytes(self) -> int:
         """Bytes of all weights outside experts."""
         held = sum(weight.nbytes for layer in self.layers for _, weight in expert_parameters(layer.experts))
-        return _bytes(self.model) - held
+        return sum(weight.nbytes for weight in self.model.parameters()) - held
 
     @property
     def identity(self) -> ModelIdentity:
@@ -132,11 +132,6 @@ class MoeModel:
     def fingerprint(self) -> str:
         """Returns the fingerprint of the router weights, which decide where tokens go."""
         return router_fingerprint(layer.router_weight.detach() for layer in self.layers)
-
-
-def _bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters."""
-    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def load_model(path: str | Path, device: str = "cpu", dtype: torch.dtype | None = None) -> MoeModel:
@@ -230,8 +225,7 @@ def _from_pretrained(path: str | Path, factory: Any, **options: Any) -> Any:
     except BadInput:
         raise  # of a reader of own weights
     except Exception as error:  # transformers raises many kinds for a path that is no model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"{path}: not a model that transformers can load: {reason}") from None
+        raise BadInput(f"{path}: not a model that transformers can load: {first_line(error)}") from None
 
 
 def find_moe_layers(model: nn.Module) -> tuple[MoeLayer, ...]:

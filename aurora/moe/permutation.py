@@ -204,22 +204,22 @@ class MessageFormat:
     @property
     def scales_at(self) -> int:
         """Byte of a row at which the scales begin, and the weights if there are no scales."""
-        return _aligned(self.width * self.dtype.itemsize)
+        return aligned(self.width * self.dtype.itemsize)
 
     @property
     def weights_at(self) -> int:
         """Byte of a row at which the weights begin."""
-        return self.scales_at + _aligned(self.scales * 4)
+        return self.scales_at + aligned(self.scales * 4)
 
     @property
     def physical_at(self) -> int:
         """Byte of a row at which the physical experts begin."""
-        return self.weights_at + _aligned(self.top_k * exact_dtype(self.dtype).itemsize)
+        return self.weights_at + aligned(self.top_k * exact_dtype(self.dtype).itemsize)
 
     @property
     def row_bytes(self) -> int:
         """Size of a row in bytes."""
-        return self.physical_at + _aligned(self.top_k * 4)
+        return self.physical_at + aligned(self.top_k * 4)
 
     def new(self, rows: int, device: torch.device) -> torch.Tensor:
         """Returns an uninitialised message: (rows, row_bytes) uint8."""
@@ -264,5 +264,6 @@ class MessageFormat:
         )
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
+def aligned(size: int, to: int = ALIGNED_BYTES) -> int:
+    """Returns the least multiple of `to` that is not below `size`."""
+    return -(-size // to) * to

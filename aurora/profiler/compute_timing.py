@@ -21,6 +21,7 @@ from aurora.models.own_weights import load_without_experts
 from aurora.planner.workload.curve_fit import BalancedPoints, fit_curve, grouped_curves
 from aurora.profiler.devices import clocks_and_power
 from aurora.runtime.distributed.launcher import RankInfo, launch
+from aurora.runtime.phase_recorder import HostTimer, StreamTimer, Timer
 from aurora.runtime.transports.process_groups import default_process_group, device_of
 from aurora.types import OVERHEAD, PHASES, ComputeCurves
 
@@ -37,7 +38,9 @@ class _Stopwatch:
     """Times work on the device's own clock: CUDA events, or the host's clock on a CPU."""
 
     def __init__(self, device: str) -> None:
-        self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if device != "cpu" else None
+        on_gpu = device != "cpu"
+        self._flush = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device) if on_gpu else None
+        self._timer: Timer = StreamTimer(0.0) if on_gpu else HostTimer(0.0)
 
     def cool(self) -> None:
         """Brings caches and core into the state that they have when a phase starts in a run.
@@ -52,18 +55,12 @@ class _Stopwatch:
 
     def mark(self) -> Any:
         """Marks the present moment on the device's clock. Returns the mark, to be given to `seconds`."""
-        if self._flush is None:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return self._timer.mark()
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Returns the seconds between two marks; waits until the device has reached the second."""
-        if self._flush is None:
-            return float(end - begin)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        self._timer.seconds(end)
+        return self._timer.elapsed_s(begin, end)
 
     def median(self, measure: Callable[[], float]) -> float:
         """Returns the median result of REPEATS calls of `measure`, after WARM_UP calls. All processes begin together."""

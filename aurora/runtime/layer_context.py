@@ -102,7 +102,7 @@ class LayerContext:
         work()
         end = self.recorder.mark()
         self.recorder.phase("moves", 0, start)
-        return self.recorder.seconds(end) - self.recorder.seconds(start)
+        return self.recorder.timer.seconds(end) - self.recorder.timer.seconds(start)
 
     def count_tokens(self, experts_NK: torch.Tensor, layer: int) -> None:
         """Adds the experts (N, K) that the current step's tokens chose in a layer to `tokens_LE`, unless that is None."""

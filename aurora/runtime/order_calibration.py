@@ -40,9 +40,8 @@ MESSAGE_SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)  # bytes of a mess
 class OrderCalibration:
     """Measured seconds of an all-to-all by size and method (way to perform it)."""
 
-    methods: tuple[
-        str, ...
-    ]  # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the plan's is last
+    # W ways to exchange: names of orders, COLLECTIVE, `stages_of`, or FLAT and OVER_SERVERS; the plan's is last
+    methods: tuple[str, ...]
     sizes_C: IntArray  # (C,) bytes per rank
     seconds_CW: FloatArray  # (C, W) median seconds
     noise_CW: FloatArray  # (C, W) standard error of seconds_CW, as a share of it

@@ -175,10 +175,6 @@ class PhaseRecorder:
         """Marks the present moment. Returns the mark, to be given to `phase` and `elapsed_s`."""
         return self.timer.mark()
 
-    def seconds(self, mark: Any) -> float:
-        """Returns when a mark was made, in seconds since the run began; waits for the GPU's work before it."""
-        return self.timer.seconds(mark)
-
     def elapsed_s(self, start: Any, end: Any) -> float | None:
         """Returns the seconds between two marks, None if the work has not reached the second one."""
         return self.timer.elapsed_s(start, end) if self.timer.reached(end) else None

@@ -19,11 +19,7 @@ from aurora.runtime.result import RunResult, merge_results
 from aurora.runtime.serving_rank import serve_rank
 from aurora.runtime.transports.ordered import Memory
 from aurora.runtime.transports.process_groups import rank_info_from_environment
-from aurora.types import (
-    Plan,
-    Profile,
-    RunOptions,
-)
+from aurora.types import Plan, Profile, RunOptions
 from aurora.types.arrays import FloatArray
 from aurora.types.options import LONGEST_S
 

@@ -361,11 +361,11 @@ class OrderedTransport(ABC):
 
     def _gather_sizes(self, sends: Sequence[torch.Tensor], recvs: Sequence[torch.Tensor]) -> IntArray:
         """(G, G) bytes of all ranks, zero to themselves. Raises BadInput if a peer sends other than is expected here."""
-        bytes_GG = self.gather(torch.tensor([_bytes(tensor) for tensor in sends], dtype=torch.long)).numpy()
+        bytes_GG = self.gather(torch.tensor([tensor.nbytes for tensor in sends], dtype=torch.long)).numpy()
         for peer, tensor in enumerate(recvs):
-            if peer != self.rank and bytes_GG[peer, self.rank] != _bytes(tensor):
+            if peer != self.rank and bytes_GG[peer, self.rank] != tensor.nbytes:
                 sent = bytes_GG[peer, self.rank]
-                raise BadInput(f"rank {peer} sends {sent} bytes where rank {self.rank} expects {_bytes(tensor)}")
+                raise BadInput(f"rank {peer} sends {sent} bytes where rank {self.rank} expects {tensor.nbytes}")
         np.fill_diagonal(bytes_GG, 0)
         return np.asarray(bytes_GG)
 
@@ -380,10 +380,6 @@ class OrderedTransport(ABC):
         finally:
             left.put(None)
         leaving.result()
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 class Memory:

@@ -23,14 +23,13 @@ import numpy as np
 import torch
 
 from aurora.errors import BadInput
-from aurora.moe.permutation import MessageFormat
+from aurora.moe.permutation import MessageFormat, aligned
 from aurora.moe.permutation_triton import weighted_sum
 from aurora.moe.push_triton import COLUMNS, SHARE_BITS, Peers, Rows, lay_out, push
 from aurora.moe.transport import peer_lost
 from aurora.runtime.transports.symmetric_memory import SymmetricMemory
 from aurora.types import Order
 from aurora.types.arrays import IntArray
-from aurora.types.profile import ALIGNED_BYTES
 
 LANES = 24  # programs of a launch: as many multiprocessors of the GPU
 POLL_S = 1e-6  # of a look at a flag, at least; Triton's interpreter takes longer
@@ -152,10 +151,10 @@ class OrderedPush:
     ) -> None:
         self.tokens = self.batch_tokens = tokens
         self.round_tokens, told = tokens if round_tokens is None else min(round_tokens, tokens), 1 + experts
-        self.slots, self._row_bytes = self.round_tokens * choices, _aligned(row_bytes, ALIGNED_BYTES)
+        self.slots, self._row_bytes = self.round_tokens * choices, aligned(row_bytes)
         stages = 2 * ranks if stages is None else stages
         words = 2 * ranks * lanes + 2 * ranks * told
-        begin, half_bytes = _aligned(8 * words), _aligned(ranks * self.slots * self._row_bytes)
+        begin, half_bytes = aligned(8 * words, HALF_ALIGNED), aligned(ranks * self.slots * self._row_bytes, HALF_ALIGNED)
         self._half_at = (begin, begin + half_bytes)
         self.memory = memory = make_memory(begin + 2 * half_bytes)
         self.rank, self.ranks, device = memory.rank, memory.ranks, memory.local.device
@@ -257,7 +256,7 @@ class OrderedPush:
         row_bytes = answers.shape[1] * answers.element_size()
         if row_bytes > self._row_bytes:
             raise BadInput(f"ordered push: expected answers of at most {self._row_bytes} bytes, found {row_bytes}")
-        rows = Rows(answers, 1, None, 1, 0, _aligned(row_bytes, ALIGNED_BYTES))
+        rows = Rows(answers, 1, None, 1, 0, aligned(row_bytes))
         arrived, _ = self.exchange(self.table_L2[layer, 1], rows, self.same(len(dispatched.rows)), dispatched.count_R[:, None])
         return weighted_sum(arrived[:, :row_bytes].view(answers.dtype), dispatched.place_NK, weights)
 
@@ -356,10 +355,6 @@ class HierarchicalPush:
     def combine(self, layer: int, hops: tuple[Dispatched, Dispatched], answers: torch.Tensor) -> torch.Tensor:
         """Sends the answers to the rows of hop 2 back over both hops. Returns (N, H), sums of those to this rank's tokens."""
         return self.between.combine(layer, hops[0], self.inside.combine(layer, hops[1], answers))
-
-
-def _aligned(size: int, to: int = HALF_ALIGNED) -> int:
-    return -(-size // to) * to
 
 
 def _check_e4m3(packing: MessageFormat, device: torch.device) -> None:
