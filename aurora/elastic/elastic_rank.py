@@ -26,11 +26,11 @@ from aurora.runtime.distributed.connections import unless_stopped
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages, Weights
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.live_placement import PlacementControl, controlled, log_decisions
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate, planned_method
 from aurora.runtime.order_choice import OrdersUsed, OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
+from aurora.runtime.placement_control import PlacementControl, controlled, log_decisions
 from aurora.runtime.port_arbiter import thread_port_arbiters
 from aurora.runtime.result import MOST_EVENTS, RankResult, Token
 from aurora.runtime.serving_rank import load_models, submitted_work

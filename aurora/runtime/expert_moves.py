@@ -1,22 +1,18 @@
-"""Moves of experts' weights between ranks: packed into one message per peer, and cut into pieces that hardly delay a step."""
+"""Moves of experts' weights between ranks: packed into one message per peer, which can be sent in slices."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from aurora.moe.expert_map import ExpertMap
-from aurora.planner.control.feedback import LENGTHENED
 from aurora.types import Op, Placement
 from aurora.types.arrays import IntArray
 from aurora.types.placement import HeldML
 
 Weights = Mapping[str, torch.Tensor]  # an expert's, by parameter name
-MARGIN = 0.7  # of the time that a piece of work may take that it is meant to take
-GROWTH = 2  # times the last piece of work that the next one is at most
 
 
 @dataclass(frozen=True)
@@ -162,64 +158,3 @@ def _cut(parts: Sequence[torch.Tensor], begin: int, end: int, device: torch.devi
     if not found:
         return torch.empty(0, dtype=torch.uint8, device=device)
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-class WorkPieces:
-    """Chooses the sizes of pieces of work between steps, so that a piece lengthens a step by no more than LENGTHENED.
-
-    The time of a piece is predicted from those before it. Sizes are in units of the caller's choice, such as bytes.
-
-    Args:
-        least: smallest size of a piece, and size of the first.
-
-    Example:
-        >>> pieces = WorkPieces(least=1)
-        >>> pieces.next(100, step_s=1.0)
-        1
-        >>> pieces.took(0.01)
-        >>> pieces.next(99, step_s=1.0)
-        2
-    """
-
-    def __init__(self, least: int) -> None:
-        self._least, self._size, self._per_s = least, 0, 0.0
-        self._piece, self._last = 0, False  # the last one, and whether it was what was left
-
-    def next(self, left: int, step_s: float, other_s: float = 0.0) -> int:
-        """Returns the size of the next piece.
-
-        Args:
-            left: size of all the work that is left.
-            step_s: seconds of a step.
-            other_s: seconds of other work between the same two steps. If there is any, and not even the smallest piece fits
-                beside it, the result is 0.
-        """
-        if other_s and not self.fits(step_s, other_s):
-            return 0
-        size = max(min(int(self._per_s * _time_left(step_s, other_s)), GROWTH * self._size), self._least)
-        self._last = left < size
-        if not self._last:
-            self._size = size
-        self._piece = min(size, left)
-        return self._piece
-
-    def fits(self, step_s: float, other_s: float) -> bool:
-        """Returns whether the smallest piece fits beside other work; arguments as in `next`."""
-        return self.seconds(self._least) <= _time_left(step_s, other_s)
-
-    def seconds(self, size: int) -> float:
-        """Returns the predicted seconds of a piece of this size, at least those of the smallest; infinity before the first."""
-        return max(size, self._least) / self._per_s if self._per_s else inf
-
-    def took(self, seconds: float) -> None:
-        """Notes the seconds of the last piece, for predictions.
-
-        A last piece that was smaller than chosen is ignored, because its time is mostly start-up.
-        """
-        if not self._last or not self._per_s:
-            self._per_s = self._piece / seconds
-
-
-def _time_left(step_s: float, other_s: float) -> float:
-    """Seconds that a piece of work may take beside other work."""
-    return max(step_s * LENGTHENED * MARGIN - other_s, 0.0)

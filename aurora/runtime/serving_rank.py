@@ -23,11 +23,11 @@ from aurora.runtime.change_preparation import compile_orders
 from aurora.runtime.colocation_table import colocation_folder
 from aurora.runtime.distributed.launcher import RankInfo
 from aurora.runtime.layer_context import LayerContext
-from aurora.runtime.live_placement import controlled, log_decisions
 from aurora.runtime.model_worker import ModelWorker, Request, serve_interleaved
 from aurora.runtime.order_calibration import OrderCalibration, calibrate_plan, measured_network
 from aurora.runtime.order_choice import OrderWatch
 from aurora.runtime.phase_recorder import PhaseRecorder, StreamTimer
+from aurora.runtime.placement_control import controlled, log_decisions
 from aurora.runtime.port_arbiter import PortArbiter, thread_port_arbiters
 from aurora.runtime.process_port_arbiter import ProcessPortArbiter
 from aurora.runtime.push_serving import make_push, push_once

@@ -16,8 +16,8 @@ import torch
 
 from aurora.planner.control.controller import Controller, Decision, compile_decisions, load_cost_G, slowest_port_Bps
 from aurora.planner.control.move_rounds import Move, fill, rounds_of
-from aurora.runtime.expert_moves import WorkPieces
 from aurora.runtime.follower import Follower, Moved, MovesFailed, MovesGivenUp, MovesHandover
+from aurora.runtime.work_pieces import WorkPieces
 from aurora.types import Cluster, ControlOptions, GpuSlots, Profile
 from aurora.types.arrays import IntArray
 from aurora.types.placement import EMPTY

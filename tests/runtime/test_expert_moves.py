@@ -10,7 +10,8 @@ from torch import nn
 from aurora.models.loading import expert_parameters, hold_experts
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.runtime.distributed_experts import DistributedExperts
-from aurora.runtime.expert_moves import GROWTH, ExpertTransfer, WeightMessages, WorkPieces
+from aurora.runtime.expert_moves import ExpertTransfer, WeightMessages
+from aurora.runtime.work_pieces import GROWTH, WorkPieces
 
 EXPERTS, RANKS, LAYERS = 5, 3, 2
 

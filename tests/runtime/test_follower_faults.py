@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aurora.runtime import live_placement
+from aurora.runtime import placement_control
 from aurora.runtime.follower import Follower
 from tests.runtime.test_live_placement import EAGER, placed
 from tests.runtime.test_run import differences, plan_for, prompts_for
@@ -22,7 +22,7 @@ def served(mixtral, monkeypatch):
     plan = placed(plan_for([mixtral], 2), ((0, 1, 2, 3, 4, 5), (6, 7)))
 
     def serve(**options):
-        monkeypatch.setattr(live_placement, "Follower", partial(Follower, **options))
+        monkeypatch.setattr(placement_control, "Follower", partial(Follower, **options))
         asked = {"transport": "memory", "adapt": EAGER, "max_new_tokens": 12, "batch": 2}
         result, found = differences(plan, [mixtral], [prompts_for(mixtral, 4)], **asked)
         assert found == []
@@ -57,14 +57,14 @@ def test_a_follower_that_is_stuck_is_told_once(served, monkeypatch, caplog):
 def test_a_log_on_a_full_disk_is_counted(served):
     """The line that says so cannot be written there; the report has it."""
     with open("/dev/full", "w") as full:
-        handler = live_placement._DecisionLog(full)
-        live_placement.LOG.addHandler(handler)
-        live_placement.LOG.setLevel("INFO")
+        handler = placement_control._DecisionLog(full)
+        placement_control.LOG.addHandler(handler)
+        placement_control.LOG.setLevel("INFO")
         try:
             report = served()
         finally:
-            live_placement.LOG.removeHandler(handler)
-            live_placement.LOG.setLevel("NOTSET")
+            placement_control.LOG.removeHandler(handler)
+            placement_control.LOG.setLevel("NOTSET")
             with pytest.raises(OSError, match="No space left"):
                 full.close()
     assert report.failures >= sum(report.decisions.values()) > 0
