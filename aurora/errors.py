@@ -31,7 +31,12 @@ class MissingDependency(AuroraError):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its type if it has no message."""
+    """Returns the first line of an error's message, or the name of its type if it has no message.
+
+    Example:
+        >>> first_line(ValueError("expected 2\\nfound 3")), first_line(TimeoutError())
+        ('expected 2', 'TimeoutError')
+    """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

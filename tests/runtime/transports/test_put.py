@@ -1,5 +1,7 @@
 """The transport by put and signal on an emulation of their rules: every byte arrives, senders keep their order, slow ranks lose nothing."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -88,11 +90,13 @@ def test_buffers_that_are_used_too_early_are_caught(mutant):
     assert sum(exchanges(seed, mutant)[1] for seed in range(30)) > 0
 
 
-def test_a_peer_that_never_puts_is_named():
+@pytest.mark.parametrize(("heartbeats", "lost"), [(None, 1), (types.SimpleNamespace(silent=[0]), 0)])
+def test_a_peer_that_never_puts_is_named(heartbeats, lost):
+    """If a rank is known to hang, it is named instead, since the peer may wait for it too."""
     emulator = PutEmulator(3, A_ROUND, np.random.default_rng(0))
     order = ORDER["openshop"](1 - np.eye(3, dtype=np.int64), Network.equal(3), rng=np.random.default_rng(0))
-    transports = [PutTransport(EmulatedPutCalls(emulator, rank), None, timeout_s=0.05) for rank in range(3)]
+    transports = [PutTransport(EmulatedPutCalls(emulator, rank), None, 0.05, heartbeats) for rank in range(3)]
     for rank in (0, 2):
         transports[rank].exchange(order, [torch.ones(5)] * 3, [torch.zeros(5) for _ in range(3)], lambda *_: None)
-    with pytest.raises(RankFailed, match=r"rank 2 lost rank 1: nothing within 0\.05 s"):
+    with pytest.raises(RankFailed, match=rf"rank 2 lost rank {lost}: nothing within 0\.05 s"):
         transports[2].wait()
