@@ -121,7 +121,7 @@ class MoeModel:
     def other_bytes(self) -> int:
         """Bytes of all weights outside experts."""
         held = sum(weight.nbytes for layer in self.layers for _, weight in expert_parameters(layer.experts))
-        return sum(weight.nbytes for weight in self.model.parameters()) - held
+        return int(sum(weight.nbytes for weight in self.model.parameters())) - held
 
     @property
     def identity(self) -> ModelIdentity:
