@@ -85,8 +85,8 @@ def noted(step, maps, under_way):
         LLMEngine.changes.append((began_s, time.perf_counter(), more or under_way(self), slots))
     return step_noted
 
-import aurora_vllm.vllm_internals.model_runner as runner
-follow, follow_by_expert_maps, live = runner.follow_traffic, runner.follow_by_expert_maps, []
+import aurora_vllm.vllm_internals.expert_moves as moves
+follow, follow_by_expert_maps, live = moves.follow_traffic, moves.follow_by_expert_maps, []
 def follow_noted(worker, *args):
     follow(worker, *args)
     live.append(worker.live)
@@ -96,7 +96,7 @@ def follow_by_expert_maps_noted(*args):
     ExpertMapPlacement.begin_pass = noted(
         ExpertMapPlacement.begin_pass, lambda moving: [moving._live._held_LGP], lambda moving: moving._live._moves is not None
     )
-runner.follow_traffic, runner.follow_by_expert_maps = follow_noted, follow_by_expert_maps_noted
+moves.follow_traffic, moves.follow_by_expert_maps = follow_noted, follow_by_expert_maps_noted
 EplbState.step = noted(
     EplbState.step,
     lambda state: [each.physical_to_logical_map.numpy() for each in state.model_states.values()],
