@@ -32,13 +32,13 @@ class GroupedLayer:
         costs: the layer's costs, expert by expert.
         group_E: (E,) int64, the group of each expert.
         group_costs: the layer's costs, group by group, on ports alone.
-        searched: the same as searches see them, with ports as slow as NICs make them.
+        nics_as_ports: `group_costs` with ports as slow as NICs make them, for searches, which know ports alone.
     """
 
     costs: LayerCosts
     group_E: IntArray
     group_costs: GroupCosts
-    searched: GroupCosts
+    nics_as_ports: GroupCosts
 
     def gpu_E(self, held_G: IntArray) -> IntArray:
         """Returns (E,) the GPU of each expert, with group held_G[g] on GPU g."""
@@ -67,8 +67,8 @@ class Colocated(Scenario):
             costs_M = [each.costs for each in layer_M]
             fixed = {model: held_MLG[model][at] for model, at in enumerate(at_M) if at < layer}
             problem = ColocationProblem(
-                tuple(each.searched for each in layer_M),
-                fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].searched, rng)},
+                tuple(each.nics_as_ports for each in layer_M),
+                fixed or {shortest: ASSIGN[options.assign](layer_M[shortest].nics_as_ports, rng)},
                 movable=not fixed,
                 objective=options.objective,
                 clock=clock,

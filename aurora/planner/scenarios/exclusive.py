@@ -68,7 +68,7 @@ class ExclusiveProblem:
         slots_G: (G,) int64, how many experts each GPU can hold.
         domains: which GPUs fail together.
 
-    Searches know ports alone, so that they see `searched`; what they find is compared with NICs and all.
+    Searches know ports alone, so that they see `nics_as_ports`; what they find is compared with NICs and all.
     """
 
     recorded: LayerCosts
@@ -90,7 +90,7 @@ class ExclusiveProblem:
         return self.judge is self.expected
 
     @property
-    def searched(self) -> LayerCosts:
+    def nics_as_ports(self) -> LayerCosts:
         """`expected` with ports as slow as NICs make them."""
         return self.expected.nics_as_ports
 
@@ -283,12 +283,12 @@ def _relaxed(problem: ExclusiveProblem) -> list[Placement]:
     """LP rounding where GPUs differ: how many experts each should hold is hard to reach by swaps. None where they are alike."""
     gpus = len(problem.slots_G)
     alike = blocks(problem.expected, gpus).max() == 0
-    return [] if alike else [Placement.unreplicated(lp_rounding(problem.searched, problem.slots_G), gpus)]
+    return [] if alike else [Placement.unreplicated(lp_rounding(problem.nics_as_ports, problem.slots_G), gpus)]
 
 
 def _replicated(problem: ExclusiveProblem, options: PlanOptions, rng: np.random.Generator) -> Placement:
     """Replicas in all slots: EPLB's as they are; otherwise the best of several packings and what the search makes of them."""
-    cost_G = problem.searched.token_s_G
+    cost_G = problem.nics_as_ports.token_s_G
     slots = GpuSlots(problem.slots_G, np.ones(len(cost_G)) if options.place == "eplb" else cost_G)  # EPLB sees equal GPUs
     load_1E = problem.expected.load_WE.mean(axis=0)[None]
     packed = place_unbounded(load_1E, slots, options.place, options.seed)
@@ -322,7 +322,7 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         replicas: whether experts may have several, which then share their tokens evenly and fill all slots, unless that costs
             more than WORTH: a hot expert that has a GPU to itself may have no neighbour that it can bear.
     """
-    layer = PhaseSums.of(problem.searched, problem.slots_G)
+    layer = PhaseSums.of(problem.nics_as_ports, problem.slots_G)
 
     def full(held_GP: IntArray) -> IntArray:
         if not replicas:
@@ -331,17 +331,17 @@ def _searched(problem: ExclusiveProblem, starts: Sequence[Placement], rng: np.ra
         worth = problem.judge.evenly_s(held_GP) >= problem.judge.evenly_s(filled_GP) * (1 - WORTH)
         return filled_GP if worth else held_GP
 
-    def searched(held_GP: IntArray, kicks: int) -> IntArray:
+    def refined(held_GP: IntArray, kicks: int) -> IntArray:
         return full(slot_search(layer, held_GP, rng, kicks, replicas)[0])
 
     begun = [full(start.held_LGP(int(problem.slots_G.max()))[0]) for start in starts]
-    found = [searched(held_GP, 0) for held_GP in begun]
+    found = [refined(held_GP, 0) for held_GP in begun]
     candidates = [*found, *begun]
     judged_s = [problem.judge.evenly_s(candidate) for candidate in candidates]
     best_GP, best_s = candidates[int(np.argmin(judged_s))], min(judged_s)
     held_GP = found[int(np.argmin(judged_s[: len(found)]))]
     for _ in range(ROUNDS):
-        held_GP = searched(held_GP, KICKS)
+        held_GP = refined(held_GP, KICKS)
         if (value_s := problem.judge.evenly_s(held_GP)) < best_s * (1 - 1e-12):
             best_GP, best_s = held_GP, value_s
         elif not problem.exact:
@@ -353,7 +353,7 @@ def _swapped(problem: ExclusiveProblem, placement: Placement, rng: np.random.Gen
     """One layer's replicas after a search that moves each replica with the share of its expert's tokens that it has."""
     held_GP = placement.held_LGP(int(problem.slots_G.max()))[0]
     share_GP = np.where(held_GP >= 0, np.take_along_axis(placement.split_EG(0).T, np.maximum(held_GP, 0), axis=1), 0.0)
-    found_GP, _ = slot_search(PhaseSums.of(problem.searched, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
+    found_GP, _ = slot_search(PhaseSums.of(problem.nics_as_ports, problem.slots_G), held_GP, rng, KICKS, share_GP=share_GP)
     return Placement.of_slots(found_GP[None], share_GP[None])
 
 
@@ -366,10 +366,10 @@ def _with_one_more_slot(problem: ExclusiveProblem, placement: Placement, memory_
     more_G = np.minimum(held_G + 1, np.minimum(memory_G, len(problem.load_E)))
     if (more_G <= held_G).all() or (len(set(held_G.tolist())) == 1 and (more_G <= held_G).any()):
         return None
-    larger = GpuSlots(np.maximum(more_G, held_G), problem.searched.token_s_G)
+    larger = GpuSlots(np.maximum(more_G, held_G), problem.nics_as_ports.token_s_G)
     load_1E = problem.expected.load_WE.mean(axis=0)[None]
     start = place_unbounded(load_1E, larger) if larger.alike else placement
-    layer = PhaseSums.of(problem.searched, larger.slots_G)
+    layer = PhaseSums.of(problem.nics_as_ports, larger.slots_G)
     held_GP, _ = fill(layer, start.held_LGP()[0])
     held_GP, _ = slot_search(layer, held_GP, np.random.default_rng(0), 0)
     return Placement.of_slots(held_GP[None])
@@ -381,7 +381,7 @@ def _failure_resilient(problem: ExclusiveProblem, options: PlanOptions, rng: np.
     domains, load_E = problem.domains, problem.load_E
     count_E = capped(allocate(load_E, domains, options.min_replicas), load_E, len(problem.slots_G))
     held_EG = SURVIVE[options.place](count_E, domains, aim_of(options.min_replicas, domains), rng)
-    return best_divided(held_EG.T, load_E.astype(np.float64), problem.searched.token_s_G)
+    return best_divided(held_EG.T, load_E.astype(np.float64), problem.nics_as_ports.token_s_G)
 
 
 def _deduplicated_s(costs: LayerCosts, gpu_E: IntArray) -> float:
@@ -398,13 +398,13 @@ def _deduplicated_layer(
     tokens, counts_SEE = Tokens.of(*distinct, len(start_E)), coactivation_counts(*distinct, len(start_E), len(slots_G))
     costs = Costs(np.array(layer.expert_s_WGE[0], order="C"), layer.gate_s_WG[0], layer.port_s_XG, slots_G)
     least_s = deduplicated_bound(counts_SEE, top_k, costs) + float(layer.aggregate_s_WG.max())
-    searched = costs._replace(port_s_XG=layer.nics_as_ports.port_s_XG)
+    as_ports = costs._replace(port_s_XG=layer.nics_as_ports.port_s_XG)
     groups_E = coactivation_groups(counts_SEE.sum(axis=0), slots_G)
     best_E, best_s = start_E, _deduplicated_s(layer, start_E)
     for begun_E in (start_E, _reassigned(layer, groups_E, slots_G)):
         if best_s <= least_s * (1 + 1e-9):
             break
-        searched_E = coactivation_search(tokens, searched, begun_E, rng)
+        searched_E = coactivation_search(tokens, as_ports, begun_E, rng)
         for found_E in (searched_E, _reassigned(layer, searched_E, slots_G)):
             if (found_s := _deduplicated_s(layer, found_E)) < best_s:
                 best_E, best_s = found_E, found_s
