@@ -104,7 +104,9 @@ def simulate(
     loaded = with_preemption(loaded, traffic)
     predicted = aurora.simulate(loaded, traffic, interleave=interleave, **how)
     between_s = seconds_between(
-        loaded, traffic, lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds
+        [model.hierarchy for model in loaded.models],
+        traffic,
+        lambda each: aurora.simulate(loaded, each, interleave=interleave, **how).seconds,
     )
     save(predicted, target)
     found, apart = summarise(predicted, loaded.cluster), None

@@ -10,7 +10,7 @@ from aurora.planner.check.fit import check_traffic
 from aurora.planner.network.switch import timed_steps
 from aurora.planner.placement.grouping import balanced
 from aurora.planner.placement.slot_counts import even_slots
-from aurora.planner.plan import layer_seconds, make_plan, objective_between, planned_scenario
+from aurora.planner.plan import layer_seconds, make_plan, planned_scenario
 from aurora.planner.resolve_options import remade
 from aurora.planner.workload.load_statistics import LEVEL, MIN_ROUNDS, REPLICATES, rounds_of, variation, variation_by_chance
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
@@ -83,7 +83,7 @@ def evaluate(plan: Plan, profiles: Profile | Sequence[Profile]) -> Evaluation:
     served_s_L = layer_seconds(plan, placements, profiles)
     _check_own_price(plan, profiles, float(served_s_L.sum()))
     own = make_plan(plan.cluster, profiles, remade(plan.options))
-    return Evaluation(served_s_L, own, dispatch_s_ML, objective_between(plan, profiles))
+    return Evaluation(served_s_L, own, dispatch_s_ML, planned_scenario(plan, profiles).between_s(placements))
 
 
 def _dispatch_s(plan: Plan, model: ModelPlan, profile: Profile, layer: int) -> float:
@@ -124,7 +124,7 @@ def repriced(plan: Plan, profiles: Sequence[Profile]) -> Plan:
         assignment_bound_s=None,
         unseen_s=placed.unseen_s,
         slot_gain=None,
-        between_s=objective_between(plan, profiles),
+        between_s=placed.between_s,
         notes=(*plan.notes, "priced anew by compute times that were measured after it was made"),
     )
 

@@ -18,7 +18,7 @@ from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.slot_counts import failure_domains
 from aurora.planner.replication.survival_probability import held_by, survival
 from aurora.planner.resolve_options import GIVEN, resolve
-from aurora.planner.scenarios.scenario import PlacedModels, Scenario, seconds_between
+from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
 from aurora.planner.workload.serving_gpus import serving_gpus
 from aurora.planner.workload.traffic import exchange_bytes, exchange_rows
@@ -166,12 +166,11 @@ def ordered_plan(
         placed.bound_s,
         placed.assignment_bound_s,
         survival_LK=survival_LK,
+        between_s=placed.between_s,
         unseen_s=placed.unseen_s,
         slot_gain=placed.slot_gain,
         notes=placed.notes,
     )
-    if (between_s := objective_between(plan, profiles, domains)) is not None:
-        plan = replace(plan, between_s=between_s)
     check_plan(plan)
     return plan
 
@@ -222,18 +221,6 @@ def layer_seconds(
     if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
         raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     return planned_scenario(plan, profiles, domains).seconds(placements)
-
-
-def objective_between(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> tuple[float, float] | None:
-    """Returns the seconds between which a plan's objective lies, as `seconds_between`.
-
-    Args:
-        plan: the plan.
-        profiles: the traffic, one profile per model.
-        domains: further profiles of a single model.
-    """
-    placements = [model.placement for model in plan.models]
-    return seconds_between(plan, profiles, lambda given: float(layer_seconds(plan, placements, given, domains).sum()))
 
 
 def surviving(cluster: Cluster, options: PlanOptions, placement: Placement) -> FloatArray | None:

@@ -350,7 +350,8 @@ def faster_all_to_all(
     over, worst, said = plans["hierarchical"], dict(seconds), {name: f"{seconds[name]:.4g} s" for name in plans}
     between_s, estimated = None, " (estimated)" if any(each.routing is None for each in profiles) else ""
     if min(seconds, key=seconds.__getitem__) == "hierarchical":
-        between_s = seconds_between(over, profiles, lambda given: simulated_seconds(over, given))
+        hierarchy_M = [model.hierarchy for model in over.models]
+        between_s = seconds_between(hierarchy_M, profiles, lambda given: simulated_seconds(over, given))
     if between_s is not None:
         worst["hierarchical"] = between_s[1]
         estimated = f" (estimated, between {between_s[0]:.4g} and {between_s[1]:.4g} s)"

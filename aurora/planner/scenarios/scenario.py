@@ -10,7 +10,7 @@ import numpy as np
 
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
 from aurora.planner.placement.cost_model import LayerCosts
-from aurora.types import Cluster, Hierarchy, Placement, Plan, PlanOptions, Profile
+from aurora.types import Cluster, Hierarchy, Placement, PlanOptions, Profile
 from aurora.types.arrays import FloatArray, IntArray
 
 Clock = Callable[[], float]  # returns seconds
@@ -31,6 +31,7 @@ class PlacedModels:
         deduplicated: whether the seconds count a token once for a GPU that holds several of its experts.
         hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
         notes: remarks for the plan.
+        between_s: the seconds between which `objective_s` lies, as `seconds_between`.
     """
 
     placements_M: tuple[Placement, ...]
@@ -42,6 +43,7 @@ class PlacedModels:
     deduplicated: bool = False
     hierarchy_M: tuple[Hierarchy | None, ...] = ()
     notes: tuple[str, ...] = ()
+    between_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,16 @@ class Scenario(ABC):
 
     def placed(self, placements_M: Sequence[Placement], objective_s: float, bound_s: float) -> PlacedModels:
         """Returns placements that somebody else made, with their seconds and a lower bound, which is never above these."""
-        deduplicated, hierarchy_M, unseen_s = self.deduplicated, self.hierarchy_M, self.unseen_s(placements_M)
-        bound_s = min(bound_s, objective_s)
-        return PlacedModels(tuple(placements_M), objective_s, bound_s, None, unseen_s, None, deduplicated, hierarchy_M)
+        return PlacedModels(
+            tuple(placements_M),
+            objective_s,
+            min(bound_s, objective_s),
+            assignment_bound_s=None,
+            unseen_s=self.unseen_s(placements_M),
+            deduplicated=self.deduplicated,
+            hierarchy_M=self.hierarchy_M,
+            between_s=self.between_s(placements_M),
+        )
 
     def priced(self, placements_M: Sequence[Placement], progress: Progress = untold) -> PlacedModels:
         """Returns given placements with their seconds, and a bound on all within the slots of memory, options and these."""
@@ -144,22 +153,29 @@ class Scenario(ABC):
         """Returns (L,) the seconds of every layer under given placements, one per model."""
         return np.array([self.price(self.costs(layer), self.splits(placements_M, layer)) for layer in range(self.layers)])
 
+    def between_s(self, placements_M: Sequence[Placement]) -> tuple[float, float] | None:
+        """Returns the seconds between which those of all layers lie under given placements, as `seconds_between`."""
+        return seconds_between(
+            self.hierarchy_M, self.profiles, lambda given: float(replace(self, profiles=given).seconds(placements_M).sum())
+        )
+
 
 def seconds_between(
-    plan: Plan, profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
+    hierarchy_M: Sequence[Hierarchy | None], profiles: Sequence[Profile], seconds_of: Callable[[list[Profile]], float]
 ) -> tuple[float, float] | None:
     """Returns the seconds between which an estimate lies: at the fewest rows that counts allow, and at the most.
 
     Args:
-        plan: gives the models whose all-to-alls are hierarchical.
+        hierarchy_M: of each model, the servers and the chunks of an all-to-all; None of models whose all-to-alls are flat.
+            Empty if all are.
         profiles: the traffic, one profile per model.
         seconds_of: returns the seconds of given profiles.
 
     Returns:
         (lower, higher) seconds; None if nothing is estimated, since tokens are known or all-to-alls are flat.
     """
-    pairs = list(zip(plan.models, profiles, strict=True))
-    if not any(model.hierarchy is not None and profile.routing is None for model, profile in pairs):
+    pairs = zip(hierarchy_M, profiles, strict=False)
+    if not any(hierarchy is not None and profile.routing is None for hierarchy, profile in pairs):
         return None
 
     def at(spread: str) -> float:
