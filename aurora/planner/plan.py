@@ -15,8 +15,7 @@ from aurora.planner.check.fit import check_models, check_placements
 from aurora.planner.check.hierarchical import check_hierarchical, check_serving
 from aurora.planner.check.plans import check_plan
 from aurora.planner.layers_in_threads import Progress, of_layers, untold
-from aurora.planner.placement.slot_counts import failure_domains
-from aurora.planner.replication.survival_probability import held_by, survival
+from aurora.planner.replication.survival_probability import plan_survival
 from aurora.planner.resolve_options import GIVEN, resolve
 from aurora.planner.scenarios.scenario import PlacedModels, Scenario
 from aurora.planner.simulated_choice import SIMULATED, SimulatedChoice, with_micro_batches
@@ -148,7 +147,7 @@ def ordered_plan(
 ) -> Plan:
     """Returns the checked plan of placed models, with their orders and the seconds between which its objective lies."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
-    survival_LK = surviving(cluster, options, placed.placements_M[0])
+    survival_LK = plan_survival(cluster, options, placed.placements_M[0])
     each = zip(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
@@ -221,18 +220,6 @@ def layer_seconds(
     if first.deduplicated and first.hierarchy is None and placements[0].split_LG is not None:
         raise BadInput("a plan with deduplicated tokens: expected a placement without replicas, found replicas")
     return planned_scenario(plan, profiles, domains).seconds(placements)
-
-
-def surviving(cluster: Cluster, options: PlanOptions, placement: Placement) -> FloatArray | None:
-    """Returns (L, D-1) how likely every expert of a layer is still held after 1, 2, ... of D nodes failed.
-
-    None without `options.min_replicas`, as nobody asks.
-    """
-    if options.min_replicas is None:
-        return None
-    domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
-    rng = np.random.default_rng(options.seed)
-    return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
 def schedule_model(

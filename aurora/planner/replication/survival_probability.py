@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aurora.types import FailureDomains, SurvivalProbability
+from aurora.planner.placement.slot_counts import failure_domains
+from aurora.types import Cluster, FailureDomains, Placement, PlanOptions, SurvivalProbability
 from aurora.types.arrays import BoolArray, FloatArray, IntArray
 from aurora.types.compiled import njit
 
@@ -201,6 +202,24 @@ def survival(count_ED: IntArray, failure_domains: FailureDomains, rng: np.random
     return SurvivalProbability(
         *_with_samples(found, count_ED, failure_domains, odds, rng), _upper_bound_K(count_ED.sum(axis=1), failure_domains)
     )
+
+
+def plan_survival(cluster: Cluster, options: PlanOptions, placement: Placement) -> FloatArray | None:
+    """Computes how likely every expert of a layer is still held after 1, 2, ... of D nodes failed.
+
+    Args:
+        cluster: the GPUs, on D nodes.
+        options: a plan's options; without `min_replicas` nothing is computed.
+        placement: the GPUs of the experts.
+
+    Returns:
+        (L, D-1) float64 probabilities; None without `options.min_replicas`.
+    """
+    if options.min_replicas is None:
+        return None
+    domains = failure_domains(cluster, np.array([max(1, len(held)) for held in placement.slots_LG[0]]))
+    rng = np.random.default_rng(options.seed)
+    return np.array([survival(held_by(held_G, domains, placement.experts), domains, rng).p_K for held_G in placement.slots_LG])
 
 
 def _with_samples(
