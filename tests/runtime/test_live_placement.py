@@ -25,7 +25,7 @@ from aurora.planner.alltoall.schedule import both_ways
 from aurora.planner.control.controller import Controller, Decision, plan_controller
 from aurora.planner.control.feedback import LENGTHENED
 from aurora.planner.control.move_rounds import move_sequence
-from aurora.runtime import live_placement, serving_rank
+from aurora.runtime import placement_control, serving_rank
 from aurora.runtime import run as running
 from aurora.runtime.change_preparation import WARM_UPS
 from aurora.runtime.distributed.launcher import launch
@@ -202,7 +202,7 @@ def test_all_that_decisions_and_orders_need_is_compiled_before_the_first_step(mo
 
 def test_load_costs_what_the_profiles_of_the_run_say(monkeypatch, mixtral):
     plan, seen = plan_for([mixtral], 2), []
-    monkeypatch.setattr(live_placement, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
+    monkeypatch.setattr(placement_control, "plan_controller", lambda *given: seen.append(given[6]) or plan_controller(*given))
     kinds = [replace(gpu, kind=kind) for gpu, kind in zip(plan.cluster.gpus, ("slow", "fast"), strict=True)]
     plan = replace(plan, cluster=replace(plan.cluster, gpus=tuple(kinds)))
     curves = {kind: dict.fromkeys(FLAT, Curve(np.array([1.0]), np.array([s]))) for kind, s in (("slow", 3e-3), ("fast", 1e-3))}
