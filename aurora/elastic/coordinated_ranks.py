@@ -130,15 +130,16 @@ class CoordinatedRanks:
         lead = self._lead
         absent_s = ABSENT_S if lead is None else self._timeout_s  # hosts may take long to join
         args = (self._target, self._args, self._hang_s, absent_s)
+        found: RankProcesses
         if lead is None:
             lighthouse = stack.enter_context(Lighthouse())
             found = RankProcesses(run_member, args, self._ranks, lighthouse.address, self._timeout_s)
         else:
-            found = led = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
-            self.address = led.address
+            found = LedRanks(run_member, args, self._ranks, lead, self._timeout_s)
         stack.callback(lambda: found.close(self._coordinator.finished))
-        if self.address is not None:
-            stack.enter_context(Lighthouse(*lighthouse_of(self.address)))
+        if isinstance(found, LedRanks):
+            stack.enter_context(Lighthouse(*lighthouse_of(found.address)))
+            self.address = found.address
         return found
 
     def _step(self) -> None:

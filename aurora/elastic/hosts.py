@@ -393,6 +393,7 @@ class JoiningHost:
         self._request = JoinRun(name, secrets.token_hex(8), ranks, respawn, about)
         self._make, self._keeps_ranks = processes, keeps_ranks
         self._processes: RankProcesses | None = None
+        self._connection: HostConnection | None = None
         self._end: EndRun | Refused | OSError | None = None  # how the connection ended
         self._spoken_s = 0.0
         self.admitted = 0
@@ -459,26 +460,25 @@ class JoiningHost:
             self._processes = self._processes or processes
             self.admitted += 1
             LOG.info("%s joined; it runs %d ranks", self._request.name, len(self._request.ranks))
-            self._end = None
+            self._connection, self._end = connection, None
             for rank, pid in self.pids.items():  # they have gone on without a leader
                 connection.send(RankStarted(rank, pid))
             for rank, message in self.unheard():
                 connection.send(FromRank(rank, message))
-            return self._serve(connection, self._processes)
+            return self._serve()
 
-    def _serve(self, connection: HostConnection, processes: RankProcesses) -> EndRun:
+    def _serve(self) -> EndRun:
         """Serves until the leader ends the run: one thread hears the leader, this one the ranks."""
-        hearing = threading.Thread(
-            target=self._hear_leader, args=(connection, processes), daemon=True, name="aurora-from-leader"
-        )
+        assert self._connection is not None
+        hearing = threading.Thread(target=self._hear_leader, daemon=True, name="aurora-from-leader")
         hearing.start()
         try:
             while self._end is None:
-                self._hear_ranks(connection, processes)
+                self._hear_ranks()
         except OSError as error:
             self._end = self._end or error
         finally:
-            connection.close()
+            self._connection.close()
             hearing.join()
             if not self._keeps_ranks:
                 self._close_processes()
@@ -492,44 +492,49 @@ class JoiningHost:
             self._processes.close()
             self._processes = None
 
-    def _hear_ranks(self, connection: HostConnection, processes: RankProcesses) -> None:
-        """Tells the leader which ranks have started or ended, and what they send."""
-        for rank, started in processes.adopt_started():
+    def _hear_ranks(self) -> None:
+        """Tells the leader what its ranks do and say."""
+        assert self._processes is not None
+        assert self._connection is not None
+        for rank, started in self._processes.adopt_started():
             if isinstance(started, OSError):
-                connection.send(RankNotStarted(rank, f"did not start: {started}"))
+                self._connection.send(RankNotStarted(rank, f"did not start: {started}"))
             else:
-                connection.send(RankStarted(rank, started.pid))
-        for rank, message in processes.messages(ALIVE_S):
+                self._connection.send(RankStarted(rank, started.pid))
+        for rank, message in self._processes.messages(ALIVE_S):
             if message is not None:
                 self.heard(rank, message)
-                connection.send(FromRank(rank, message))
-            elif (member := processes.running.get(rank)) is not None:
+                self._connection.send(FromRank(rank, message))
+            elif (member := self._processes.running.get(rank)) is not None:
                 reason = member.exit_reason()
                 self.ended(rank, reason)
-                connection.send(RankEnded(rank, reason))
-                processes.kill(rank)
+                self._connection.send(RankEnded(rank, reason))
+                self._processes.kill(rank)
         if time.monotonic() - self._spoken_s > ALIVE_S:  # so that the kernel notices when the leader's host is gone
             self._spoken_s = time.monotonic()
-            connection.send(Alive())
+            self._connection.send(Alive())
 
-    def _hear_leader(self, connection: HostConnection, processes: RankProcesses) -> None:
-        """Handles the leader's messages, until it ends the run or the connection."""
+    def _hear_leader(self) -> None:
+        """Does what the leader says, until it ends the run or the connection."""
+        assert self._connection is not None
         try:
             while self._end is None:
-                self._handle(connection.receive(), processes)
+                self._handle(self._connection.receive())
         except (OSError, Refused) as error:
             self._end = self._end or error
 
-    def _handle(self, message: Any, processes: RankProcesses) -> None:
+    def _handle(self, message: Any) -> None:
+        assert self._processes is not None
+        assert self._connection is not None
         match message:
             case ToRank(rank, content):
-                if (member := processes.running.get(rank)) is not None:
+                if (member := self._processes.running.get(rank)) is not None:
                     member.send(content)
             case StartRank(rank) if rank in self._request.ranks:
-                if rank not in processes.running:
-                    processes.start(rank)
+                if rank not in self._processes.running:
+                    self._processes.start(rank)
             case KillRank(rank):
-                processes.kill(rank)
+                self._processes.kill(rank)
             case EndRun():
                 self._end = message
             case Alive():
