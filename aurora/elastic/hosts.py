@@ -35,7 +35,7 @@ from aurora.elastic.host_connection import (
     WireFormat,
     secured,
 )
-from aurora.elastic.processes import Outbox, RankProcesses, StartedRank
+from aurora.elastic.processes import Outbox, RankProcess, RankProcesses, StartedRank
 from aurora.errors import BadInput, RankFailed
 from aurora.runtime.distributed.connections import CONNECT_S, listen
 from aurora.types.options import MOST_PORT
@@ -102,8 +102,13 @@ class _JoinedRank(StartedRank):
     """A rank of another host."""
 
     host: _Host
+    its_pid: int
     reason: str | None = field(default=None, init=False)  # why it has ended
     early: list[Any] | None = field(default_factory=list, init=False)  # messages before it is adopted; None: it is
+
+    @property
+    def pid(self) -> int:
+        return self.its_pid
 
     def send(self, message: object) -> None:
         self.host.send(ToRank(self.rank, message))
@@ -119,11 +124,12 @@ class _JoinedRank(StartedRank):
         """The host itself does."""
 
 
-class LedRanks(RankProcesses):
-    """The ranks of the leader's host, and of the hosts that join.
+class LedRanks:
+    """The ranks of the leader's host and of the hosts that join; has the methods of RankProcesses.
 
     Args:
-        main, args, ranks: as in RankProcesses.
+        main, args: function that each rank's process on this host runs, and its further arguments.
+        ranks: as in RankProcesses.
         lead: the ranks of this host, and the hosts that may join.
         timeout_s: as in RankProcesses. Ranks whose hosts have not joined after so many seconds count as lost; the hosts may
             still join later.
@@ -138,8 +144,8 @@ class LedRanks(RankProcesses):
     def __init__(self, main: Callable[..., None], args: tuple[Any, ...], ranks: int, lead: Lead, timeout_s: float) -> None:
         self._listener = listen(*lead.address)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        super().__init__(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
-        self._lead = lead
+        self._lead, self._timeout_s = lead, timeout_s
+        self._local = RankProcesses(main, args, ranks, lighthouse_of(self.address), timeout_s, lead.local)
         self._late_s = time.monotonic() + timeout_s
         self._lock = threading.RLock()
         self._hosts: dict[str, _Host] = {}  # by name
@@ -156,7 +162,7 @@ class LedRanks(RankProcesses):
         """Number of ranks that are expected to start, or that `adopt_started` has not yet returned."""
         with self._lock:
             asked = sum(len(host.starting) for host in self._hosts.values())
-            return super().starting + len(self._awaited) + asked + self._started.qsize()
+            return self._local.starting + len(self._awaited) + asked + self._started.qsize()
 
     @property
     def joined(self) -> list[JoinRun]:
@@ -171,7 +177,7 @@ class LedRanks(RankProcesses):
     def start(self, rank: int) -> None:
         """Starts a rank's process on its host, as soon as that host has joined."""
         if rank in self._lead.local:
-            super().start(rank)
+            self._local.start(rank)
             return
         with self._lock:
             host = next((each for each in self._hosts.values() if rank in each.about.ranks), None)
@@ -181,13 +187,9 @@ class LedRanks(RankProcesses):
                 self._awaited.add(rank)
             self._asked.add(rank)
 
-    def adopt_started(self, wait: bool = False) -> Iterator[tuple[int, StartedRank | OSError]]:
-        """Yields (rank, its process, or the error of its start) of ranks started or given up since the last call.
-
-        Args:
-            wait: whether to wait for those of this host that are still starting.
-        """
-        yield from super().adopt_started(wait)
+    def adopt_started(self) -> Iterator[tuple[int, RankProcess | _JoinedRank | OSError]]:
+        """Yields (rank, its process or the error of its start) for ranks that were started or given up since the last call."""
+        yield from self._local.adopt_started()
         if self._awaited and time.monotonic() > self._late_s:
             with self._lock:
                 late, self._awaited = self._awaited, set()
@@ -197,14 +199,22 @@ class LedRanks(RankProcesses):
             rank, found = self._started.get()
             if isinstance(found, OSError):
                 yield rank, found
-            elif self.running.setdefault(rank, found) is not found:  # a message on the end of the one before is on its way
+            elif not self._local.adopt(found):  # a message on the end of the one before is on its way
                 self._started.put((rank, found))
             else:
                 yield rank, found
                 with self._lock:
                     early, found.early = found.early or [], None
                     for message in early:
-                        self.inbox.put((found, message))
+                        self._local.inbox.put((found, message))
+
+    def messages(self, timeout_s: float) -> Iterator[tuple[int, Any]]:
+        """Yields (rank, message); see RankProcesses."""
+        yield from self._local.messages(timeout_s)
+
+    def kill(self, rank: int) -> None:
+        """Kills a rank's process, wherever it runs. Its further messages are dropped."""
+        self._local.kill(rank)
 
     def close(self, complete: bool = True) -> None:
         """Ends the run on all hosts, and kills this host's processes; none is left on return.
@@ -220,7 +230,7 @@ class LedRanks(RankProcesses):
             hosts = list(self._hosts.values())
         for host in hosts:
             host.send(EndRun(complete))
-        super().close()
+        self._local.close()
         until_s = time.monotonic() + FAREWELL_S
         while time.monotonic() < until_s and any(host.lost is None for host in hosts):  # they end their connections
             time.sleep(0.01)
@@ -244,7 +254,7 @@ class LedRanks(RankProcesses):
             if not self._unproved.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._hear_host, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
+            threading.Thread(target=self._talk, args=(connection,), daemon=True, name=f"aurora-host-{number}").start()
 
     def _beat(self) -> None:
         """Sends signs of life, by which a host that is gone is noticed: its kernel has something to acknowledge."""
@@ -253,7 +263,7 @@ class LedRanks(RankProcesses):
                 for host in self._hosts.values():
                     host.send(Alive())
 
-    def _hear_host(self, connection: socket.socket) -> None:
+    def _talk(self, connection: socket.socket) -> None:
         """Serves one connection until it ends."""
         host: _Host | None = None
         reason = "its connection ended"
@@ -313,7 +323,7 @@ class LedRanks(RankProcesses):
                     pass
                 case RankStarted(rank, pid) if rank in host.starting:
                     host.starting.remove(rank)
-                    host.members[rank] = member = _JoinedRank(rank, pid, host)
+                    host.members[rank] = member = _JoinedRank(rank, host, pid)
                     self._started.put((rank, member))
                 case RankNotStarted(rank, reason) if rank in host.starting:
                     host.starting.remove(rank)
@@ -329,7 +339,7 @@ class LedRanks(RankProcesses):
 
     def _deliver(self, member: _JoinedRank, message: Any) -> None:
         if member.early is None:
-            self.inbox.put((member, message))
+            self._local.inbox.put((member, message))
         else:
             member.early.append(message)
 

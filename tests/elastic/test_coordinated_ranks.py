@@ -163,8 +163,8 @@ def test_one_that_is_lost_after_it_has_joined_keeps_the_epoch_from_beginning(mon
     coordinator = Counting()
     ranks = CoordinatedRanks(meets, 3, coordinator, (), timeout_s=9.0, hang_s=9.0)
     sent = []
-    running = {rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(3)}
-    ranks._processes = SimpleNamespace(kill=running.pop, running=running)
+    ranks._processes = SimpleNamespace(kill=lambda rank: None)
+    ranks._running = {rank: SimpleNamespace(pid=rank, send=sent.append) for rank in range(3)}
     for rank in range(3):
         ranks._handle(rank, Waits())
     for rank in (0, 1):
@@ -220,7 +220,7 @@ def test_one_that_does_not_read_a_message_larger_than_the_pipe_is_ended():
 
 def test_a_message_that_nobody_reads_waits_in_the_background():
     ours, theirs = multiprocessing.Pipe()
-    member = RankProcess(1, 0, None, ours)
+    member = RankProcess(1, None, ours)
     writing = threading.Thread(target=member.outbox.write, args=(ours.send_bytes,), daemon=True)
     writing.start()
     for message in (large := b"x" * 10**6, "small"):
