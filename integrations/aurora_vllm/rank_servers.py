@@ -5,7 +5,6 @@ A change is a numbered switch from one set of serving ranks to another, when ran
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import random
@@ -26,7 +25,15 @@ from aurora.errors import RankFailed
 from aurora_vllm.settings import JOINS
 from aurora_vllm.whole_streams import ServingChanges
 
+# A process that becomes the server: code between fork and exec is not safe in a parent with threads. SIGTERM ends the server,
+# which ends its engine; shells have background jobs ignore SIGINT.
+ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 LOOK_S = 0.25  # between two looks at all ranks
 STALLED_S = 1.0  # by which a sleep of LOOK_S is longer if this process did not run: that time counts for no rank
 STARVED = 4  # times the seconds after which a silent rank is lost, if its processes only wait for a processor
@@ -418,14 +425,9 @@ class RankServers:
     async def _run(self, words: list[str], log: Path, environ: dict[str, str], **more: Any) -> asyncio.subprocess.Process:
         """Starts a process in a group of its own, which ends with this one."""
         with log.open("wb") as file:
-            return await asyncio.create_subprocess_exec(
-                *words,
-                env=environ,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-                **{"stdout": file, **more},
-            )
+            first = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT]
+            outputs = {"stdout": file, "stderr": file, **more}
+            return await asyncio.create_subprocess_exec(*first, *words, env=environ, start_new_session=True, **outputs)
 
     async def _start_keeper(self) -> str:
         words = [sys.executable, "-m", "aurora_vllm.vllm_internals.fault_tolerance", str(len(self.ranks))]
@@ -542,8 +544,3 @@ def reason(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip() and " WARNING " not in line]
     errors = [line for line in lines if re.search(r"^aurora: |\b\w*(Error|Exception): |error: ", line)]
     return f"{(errors or lines[-1:] or ['nothing was written'])[0][-400:]} (see {log})"
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # of the server, which ends its engine
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which shells have background jobs ignore

@@ -39,6 +39,20 @@ def test_a_change_names_every_rank_once():
             RanksChange.read({**PARAMS, **wrong}, 4)
 
 
+def told_by_three(target, number, within_s):
+    """Runs `target` on three ranks, with the port of a store and a queue. Returns the `number` things that they tell."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = SPAWN.Queue()
+    processes = [SPAWN.Process(target=target, args=(rank, store.port, told)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    found = [told.get(timeout=within_s) for _ in range(number)]
+    for process in processes:
+        process.join(60)
+        process.kill()
+    return found
+
+
 def wait_for_one_that_left(rank, port, told):
     """Ranks 1 and 2 broadcast with rank 0, which is in no collective; all connections are shut by the change."""
     address, within = f"127.0.0.1:{port}", timedelta(seconds=60)
@@ -70,15 +84,7 @@ def wait_for_one_that_left(rank, port, told):
 
 
 def test_a_change_frees_those_that_wait_for_a_rank_that_has_left():
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = SPAWN.Queue()
-    processes = [SPAWN.Process(target=wait_for_one_that_left, args=(rank, store.port, told)) for rank in range(3)]
-    for process in processes:
-        process.start()
-    found = sorted(told.get(timeout=120) for _ in range(2))
-    for process in processes:
-        process.join(60)
-        process.kill()
+    found = sorted(told_by_three(wait_for_one_that_left, 2, 120))
     assert [rank for rank, _, _, _ in found] == [1, 2]
     for _, error, freed_s, total in found:
         assert "losed" in error, error  # connection closed
@@ -117,16 +123,7 @@ def exchange_until_shut(rank, port, told):
 
 def test_a_change_ends_every_exchange_wherever_it_is():
     """Gloo's own thread, which sends once a peer is ready, forgets a send that fails: its exchange would end by time-out."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = SPAWN.Queue()
-    processes = [SPAWN.Process(target=exchange_until_shut, args=(rank, store.port, told)) for rank in range(3)]
-    for process in processes:
-        process.start()
-    longest_s = max(told.get(timeout=240) for _ in processes)
-    for process in processes:
-        process.join(60)
-        process.kill()
-    assert longest_s < WITHIN_S / 2
+    assert max(told_by_three(exchange_until_shut, 3, 240)) < WITHIN_S / 2
 
 
 def have_a_child(told):

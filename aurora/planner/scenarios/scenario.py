@@ -174,7 +174,7 @@ def seconds_between(
     Returns:
         (lower, higher) seconds; None if nothing is estimated, since tokens are known or all-to-alls are flat.
     """
-    pairs = zip(hierarchy_M, profiles, strict=False)
+    pairs = zip(hierarchy_M or [None] * len(profiles), profiles, strict=True)
     if not any(hierarchy is not None and profile.routing is None for hierarchy, profile in pairs):
         return None
 

@@ -36,7 +36,7 @@ from aurora_vllm.vllm_internals.patches import PatchedWorker
 if TYPE_CHECKING:
     from aurora_vllm.traffic_recorder import ChoiceCounter, EngineFacts, KeptCounter
 
-DECISIONS, LEAST_PASSES = 8, 8  # of an interval of EPLB's, and of a decision
+DECISIONS, LEAST_PASSES = 8, 8  # decisions in EPLB's `step_interval`, and forward passes before each
 
 
 def follow_by_expert_maps(
@@ -137,9 +137,9 @@ def _leave_out_rehearsals(worker: PatchedWorker) -> None:
 
 
 def _decide_more_often(balancer: Any) -> None:
-    """Makes EPLB ask for DECISIONS decisions in an interval of its own, each after LEAST_PASSES forward passes or more.
+    """Makes EPLB ask for DECISIONS decisions in each `step_interval`, but for none before LEAST_PASSES forward passes.
 
-    The controller moves nothing by chance, so a shorter window costs no needless moves, and shows a change of traffic sooner.
+    A shorter window shows a change of traffic sooner. The controller takes into account what chance explains in it.
     """
     interval = balancer.expert_rearrangement_step_interval
     passes = min(interval, max(interval // DECISIONS, LEAST_PASSES))

@@ -74,7 +74,7 @@ VARIABLE = "AURORA_FAULT_STORE"
 INSTRUCTION = "change_ranks"
 BACK_END = "allgather_reducescatter"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
-PART = timedelta(seconds=1)  # of a wait for a collective, after which is looked whether it is over
+PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
 
@@ -130,13 +130,18 @@ class GroupConnections:
 
     So a survivor does not wait until a time-out for another survivor that has already left the collective. Connections are shut
     down because aborting a gloo group has no effect. Gloo's own thread, which sends once a peer is ready, forgets a send that
-    fails; what waits for that is given up (`end_waits`).
+    fails; on CPUs, a wait for that is given up (`end_waits`).
+
+    Attributes:
+        gave_up: whether a wait was given up in this process.
     """
+
+    gave_up = False
 
     def __init__(self) -> None:
         self._change, self._others, self._lock = -1, frozenset[int](), threading.Lock()
         self._newest = 0  # change that is known of
-        self._gave_up, self._kept = False, list[Any]()
+        self._kept: list[Any] = []
 
     def begin(self, change: int, others: frozenset[int] | None = None) -> None:
         """Takes the connections that are made from now on as those of change number `change`.
@@ -154,30 +159,33 @@ class GroupConnections:
             self._change, self._others = change, frozenset(number for number, _ in _tcp()) if others is None else others
 
     def end_waits(self) -> None:
-        """Makes waits for collectives end soon after the connections of their change were shut, in this whole process.
+        """Makes waits for collectives in this process end soon after the connections of their change were shut.
 
-        They raise RankLost then, unless gloo says more.
+        They raise RankLost then, unless gloo says more. Does nothing on GPUs: NCCL's waits with a time-out block the host.
         """
+        if torch.cuda.is_available():
+            return
         wait = dist.Work.wait
 
         @functools.wraps(wait)
-        def wait_in_parts(work: Any, *given: Any) -> Any:
+        def wait_in_parts(work: Any, *given: Any, **named: Any) -> Any:
+            if given or named:
+                return wait(work, *given, **named)
             while True:
                 try:
-                    return wait(work, *given or (PART,))
+                    return wait(work, PART)
                 except RuntimeError as error:
-                    if given or work.is_completed():
+                    if work.is_completed():
                         raise
                     if self._newest > self._change:
-                        self._gave_up = True
+                        GroupConnections.gave_up = True
                         raise RankLost(f"a collective does not end after change {self._newest}") from error
 
         dist.Work.wait = wait_in_parts  # type: ignore[assignment, method-assign]
 
     def keep(self, groups: Iterable[Any]) -> None:
-        """Keeps old process groups for ever if a wait was given up, because their end would wait for it."""
-        self._kept += groups if self._gave_up else ()
-        self._gave_up = False
+        """Keeps old process groups for ever if this process gave up a wait, because their end would wait for it."""
+        self._kept += groups if self.gave_up else ()
 
     def shut(self, change: int) -> None:
         """Shuts down the connections of changes before `change`. Once per change, as later connections may be to the keeper."""
