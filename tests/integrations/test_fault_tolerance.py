@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from aurora_vllm.peer_ranks import end_with_parent
 from aurora_vllm.vllm_internals.fault_tolerance import (
+    PART,
     GroupConnections,
     RanksChange,
     _announce,
@@ -124,6 +125,26 @@ def exchange_until_shut(rank, port, told):
 def test_a_change_ends_every_exchange_wherever_it_is():
     """Gloo's own thread, which sends once a peer is ready, forgets a send that fails: its exchange would end by time-out."""
     assert max(told_by_three(exchange_until_shut, 3, 240)) < WITHIN_S / 2
+
+
+def wait_longer_than_a_part(rank, port, told):
+    connections, within = GroupConnections(), timedelta(seconds=60)
+    connections.begin(0)
+    connections.end_waits()
+    dist.init_process_group("gloo", store=connect(f"127.0.0.1:{port}", within), rank=rank, world_size=3, timeout=within)
+    total, late_s = torch.ones(1), 1.3 * PART.total_seconds()
+    time.sleep(late_s * (rank == 0))
+    dist.all_reduce(total)
+    time.sleep(late_s * (rank == 0))
+    if rank < 2:
+        dist.send(total, 1) if rank == 0 else dist.recv(total, 0)
+    dist.all_reduce(total)
+    told.put(float(total))
+
+
+def test_waits_that_take_long_go_on_while_there_is_no_change():
+    """A time-out of a point-to-point operation would close the connection of its ranks."""
+    assert told_by_three(wait_longer_than_a_part, 3, 120) == [9.0] * 3
 
 
 def have_a_child(told):

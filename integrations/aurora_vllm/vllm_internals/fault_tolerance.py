@@ -62,6 +62,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import OpType  # type: ignore[attr-defined]
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from aurora.errors import BadInput
@@ -74,6 +75,7 @@ VARIABLE = "AURORA_FAULT_STORE"
 INSTRUCTION = "change_ranks"
 BACK_END = "allgather_reducescatter"
 DEFAULT_TIMEOUT = dist.distributed_c10d.default_pg_timeout
+POINT_TO_POINT = {int(each) for each in (OpType.SEND, OpType.RECV, OpType.RECVANYSOURCE)}  # their time-outs close connections
 PART = timedelta(seconds=1)  # of a wait for a collective, after which it may be given up
 WAIT_S = 0.005  # between two looks at an engine that is about to stop
 
@@ -169,14 +171,14 @@ class GroupConnections:
 
         @functools.wraps(wait)
         def wait_in_parts(work: Any, *given: Any, **named: Any) -> Any:
-            if given or named:
+            if given or named or work._get_op_type() in POINT_TO_POINT:
                 return wait(work, *given, **named)
             while True:
                 try:
                     return wait(work, PART)
                 except RuntimeError as error:
-                    if work.is_completed():
-                        raise
+                    if work.is_completed():  # it failed, or ended just after the time-out
+                        return wait(work)
                     if self._newest > self._change:
                         GroupConnections.gave_up = True
                         raise RankLost(f"a collective does not end after change {self._newest}") from error
