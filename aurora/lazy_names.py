@@ -7,7 +7,7 @@ from typing import Any
 
 
 def fetcher(package: str, names: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Returns (`__all__`, `__getattr__`) of a package.
+    """Returns `__all__` and a module's `__getattr__` that imports a name when it is first used (PEP 562).
 
     Args:
         package: the package's name.

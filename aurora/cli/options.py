@@ -109,7 +109,7 @@ def refuse_given(names: Iterable[str], expected: str) -> None:
 
 
 def is_given(name: str) -> bool:
-    """Returns whether the command line has an option of this parameter."""
+    """Returns whether the user gave this parameter on the command line."""
     source = RUNNING.get().get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

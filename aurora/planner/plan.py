@@ -1,4 +1,4 @@
-"""Plans, straight down: traffic, costs, placement by the scenario, orders, check, and the choice by simulation where asked."""
+"""Makes plans. `plan` chooses what options leave open; `make_plan` makes one plan: scenario, placement, orders, check."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def plan(
         raise BadInput(f"`objective`: {SIMULATED} expects no `domain`, whose traffic is not simulated")
     make = partial(make_plan, profile_paths=profile_paths, domains=domains, progress=progress)
     choice = SimulatedChoice(make, options, profiles, domains)
-    slots = choice.slots(cluster)
+    slots = choice.worthwhile_slots(cluster)
     chosen = choice.fastest(cluster, options if slots is None else replace(options, slots_per_gpu=slots.per_gpu))
     if slots is not None:
         chosen = replace(chosen, slot_gain=slots.more_gain, notes=(*chosen.notes, *slots.notes))
@@ -147,7 +147,7 @@ def ordered_plan(
 ) -> Plan:
     """Returns the checked plan of placed models, with their orders and the seconds between which its objective lies."""
     cluster, profiles, domains, options = scenario.cluster, scenario.profiles, scenario.domains, scenario.options
-    survival_LK = plan_survival(cluster, options, placed.placements_M[0])
+    survival_LK = plan_survival(cluster, options, placed.placements_M[0])  # replicas that survive are of a single model
     each = zip(
         profiles, placed.placements_M, paths or [""] * len(profiles), placed.hierarchy_M or (None,) * len(profiles), strict=True
     )
@@ -158,12 +158,12 @@ def ordered_plan(
         for profile, placement, path, hierarchy in each
     )
     plan = Plan(
-        cluster,
-        models,
-        options,
-        placed.objective_s,
-        placed.bound_s,
-        placed.assignment_bound_s,
+        cluster=cluster,
+        models=models,
+        options=options,
+        objective_s=placed.objective_s,
+        bound_s=placed.bound_s,
+        assignment_bound_s=placed.assignment_bound_s,
         survival_LK=survival_LK,
         between_s=placed.between_s,
         unseen_s=placed.unseen_s,
@@ -190,7 +190,7 @@ def scenario_of(
 
 
 def planned_scenario(plan: Plan, profiles: Sequence[Profile], domains: Sequence[Profile] = ()) -> Scenario:
-    """Returns the scenario that prices placements as the plan's own are, on given traffic."""
+    """Returns the scenario of a plan that exists, to price other placements as the plan prices its own, on given traffic."""
     hierarchy_M, deduplicated = tuple(model.hierarchy for model in plan.models), plan.models[0].deduplicated
     hierarchical = any(hierarchy is not None for hierarchy in hierarchy_M)
     options = replace(plan.options, all_to_all="hierarchical" if hierarchical else "flat")
@@ -259,7 +259,9 @@ def schedule_model(
         split_EG, rows_SGG = placement.split_EG(layer), np.zeros((), dtype=np.int64)
         for each in profiles:
             own_SGG = exchange_rows(each, layer, split_EG, deduplicated=deduplicated, hierarchy=hierarchy)
-            if hierarchy is not None and each.routing is not None:  # rows that are estimated are of no single token
+            if (
+                hierarchy is not None and each.routing is not None
+            ):  # without routing, rows are estimated: there are no tokens to check
                 experts_UK, source_U = each.routing.layer(layer)
                 rank_UK = serving_gpus(experts_UK, source_U, split_EG, hierarchy.server_G)
                 check_serving(rank_UK, experts_UK, source_U, split_EG, hierarchy.server_G)
@@ -273,24 +275,24 @@ def schedule_model(
     dispatches, combines, seconds_L3, cut_L = zip(*made, strict=True)
     makespan_s_L, fluid_bound_s_L, one_to_one_bound_s_L = np.array(seconds_L3).T
     return ModelPlan(
-        profile.model,
-        profile.fingerprint,
-        path,
-        profile.digest,
-        profile.top_k,
-        profile.dispatch_bytes,
-        profile.expert_bytes,
-        profile.other_bytes,
-        placement,
-        dispatches,
-        combines,
-        makespan_s_L,
-        fluid_bound_s_L,
-        one_to_one_bound_s_L,
-        np.sum([each.load_LE for each in profiles], axis=0),
-        profile.dense_layers,
-        tuple(cut for cut in cut_L if cut),
-        deduplicated,
-        hierarchy,
-        profile.traffic_digest,
+        model=profile.model,
+        fingerprint=profile.fingerprint,
+        profile_path=path,
+        profile_digest=profile.digest,
+        top_k=profile.top_k,
+        dispatch_bytes=profile.dispatch_bytes,
+        expert_bytes=profile.expert_bytes,
+        other_bytes=profile.other_bytes,
+        placement=placement,
+        dispatch_L=dispatches,
+        combine_L=combines,
+        dispatch_s_L=makespan_s_L,
+        fluid_bound_s_L=fluid_bound_s_L,
+        one_to_one_bound_s_L=one_to_one_bound_s_L,
+        load_LE=np.sum([each.load_LE for each in profiles], axis=0),
+        dense_layers=profile.dense_layers,
+        cut_L=tuple(cut for cut in cut_L if cut),
+        deduplicated=deduplicated,
+        hierarchy=hierarchy,
+        traffic_digest=profile.traffic_digest,
     )

@@ -299,7 +299,9 @@ def restored(
     held_LR: Sequence[LayerSlots],
     min_replicas: int,
 ) -> Program:
-    """Returns the program of the surviving ranks with `min_replicas` restored, as far as slots allow, so that few weights move.
+    """Returns the program of the surviving ranks with lost replicas made anew: `min_replicas` of each expert where slots allow.
+
+    It moves as few weights as possible.
 
     A rank has as many slots as the plan gave it experts, and more if all experts need them.
 

@@ -80,7 +80,7 @@ class SimulatedChoice:
         """Returns the steps that are simulated: the windows, or steps of `tokens_per_step` drawn from them."""
         return [drawn_steps(each, self.options.tokens_per_step, self.options.seed) for each in profiles]
 
-    def slots(self, cluster: Cluster) -> WorthwhileSlots | None:
+    def worthwhile_slots(self, cluster: Cluster) -> WorthwhileSlots | None:
         """Returns the slots per GPU that pay, compared on some layers; None if options leave them not open."""
         if not slots_open(self.options, self.profiles, self.domains):
             return None

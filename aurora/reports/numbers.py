@@ -261,7 +261,7 @@ class ReportNumbers:
 
     @cached_property
     def bars(self) -> tuple[Bars, ...]:
-        """The Bars of each trace."""
+        """Returns, for each trace, the pieces of its ranks' time that the timeline draws."""
         return tuple(bars(trace) for _, trace in self.of.traces)
 
     @cached_property

@@ -155,7 +155,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
     def pushed(
         self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None
     ) -> PushedRows | None:
-        """Ends the phase "gate" and pushes the tokens, if the context has an ordered push; see `ExpertParallelLayer.pushed`."""
+        """Begins the dispatch by ordered push, if the context has one; returns the pushed rows, otherwise None."""
         if self._context.push is None:
             return None
         from aurora.runtime.pushed_batch import PushedBatch  # Triton's interpreter is chosen before its import
@@ -164,7 +164,7 @@ class DistributedExperts(ExpertParallelLayer, nn.Module):
         return PushedBatch(self._context.push, self._layer, self.expert_map, (hidden, index, weights), mask)
 
     def over_servers(self, flat_RR: IntArray, row_bytes: int) -> bool:
-        """Returns whether the batch goes over servers; see `LayerContext.over_servers`."""
+        """Returns whether the batch's all-to-alls are hierarchical; see `LayerContext.over_servers`."""
         return self._context.over_servers(flat_RR, row_bytes)
 
     def exchanging(self, phase: str, rows_SRR: IntArray, row_bytes: int) -> AbstractContextManager[ExchangeStep]:

@@ -315,7 +315,7 @@ class OrderWatch:
         return torch.tensor(times_ns + [0] * (3 * REPORTED - len(times_ns)), dtype=torch.int64)
 
     def gathered(self, reports_RX: IntArray) -> None:
-        """Evaluates the exchanges before a gather, from the reports of all ranks, (R, 3 * REPORTED)."""
+        """Updates the trials with the times of the exchanges since the last gather; reports_RX is (R, 3 * REPORTED)."""
         slowest_X, pair_s = reports_RX.max(axis=0).tolist(), 0.0
         for index, (kind, way) in enumerate(self._started):
             start_ns, end_ns, bound_ns = slowest_X[3 * index : 3 * index + 3]

@@ -147,7 +147,7 @@ def weighted_sum(work: Work, code: GradientCode, worker: int, arguments: Argumen
 
 
 def send_rounds(connection: Connection, rounds: Newest[Round[bytes] | None]) -> None:
-    """Sends a worker the newest round, again and again, with the arguments that it does not have yet. Ends at a round None."""
+    """Sends a worker each new round, the newest if several came, with the arguments that changed; returns at a round None."""
     sent, (seen, newest) = dict[str, bytes](), rounds.after(0)
     with suppress(OSError):  # the worker is gone
         while newest is not None:

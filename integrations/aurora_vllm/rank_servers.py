@@ -513,7 +513,7 @@ class RankServers:
 
 
 def free_ports(number: int) -> list[int]:
-    """Returns `number` ports of this host on which nobody listens, below those of connections where there are some."""
+    """Returns `number` ports of this host on which nobody listens, preferably below the kernel's range for connections."""
     first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     apart = random.sample(range(FIRST_PORT, max(first_of_connections, FIRST_PORT + DRAWN)), DRAWN)
     sockets: list[socket.socket] = []

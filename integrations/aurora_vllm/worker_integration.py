@@ -181,7 +181,7 @@ class WorkerIntegration:
 
     @contextmanager
     def forward_pass(self, real_tokens: int) -> Iterator[None]:
-        """Context manager in which this thread runs one forward pass.
+        """Context manager around one forward pass: records its traffic, and lets experts move before it.
 
         Args:
             real_tokens: number of this rank's tokens; 0 in warm-up and in an idle rank's dummy batches.

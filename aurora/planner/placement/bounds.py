@@ -367,11 +367,12 @@ def hierarchical_bound_s(
 ) -> float:
     """Returns a lower bound in seconds on a layer with hierarchical all-to-alls, over all placements of all models' experts.
 
-    Rows between servers cross NICs. A server sends at least the tokens that cannot find all of their experts within its slots.
-    All servers together receive at least the rows that `least_rows` counts. The rows of several models are added.
+    Rows, one for each token and each GPU or server that it is sent to, cross NICs between servers. A server sends at least the
+    tokens that cannot find all of their experts within its slots. All servers together receive at least the rows that
+    `least_rows` counts. The rows of several models are added.
 
     Args:
-        objective: the objective of several models; not used for one model, whose objective is Eq. 1.
+        objective: the objective of several models; not used for one model, whose objective is Eq. 1 of Aurora.
         costs_M: the layer of each model, with deduplicated tokens, on servers with NICs.
         counts_M: the `server_counts` of each model.
         top_k_M: experts per token of each model.

@@ -61,7 +61,7 @@ class NcclPutCalls:
     Args:
         group: an NCCL process group; making the calls is a collective call of its ranks.
         device: this rank's CUDA device, the current one.
-        size: bytes of a rank's part of a half.
+        size: bytes that one peer may have in each of the two halves of this rank's buffer.
     """
 
     def __init__(self, group: Any, device: str, size: int) -> None:

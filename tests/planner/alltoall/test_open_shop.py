@@ -1,5 +1,7 @@
 """The compiled open shop: dense, repeatable, the same without the compiler."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from aurora.planner.alltoall.open_shop import NO_CUTS, DenseSchedule, dense, rin
 from aurora.planner.alltoall.registry import ORDER
 from aurora.planner.network.bounds import one_to_one_bound, pair_seconds
 from aurora.planner.network.switch import timed
+from aurora.types import Order
 from aurora.types.arrays import locked
 from tests.strategies import traffics_on_ports
 from tests.without_compiler import printed
@@ -155,3 +158,17 @@ def test_a_ring_is_a_schedule(case, seed):
         for port in range(n):
             own = ports == port
             assert (rows[2][own][1:] >= rows[3][own][:-1] * (1 - 1e-12)).all()
+
+
+@given(case=traffics_on_ports(min_ranks=2, max_ranks=3))
+def test_openshop_against_every_possible_list(case):
+    """Brute force over all lists of at most six transfers: how far from the best one-message order, at most."""
+    bytes_GG, network = case
+    pairs = [tuple(p) for p in np.argwhere(bytes_GG > 0)]
+    rest = [(i, j) for i in range(len(bytes_GG)) for j in range(len(bytes_GG)) if i != j and bytes_GG[i, j] == 0]
+    best = min(
+        timed(Order("brute", np.array([*listed, *rest], dtype=np.int64).reshape(-1, 2)), bytes_GG, network).makespan_s
+        for listed in permutations(pairs)
+    )
+    made = timed(ORDER["openshop"](bytes_GG, network, rng=np.random.default_rng(0)), bytes_GG, network).makespan_s
+    assert best * (1 - 1e-9) <= made <= 1.05 * best + 1e-9

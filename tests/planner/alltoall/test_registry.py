@@ -56,20 +56,6 @@ def test_a_reversed_order_serves_the_transpose_in_the_same_time(case):
     assert back <= there * (1 + 1e-9)
 
 
-@given(case=traffics_on_ports(min_ranks=2, max_ranks=3))
-def test_openshop_against_every_possible_list(case):
-    """Brute force over all lists of at most six transfers: how far from the best one-message order, at most."""
-    bytes_GG, network = case
-    pairs = [tuple(p) for p in np.argwhere(bytes_GG > 0)]
-    rest = [(i, j) for i in range(len(bytes_GG)) for j in range(len(bytes_GG)) if i != j and bytes_GG[i, j] == 0]
-    best = min(
-        timed(Order("brute", np.array([*listed, *rest], dtype=np.int64).reshape(-1, 2)), bytes_GG, network).makespan_s
-        for listed in permutations(pairs)
-    )
-    made = schedule("openshop", bytes_GG, network).makespan_s
-    assert best * (1 - 1e-9) <= made <= 1.05 * best + 1e-9
-
-
 def test_the_papers_figure_4():
     """GPU 1 sends to 2 and 3, GPU 2 to 1 and 3, a unit each: two units ordered, three when both go to GPU 3 first."""
     bytes_GG = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0]])
