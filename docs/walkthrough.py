@@ -134,8 +134,8 @@ def page() -> str:
             "Order",
             both_ways,
             "finds the sequence in which pairs (sender, receiver) of GPUs send. A row has 128 bytes and a port sends 10^9 "
-            "bytes/s, so the 44 rows that GPU 2 receives take 5.632 us, and no order takes less. The combine sends the reversed "
-            "pairs in the reversed sequence.",
+            "bytes/s, so the 44 rows that GPU 2 receives take 5.632 us, and no order takes less. The combine sends the "
+            "reversed pairs in the reversed sequence.",
             **{
                 "pairs_X2": dispatch.pairs_X2,
                 "makespan in us": schedule.makespan_s * 1e6,
